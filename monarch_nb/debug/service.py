@@ -5,7 +5,7 @@ import types
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.handlers import Handlers
-from monarch_nb.runtime import ActorCell, Runtime, runtime
+from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, runtime
 
 
 class Service:
@@ -38,6 +38,9 @@ class Service:
         return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
 
 
+_SERVICE: Feature[Service] = Feature(DEBUG.name)
+
+
 def _attend(controller: Controller) -> None:
     from monarch_nb.debug.prompt.waits import attend  # ranks need no prompt
 
@@ -51,8 +54,7 @@ def attach(engine: Runtime) -> Service:
 
 def controller_of(engine: Runtime) -> Controller:
     """The controller's side of the debugger in a process."""
-    service: Service = engine.feature("debug")
-    return service.controller
+    return engine.feature(_SERVICE).controller
 
 
 def controller() -> Controller:

@@ -131,7 +131,9 @@ class ProcessOperations:
 
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
-        return self._engine.feature("metrics").of_mesh(mesh)
+        from monarch_nb.telemetry.points import METRICS
+
+        return self._engine.feature(METRICS).of_mesh(mesh)
 
 
 def set_log_level(state: ProcState, rank: int, level: int) -> None:

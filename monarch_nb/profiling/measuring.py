@@ -10,7 +10,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
 from monarch_nb.profiling.messages import Began, Begin, End, Samples
 from monarch_nb.profiling.result import Profile
-from monarch_nb.profiling.service import Service
+from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.traces import Traces
 from monarch_nb.runtime import Future, Runtime, runtime, when_done
 from monarch_nb.shape import MeshTrait
@@ -73,7 +73,7 @@ class _Sampling:
         state: Any = state_of(mesh)
         procs = getattr(state, "procs", None) or state
         self._engine = engine
-        self._service: Service = engine.feature("profiling")
+        self._service = engine.feature(PROFILING)
         self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
         self._addresses = {rank: procs.address(rank) for rank in region_of(mesh).ranks()}
         self._number, seen = self._service.expect()

@@ -10,7 +10,7 @@ from monarch_nb.profiling.messages import Began, Begin, End, Heard, Samples
 from monarch_nb.profiling.sampler import Sampler
 from monarch_nb.profiling.seen import Seen
 from monarch_nb.profiling.stacks import Stack, Stacks
-from monarch_nb.runtime import Future, Runtime
+from monarch_nb.runtime import Feature, Future, Runtime
 from monarch_nb.wire import Asker
 
 PATIENCE_S = 30.0  # for whoever wanted samples to take them
@@ -125,6 +125,9 @@ class _Teller:
             return False
         self._asked = None
         return True
+
+
+PROFILING: Feature[Service] = Feature("profiling")
 
 
 def attach(engine: Runtime) -> Service:

@@ -14,7 +14,7 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
-from monarch_nb.rdma.service import Service
+from monarch_nb.rdma.service import RDMA, Service
 from monarch_nb.runtime import (
     Future,
     cancel_with,
@@ -36,8 +36,7 @@ T = TypeVar("T")
 
 def service() -> Service:
     """This process's part in the data plane; a process that is in no cluster becomes a controller now."""
-    mine: Service = runtime().feature("rdma")
-    return mine
+    return runtime().feature(RDMA)
 
 
 class RDMABuffer:

@@ -25,7 +25,7 @@ from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import SOCKETS, Route, Routes
 from monarch_nb.rdma.telling import Telling
 from monarch_nb.rdma.verbs import Outcome
-from monarch_nb.runtime import Instance, Runtime
+from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Verb
 
@@ -242,6 +242,9 @@ def _check(memory: Memory, offset: int, size: int) -> None:
 def _chosen(movers: tuple[str, ...], names: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
     """The movers that two settings leave."""
     return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
+
+
+RDMA: Feature[Service] = Feature("rdma")
 
 
 def attach(engine: Runtime) -> Service:

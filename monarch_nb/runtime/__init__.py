@@ -16,6 +16,8 @@ from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
+from monarch_nb.runtime.feature import Feature
+from monarch_nb.runtime.features import DEBUG
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.local import Local
@@ -43,6 +45,7 @@ from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRun
 from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
+    "DEBUG",
     "DOING",
     "EXEC",
     "FILL_AGAIN_S",
@@ -62,6 +65,7 @@ __all__ = [
     "DeadlockError",
     "Doing",
     "EndpointProperty",
+    "Feature",
     "Future",
     "Held",
     "Instance",

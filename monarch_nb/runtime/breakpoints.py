@@ -6,13 +6,11 @@ import os
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_nb.runtime import here
 from monarch_nb.runtime.context import current
-
-if TYPE_CHECKING:
-    from monarch_nb.runtime.features import Debugger
+from monarch_nb.runtime.features import DEBUG
 
 
 class _PdbFinder:
@@ -72,7 +70,7 @@ def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, 
     in_actor = context is not None and context.actor_instance.cell is not None
     if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script
         return _elsewhere(frame, before, args, kwargs)
-    debugger: Debugger = process.feature("debug")
+    debugger = process.feature(DEBUG)
     return debugger.stop(frame, reason)
 
 

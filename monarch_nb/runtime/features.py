@@ -4,8 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from monarch_nb.runtime.feature import Feature
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Debugger(Protocol):
@@ -34,17 +36,23 @@ class Debugger(Protocol):
         """An actor is about to be constructed, on its thread."""
 
 
+DEBUG: Feature[Debugger] = Feature("debug")
+
+
 class Features:
     """Those of one process, by name, which is the first word of their engine verbs."""
 
-    def __init__(self, loaders: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, loaders: Mapping[str, Callable[[], object]]) -> None:
         """A loader gives what the feature is in this process, which takes its verbs from then on."""
         self._loaders = loaders
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[str, object] = {}
         self._lock = threading.RLock()
 
-    def get(self, name: str) -> Any:
+    def get(self, feature: Feature[T]) -> T:
         """A feature; it is loaded now if it has not been."""
+        return cast("T", self._get(feature.name))
+
+    def _get(self, name: str) -> object:
         found = self._loaded.get(name)
         if found is None:
             with self._lock:
@@ -60,9 +68,9 @@ class Features:
             if close is not None:
                 close()
 
-    def loaded(self, name: str) -> Any:
+    def loaded(self, feature: Feature[T]) -> T | None:
         """A feature, if it has been loaded."""
-        return self._loaded.get(name)
+        return cast("T | None", self._loaded.get(feature.name))
 
     def load_for(self, header: Header, parcel: "Parcel", take: Callable[[Header, "Parcel"], None]) -> bool:
         """A message whose verb nobody knows: True if it is a feature's, which is loaded and gets it."""
@@ -72,7 +80,7 @@ class Features:
 
         def load() -> None:
             try:
-                self.get(name)
+                self._get(name)
             except Exception:
                 logger.exception("%s could not be loaded", name)
                 self._loaded.setdefault(name, None)

@@ -19,7 +19,7 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
-from monarch_nb.runtime.features import Debugger, Features
+from monarch_nb.runtime.features import DEBUG, Features
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
@@ -36,7 +36,7 @@ from monarch_nb.transport import Clock, Parcel, Transport
 from monarch_nb.wire import Handlers, decode
 from monarch_nb.wire.header import SKIP
 
-Loader = Callable[["Runtime"], Any]  # attaches a feature
+Loader = Callable[["Runtime"], object]  # attaches a feature
 _ENGINES = frozenset({SKIP, HOOK, SPAWN})  # methods of messages that the engine itself sends
 
 
@@ -83,7 +83,7 @@ class Runtime:
         self.feature = self.features.get
         self.part, self.add_part = parts.get, parts.add
         self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
-        self.failures = Failures(clock.later, lambda error: self.feature("debug").freeze(error))
+        self.failures = Failures(clock.later, lambda error: self.feature(DEBUG).freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
         sender = self._sender = Sender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
         self.verbs = Handlers("processes", sender.answer)
@@ -144,17 +144,17 @@ class Runtime:
 
     def held_at(self, mesh: str, rank: int) -> str:
         """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
-        debugger: Debugger | None = self.features.loaded("debug")
+        debugger = self.features.loaded(DEBUG)
         return debugger.held_at(mesh, rank) if debugger is not None else ""
 
     def wanted_breakpoints(self) -> bytes:
         """What an actor that is spawned from this process has to know of the debugger's; mostly nothing."""
-        debugger: Debugger | None = self.features.loaded("debug")
+        debugger = self.features.loaded(DEBUG)
         return debugger.wanted() if debugger is not None else b""
 
     def arm(self, cell: ActorCell, cls: type) -> None:
         """An actor is about to be constructed, on its thread: breakpoints hold in its `__init__`, too."""
-        debugger: Debugger | None = self.feature("debug") if cell.spec.debug else self.features.loaded("debug")
+        debugger = self.feature(DEBUG) if cell.spec.debug else self.features.loaded(DEBUG)
         if debugger is not None:
             debugger.arm(cell, cls)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Runtime, current, started
+from monarch_nb.runtime import Feature, Runtime, current, started
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
 from monarch_nb.telemetry.verbs import TOLD, MetricPoints
@@ -37,7 +37,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
     instance = context.actor_instance
     at = round(time.time(), 3)
     count = None if step is None else _number("step", step)
-    reported: Points = engine.feature("metrics")
+    reported = engine.feature(METRICS)
     reported.note([Point(instance.mesh, instance.base_rank, name, count, at, value) for name, value in numbers.items()])
 
 
@@ -134,6 +134,9 @@ class Points:
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+
+METRICS: Feature[Points] = Feature("metrics")
 
 
 def attach(engine: Runtime) -> Points:

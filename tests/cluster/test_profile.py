@@ -15,6 +15,7 @@ import pytest
 import monarch_nb as monarch
 from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, run_on
 from monarch_nb.profiling import Profile
+from monarch_nb.profiling.service import PROFILING
 from monarch_nb.runtime import runtime
 from monarch_nb.supervision import MeshFailure
 from tests.cluster.actor_tools import SECONDS, Faults, spawned
@@ -217,7 +218,7 @@ def test_what_is_no_mesh_and_an_odd_rate_are_refused(trainers: Any) -> None:
 
 
 def test_a_sampler_whose_asker_does_not_take_its_samples_ends_by_itself(trainers: Any) -> None:
-    service = runtime().feature("profiling")
+    service = runtime().feature(PROFILING)
     with monarch.profile(trainers.slice(gpus=0)) as profile:
         until(lambda: profile.samples, "samples have come")
         service.forget(service._count)

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.engine.features import FEATURES, register
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Feature, Runtime, runtime
 from monarch_nb.testing import cluster
 from monarch_nb.wire import Asker, Done, Verb
 
@@ -20,6 +20,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 WHERE = Verb("atlas.where", Done, Place, doc="where a process is")
+ATLAS: Feature["Atlas"] = Feature("atlas")
 loaded: list[str] = []
 
 
@@ -52,7 +53,7 @@ def test_a_feature_from_outside_is_loaded_where_one_of_its_verbs_comes_first(atl
         for _ in range(2):
             assert made.result(request(runtime(), address, WHERE, Done())) == Place(address)
         assert loaded == [address]
-        assert isinstance(runtime().feature("atlas"), Atlas)
+        assert isinstance(runtime().feature(ATLAS), Atlas)
         assert loaded == [address, runtime().address]
 
 

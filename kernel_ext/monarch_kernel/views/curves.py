@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import ProcState, Runtime, started
 from monarch_nb.telemetry import Metrics
+from monarch_nb.telemetry.points import METRICS as POINTS
 from monarch_nb.telemetry.points import Points
 from monarch_nb.telemetry.series import Point
 
@@ -36,7 +37,7 @@ class Curves:
         self._waiting: Rows = {}
         self._lock = threading.Lock()
         self._planned = self._closed = False
-        points: Points = engine.feature("metrics")
+        points = engine.feature(POINTS)
         self._stop = points.listen(self._came)
         send({"type": "metrics", "id": self._id, "reset": True, "points": rows(points, state)})
 
@@ -94,7 +95,7 @@ def metrics(session: Session, line: str) -> Metrics:
 
 def _shown(metrics: Metrics) -> Shown:
     engine, state = started(), state_of(metrics.mesh)
-    points = rows(engine.feature("metrics"), state) if engine is not None else {}
+    points = rows(engine.feature(POINTS), state) if engine is not None else {}
     return Shown({"mesh": state.uid, "points": points})
 
 

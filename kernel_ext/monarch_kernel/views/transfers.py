@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Feature, Runtime, runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.events import TransfersSeen
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from monarch_nb.rdma import TransferTable
 
 TABLE = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
+RDMA: Feature[object] = Feature("rdma")  # the same
 AGAIN_S = 1.0  # rates become nothing when nothing moves any more
 
 
@@ -43,7 +44,7 @@ class TransferTelling:
     def tell(self, engine: Runtime) -> dict[str, dict[str, Any]]:
         """Tells what there is now, where it has changed; gives all of it."""
         records: dict[str, dict[str, Any]] = {}
-        if engine.features.loaded("rdma") is not None:  # else nobody here or anywhere has used it
+        if engine.features.loaded(RDMA) is not None:  # else nobody here or anywhere has used it
             from monarch_nb.rdma import transfers
 
             records = transfers().records

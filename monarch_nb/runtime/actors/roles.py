@@ -11,10 +11,12 @@ from monarch_nb.transport import Transport
 from monarch_nb.wire import Header, Lane, Status, Verb
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.feature import Feature
     from monarch_nb.transport import Parcel
 
 
 Q = TypeVar("Q", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class Messenger(Protocol):
@@ -46,7 +48,7 @@ class Process(Home, Protocol):
     def context(self) -> Context:
         """The current context; the root client's outside actors."""
 
-    def feature(self, name: str) -> Any:
+    def feature(self, feature: "Feature[T]") -> T:
         """A feature of this process, which is loaded now if it has not been."""
 
     def bound(self, dst: str, frames: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import runtime
 from monarch_nb.tensor.checkpoints import folder as folders
+from monarch_nb.tensor.groups.service import GROUPS
 
 _saves: dict[str, "Save"] = {}  # the last one into each folder
 _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
@@ -82,7 +83,9 @@ def _copied(tensor: DTensor) -> DTensor:
 def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
     """A group of the ranks of a mesh, for nothing but files; and whether this is its first rank."""
     ranks = mesh.mesh.flatten().tolist()
-    world = runtime().feature("tensor").membership.world
+    member = runtime().feature(GROUPS).membership
+    assert member is not None  # only ranks of a mesh save and load
+    world = member.world
     name = f"checkpoints of {ranks}"
     generation, group = _groups.get(name, (-1, None))
     if group is None or generation != world.generation:

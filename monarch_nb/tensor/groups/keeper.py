@@ -14,6 +14,7 @@ from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done
 from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.groups.verdict import Trouble, Verdict
 from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
 from monarch_nb.transport import UnreachableError
@@ -49,13 +50,13 @@ class Keeper:
         self._cut = -1  # the last generation that was ended
         self._closed = False
         self._lock = threading.Lock()
-        engine.feature("tensor").kept[state.uid] = self
+        engine.feature(GROUPS).kept[state.uid] = self
         engine.part(MeshEvents).listeners.append(self._heard)
 
     def close(self) -> None:
         """The group is not needed any more."""
         self._closed = True
-        kept = self._engine.feature("tensor").kept
+        kept = self._engine.feature(GROUPS).kept
         if kept.get(self._state.uid) is self:
             del kept[self._state.uid]
         listeners = self._engine.part(MeshEvents).listeners

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
+from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.groups.world import Place, StoreAt, World
 from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed
 
@@ -28,7 +29,7 @@ class Membership:
         self._gone_on: tuple[int, int] = (-1, -1)  # the stream and operation at which all may
         self._cut: Cut | None = None  # the last that came
         self._told = threading.Condition()
-        engine.feature("tensor").membership = self
+        engine.feature(GROUPS).membership = self
 
     def join(self, at: StoreAt, place: Place, rank: int) -> None:
         """Becomes a member of the next generation. As `World.join`."""

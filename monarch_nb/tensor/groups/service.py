@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from monarch_nb.runtime import Runtime
+from monarch_nb.runtime import Feature, Runtime
 from monarch_nb.tensor import verbs
 from monarch_nb.tensor.verbs import Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
 from monarch_nb.wire import Asker
@@ -47,6 +47,9 @@ class Groups:
         if member is None or member.group != asked.group:
             return Progress(0)
         return Progress(member.progress(asked.stream), member.held)
+
+
+GROUPS: Feature[Groups] = Feature("tensor")
 
 
 def attach(engine: Runtime) -> Groups:
