@@ -5,8 +5,11 @@ import os
 from facts import fact, kill, now
 from task import KILLED_AT, KILLED_RANK, RANKS, RATE, STEPS, gradient, loss, shard, start_weights
 
+import monarch.actor
 from monarch import heal_mesh
 from monarch.actor import Actor, SupervisionError, current_rank, endpoint, this_host
+
+monarch.actor.unhandled_fault_hook = lambda failure: None  # in a script; in a notebook deaths are shown
 
 
 class Trainer(Actor):

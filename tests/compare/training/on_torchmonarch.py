@@ -6,7 +6,8 @@ from facts import fact, kill, now
 from task import KILLED_AT, KILLED_RANK, RANKS, RATE, STEPS, gradient, loss, shard, start_weights
 
 import monarch.actor
-from monarch.actor import Actor, SupervisionError, current_rank, endpoint, this_host
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch.actor import Actor, current_rank, endpoint, this_host
 
 monarch.actor.unhandled_fault_hook = lambda failure: None  # else the death of a rank ends this program
 

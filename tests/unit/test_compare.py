@@ -1,0 +1,40 @@
+"""What `make compare` counts and shows, and that our own programs of it run."""
+
+import pytest
+
+from tests.compare.__main__ import OURS, STORIES, SYSTEMS, program_of, run
+from tests.compare.lines import lines_of
+from tests.compare.report import best, markdown
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_words_and_what_only_measures_are_no_lines_of_a_program() -> None:
+    source = '"""What it is."""\n\n# why\nbegan = now()\ndo()  # it\nfact("seconds", now() - began)\n'
+    assert lines_of(source) == 1
+
+
+def test_the_best_of_all_turns_counts_and_the_last_words() -> None:
+    found = best([{"seconds": 2.0, "what is said": "a"}, {"seconds": 1.0, "what is said": "gpus=5 in normalised"}])
+    assert (found["seconds"], found["says"], found["where"]) == (1.0, "yes", "yes")
+
+
+def test_a_system_without_a_program_cannot_do_that_and_one_that_failed_is_marked() -> None:
+    text = markdown({}, {story: {OURS: [{"lines": 3, "wrong": "it died"}]} for story in STORIES}, [OURS, "dask"])
+    assert "| ours (did not end well) | 3 |" in text
+    assert "| dask | cannot do that |" in text
+
+
+def test_each_system_has_a_program_for_each_story_but_one() -> None:
+    missing = {(story, system) for story in STORIES for system in SYSTEMS if program_of(story, system) is None}
+    assert missing == {("elastic", "jupyter-distributed")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", STORIES)
+def test_our_programs_end_well(story: str) -> None:
+    program = program_of(story, OURS)
+    assert program is not None
+    found = run(story, OURS, program)
+    assert "wrong" not in found
+    assert found["lines"] > 5
