@@ -15,6 +15,26 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 _MESHES = "/apis/monarch.pytorch.org/"
+# `kubectl port-forward`, to the first pod alone
+KUBECTL = """#!{python}
+import re, socket, sys, threading
+name, port = [word for word in sys.argv if word.startswith("pod/")][0], sys.argv[-1].lstrip(":")
+door = socket.create_server(("127.0.0.1", 0))
+print(f"Forwarding from 127.0.0.1:{{door.getsockname()[1]}} -> {{port}}", flush=True)
+def pump(a, b):
+    while data := a.recv(65536):
+        b.sendall(data)
+    b.close()
+while True:
+    near, _ = door.accept()
+    try:
+        far = socket.create_connection(("{address}", int(port)))
+    except OSError:
+        near.close()
+        continue
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=pump, args=pair, daemon=True).start()
+"""
 
 
 class Cluster:
@@ -61,6 +81,15 @@ class Cluster:
         self.server.server_close()
         for name in list(self.pods):
             self.delete_pod(name)
+
+    def kubectl(self) -> Path:
+        """The folder of a `kubectl` that forwards ports to the first pod, and can do nothing else."""
+        tools = self.folder / "bin"
+        tools.mkdir()
+        program = tools / "kubectl"
+        program.write_text(KUBECTL.format(python=sys.executable, address="127.7.0.1"))
+        program.chmod(0o755)
+        return tools
 
     def handle(self, verb: str, url: str, body: Any) -> tuple[int, Any]:
         path, query = urlparse(url).path, parse_qs(urlparse(url).query)

@@ -1,7 +1,6 @@
 """Jobs on Kubernetes, against a stub of its API whose pods are processes of this machine. NOT a real cluster."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,37 +107,11 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     assert "DELETE" not in " ".join(cluster.asked)
 
 
-KUBECTL = """#!{python}
-import re, socket, sys, threading
-name, port = [word for word in sys.argv if word.startswith("pod/")][0], sys.argv[-1].lstrip(":")
-door = socket.create_server(("127.0.0.1", 0))
-print(f"Forwarding from 127.0.0.1:{{door.getsockname()[1]}} -> {{port}}", flush=True)
-def pump(a, b):
-    while data := a.recv(65536):
-        b.sendall(data)
-    b.close()
-while True:
-    near, _ = door.accept()
-    try:
-        far = socket.create_connection(("{address}", int(port)))
-    except OSError:
-        near.close()
-        continue
-    for pair in ((near, far), (far, near)):
-        threading.Thread(target=pump, args=pair, daemon=True).start()
-"""
-
-
 @pytest.mark.parametrize("operator", [True], ids=["outside"], indirect=True)
 def test_from_outside_one_forwarded_port_leads_to_all_pods(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    kubectl = folder / "kubectl"
-    kubectl.write_text(KUBECTL.format(python=sys.executable, address="127.7.0.1"))
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{cluster.kubectl()}:{os.environ['PATH']}")
     job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)),
                         env={"MARK": "far", "TORCH_TEST_MARK": "1"})  # fmt: skip
     job.add_mesh("trainers", 2, image_spec=IMAGE, port=26612)

@@ -66,6 +66,13 @@ class Notebook:
         if load:
             self.run("%load_ext monarch").ok()
 
+    def restart(self) -> None:
+        """As the button of a front end does; then the extension is loaded again."""
+        self.manager.restart_kernel(now=False)
+        self.client.wait_for_ready(timeout=30)
+        self.pid = int(self.run("import os; os.getpid()").text)
+        self.run("%load_ext monarch").ok()
+
     def start(self, source: str, *, asks: bool = False) -> str:
         # Old kernels refuse for a moment what comes right after an error, unless they are told not to.
         return str(self.client.execute(source, allow_stdin=asks, stop_on_error=False))

@@ -41,14 +41,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def restart(notebook: Notebook) -> None:
-    """As the button of a front end does; then the extension is loaded again."""
-    notebook.manager.restart_kernel(now=False)
-    notebook.client.wait_for_ready(timeout=30)
-    notebook.pid = int(notebook.run("import os; os.getpid()").text)
-    notebook.run("%load_ext monarch").ok()
-
-
 def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(files: Path) -> None:
     notebook = Notebook()
     try:
@@ -58,7 +50,7 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
         left = notebook.run("%detach trainers --lease 2m").ok()
         assert "trainers is left for 2m: %attach trainers comes back to it" in left.stdout
         assert "attach" in notebook.run("mine.add.call(1).get()").traceback
-        restart(notebook)
+        notebook.restart()
         listed = notebook.run("%attach").ok().stdout
         assert "trainers {gpus=2} with counter on " in listed
         assert "it was detached" in listed
