@@ -50,23 +50,12 @@ class BatchJob(_LaterJob):
     _part = "batch jobs"
 
 
-class SPMDJob(_LaterJob):
-    """What `serve` gives. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-
-    _part = "torchrun's arguments as a job"
-
-
 class StoreJob(_LaterJob):
     """Workers that find each other by a torch.distributed store. Raises NotImplementedError: it is not there yet."""
 
-    _part = "torchrun's arguments as a job"
+    _part = "workers that find each other by a store"
 
     @classmethod
     def from_store(cls, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
         cls._refuse()
-
-
-def serve(*args: Any, **kwargs: Any) -> SPMDJob:
-    """Launches what torchrun would. Raises NotImplementedError: it is not part of Monarch-NB yet."""
-    refuse("monarch.job.spmd.serve", SPMDJob._part, "monarch.spmd.SPMDActor runs such a script on a mesh of processes")

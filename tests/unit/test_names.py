@@ -194,7 +194,6 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "job_spmd.serve(['torchrun', 'train.py'])",
         "job_spmd.StoreJob.from_store(None)",
     ],
 )
@@ -231,14 +230,15 @@ def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
 
 def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
     from monarch.job import JobTrait
-    from monarch.job.spmd import SPMDJob
+    from monarch.job.spmd import StoreJob
 
-    class Mine(SPMDJob):
+    class Mine(StoreJob):
         pass
 
     assert issubclass(Mine, JobTrait)
     with pytest.raises(
-        NotImplementedError, match="Mine is not part of Monarch-NB yet: it belongs to torchrun's arguments as a job"
+        NotImplementedError,
+        match="Mine is not part of Monarch-NB yet: it belongs to workers that find",
     ):
         Mine()
 

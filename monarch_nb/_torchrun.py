@@ -1,0 +1,128 @@
+"""Programs that are started with torchrun, as jobs: the machines of one, and the script on all of its processes."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_nb.job import JobState, JobTrait, job_loads, make_job
+from monarch_nb.spmd import SPMDActor
+
+__all__ = ["SPMDJob", "serve"]
+
+_WORKERS = "workers"  # the mesh of such a job
+_KINDS = {"local": "process", "local_cwd": "process", "": "process"}  # as torchx calls them
+_FLAGS = ("standalone", "module", "no-python", "run-path", "use-agent-store")
+_TAKEN = ("nproc-per-node", "nnodes")
+_VALUED = (
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method", "role",
+    "log-dir", "redirects", "tee", "node-rank", "master-addr", "master-port", "local-addr", "logs-specs",
+)  # fmt: skip
+
+
+class SPMDJob(JobTrait):
+    """What `serve` gives: a job whose hosts are `state().workers`, and the script that `run_spmd` runs on them."""
+
+    _transient = frozenset({"_inner"})
+
+    def __init__(self, job: JobTrait, script: Sequence[str], processes: int) -> None:
+        super().__init__()
+        self._inner = job
+        self._saved = ""
+        self._script = list(script)
+        self._processes = processes  # on each host
+
+    def _restored(self) -> None:
+        self._inner = job_loads(self._saved.encode())
+
+    def _wishes(self) -> str:
+        return " ".join(self._script)
+
+    def _create(self, client_script: str | None) -> None:
+        self._inner.apply(client_script)
+        self._saved = self._inner.dumps().decode()
+
+    def _state(self) -> JobState:
+        return self._inner.state(None)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """A job with the same script, whose hosts run and are what is asked for."""
+        if not isinstance(spec, SPMDJob) or (self._script, self._processes) != (spec._script, spec._processes):
+            return False
+        return self._inner.can_run(spec._inner)
+
+    def _kill(self) -> None:
+        self._inner.kill()
+
+    def run_spmd(self) -> bool:
+        """Runs the script on all processes, as torchrun would, and blocks until it has ended everywhere.
+
+        Gives True; raises what the script raises on a rank. Further calls run it again, in new processes.
+        """
+        running = self._running
+        job = running if isinstance(running, SPMDJob) else self
+        procs = job.state().workers.spawn_procs(per_host={"gpus": job._processes}, name="spmd")
+        try:
+            ranks: Any = procs.spawn("spmd", SPMDActor)
+            address, port = ranks.slice(**dict.fromkeys(ranks.extent, 0)).get_host_port.call_one().get()
+            return all(ranks.main.call(address, port, job._script).get().values())
+        finally:
+            procs.stop().get()
+
+
+def serve(
+    app: "Sequence[str] | Any", scheduler: str = "local", scheduler_cfg: Mapping[str, Any] | None = None
+) -> SPMDJob:
+    """The job of a torchrun command line: `serve(["torchrun", "--nnodes=2", "--nproc-per-node=4", "train.py"])`.
+
+    It is applied: its hosts are asked for. `scheduler` is a kind of jobs (`"slurm"`, `"ray"`, `"process"`…;
+    `"local"` is processes of this machine), `scheduler_cfg` what that kind takes. In place of the list an AppDef of
+    torchx, with one role, is understood by its entrypoint, arguments and number of replicas. What torchrun would use to
+    find other nodes (`--rdzv-…`, `--master-…`) is left out: the job knows them.
+    Raises ValueError for what is no such command line, LookupError for a scheduler that is not there, EngineError.
+    """
+    words, hosts = _words(app)
+    options, script = _read(words)
+    hosts = int(options.nnodes) if options.nnodes else hosts
+    kind = _KINDS.get(scheduler, scheduler)
+    job = SPMDJob(make_job(kind, {_WORKERS: hosts}, **dict(scheduler_cfg or {})), script, int(options.nproc_per_node))
+    job.apply()
+    return job
+
+
+def _words(app: Any) -> tuple[list[str], int]:
+    """A command line, and on how many hosts it is wanted."""
+    if isinstance(app, Sequence) and not isinstance(app, str):
+        return list(app), 1
+    roles: Any = getattr(app, "roles", ())
+    if len(roles) != 1:
+        raise ValueError("serve takes a command line such as ['torchrun', '--nproc-per-node=4', 'train.py'], or an "
+                         f"AppDef with one role; this has {len(roles)}")  # fmt: skip
+    return [roles[0].entrypoint, *roles[0].args], int(getattr(roles[0], "num_replicas", 1))
+
+
+def _read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What torchrun was asked for, and the script with its arguments, as `SPMDActor.main` takes them."""
+    if not words or words[0].rpartition("/")[2] != "torchrun":
+        raise ValueError(f"{' '.join(words) or 'nothing'}: a job of this kind begins with torchrun")
+    parser = argparse.ArgumentParser(prog="torchrun", add_help=False, exit_on_error=False, allow_abbrev=False)
+    for name in (*_TAKEN, *_VALUED):
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default="")
+    for name in _FLAGS:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", action="store_true")
+    parser.add_argument("-m", dest="module", action="store_true")
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    try:
+        options, unknown = parser.parse_known_args(list(words[1:]))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"torchrun: {error}") from None
+    if unknown or not options.script:
+        raise ValueError(f"{' '.join(words)}: {f'torchrun takes no {unknown[0]}' if unknown else 'no script is named'}")
+    for name in _TAKEN:
+        given = getattr(options, name.replace("-", "_")) or "1"
+        if not given.isdecimal() or int(given) < 1:
+            raise ValueError(f"--{name}={given}: say how many, as a number")
+        setattr(options, name.replace("-", "_"), given if getattr(options, name.replace("-", "_")) else "")
+    options.nproc_per_node = options.nproc_per_node or "1"
+    if options.no_python:
+        raise ValueError("--no-python: only Python programs run in processes of a mesh")
+    return options, ["-m", *options.script] if options.module else options.script
