@@ -62,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument("name", help="its name, or its id where several have that name")
     stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is told")
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
-    doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT", help="hosts on which monarch-nb agent runs")
+    doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT|JOB",
+                        help="hosts where monarch-nb agent runs, and jobs: each leg of the way is tried")  # fmt: skip
     doctor.add_argument("--key", help="the key file that the agents of these hosts were started with")
     doctor.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for a host (default: 10)")
     doctor.add_argument("--no-kernel", action="store_true", help="leave the notebook kernel out")
@@ -92,7 +93,10 @@ def _doctor(options: argparse.Namespace) -> int:
     found: dict[str, list[Finding]] = doctor.visit({"this machine": _this_host()})
     if not options.no_kernel:
         found["notebook kernel"] = _kernel()
-    found.update(doctor.visit_endpoints(options.hosts, options.key, options.timeout))
+    endpoints = [host for host in options.hosts if "://" in host]
+    found.update(doctor.visit_endpoints(endpoints, options.key, options.timeout))
+    for job in (word for word in options.hosts if word not in endpoints):
+        found.update(_legs_of_job(job, options.timeout))
     every = [finding for findings in found.values() for finding in findings]
     if options.json:
         text = msgspec.json.format(msgspec.json.encode(found)).decode()
@@ -101,6 +105,34 @@ def _doctor(options: argparse.Namespace) -> int:
         text = "\n".join([*parts, doctor.summary(every)])
     sys.stdout.write(f"{text}\n")
     return int(any(finding.level == "error" for finding in every))
+
+
+def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
+    """The engine's word for each host of a job, and the legs of the ways to it until one is open."""
+    from monarch_nb import doctor
+    from monarch_nb.job.cli import find_job
+    from monarch_nb.job.reached import hosts_of_job
+
+    try:
+        hosts = hosts_of_job(find_job(word))
+    except (RuntimeError, LookupError, ValueError, OSError) as error:
+        told = error.args[0] if isinstance(error, LookupError) and error.args else error
+        return {word: [doctor.Finding("job", "error", str(told))]}
+    found: dict[str, list[Finding]] = {}
+    for host in hosts:
+        findings = [doctor.Finding("engine", "ok" if host.runs else "error", f"{host.name} {host.story}")]
+        if host.wrong:
+            findings.append(doctor.Finding("tunnel", "error", host.wrong))
+        elif host.runs and not host.addresses:
+            findings.append(doctor.Finding("address", "warning", "its agent has not told yet where it listens"))
+        tried = []
+        for address in host.addresses:
+            tried.append(doctor.legs(address, host.key, timeout))
+            if not doctor.shut(tried[-1]):
+                break
+        best = next((legs for legs in tried if not doctor.shut(legs)), None)
+        found[f"{word} {host.name}"] = [*findings, *(best or [leg for legs in tried for leg in legs])]
+    return found
 
 
 def _this_host() -> "HostMesh":

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from monarch_nb.connect.story import Story, listing
     from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
+        UNUSED_WORDS,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         run_worker_until_killed,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from monarch_nb.connect.workers import attach, attach_to_workers
 
 __all__ = [
+    "UNUSED_WORDS",
     "AttachError",
     "DetachError",
     "Leaving",
@@ -56,6 +58,7 @@ __getattr__ = lazy_names(
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),
         "worker_loop": (
+            "UNUSED_WORDS",
             "run_worker_loop_forever",
             "run_worker_loop_until_shutdown",
             "run_worker_until_killed",

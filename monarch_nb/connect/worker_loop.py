@@ -14,6 +14,7 @@ from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check
 from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
+from monarch_nb.host.options import UNUSED
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
@@ -21,14 +22,16 @@ from monarch_nb.runtime import Future, fail_future, pending_future, resolve_futu
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys, TrustError, bound_at
 
+UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 _ENDING_S = 2.0
 
 
 class _Worker:
     """An agent that this process owns, and the link at an ipc path that leads to it."""
 
-    def __init__(self, address: WorkerAddress, keys: Keys | None) -> None:
+    def __init__(self, address: WorkerAddress, keys: Keys | None, unused_s: float | None = None) -> None:
         self.address = address
+        self._unused_s = unused_s
         self._link = os.path.abspath(address.bind.path) if address.bind.scheme == "ipc" else ""
         fd = address.bind.fd
         bind = bound_end(address, keys) if fd is None else bound_at(fd)
@@ -59,7 +62,14 @@ class _Worker:
                 key.write_bytes(keys.to_text())
             lease_s = settings.mesh_orphan_timeout
             coming = begin_agent(
-                host, folder, tcp=tcp, tcp_fd=tcp_fd, key=key, insecure_loopback=keys is None, lease_s=lease_s
+                host,
+                folder,
+                tcp=tcp,
+                tcp_fd=tcp_fd,
+                key=key,
+                insecure_loopback=keys is None,
+                lease_s=lease_s,
+                unused_s=self._unused_s,
             )
             return coming.wait(settings.host_spawn_ready_timeout)
         except BaseException:
@@ -88,7 +98,9 @@ class _Worker:
         atexit.unregister(self.close)
         self.handle.close()
         self._unlink()
-        if status != 0:
+        if status == UNUSED:
+            sys.stderr.write(f"{UNUSED_WORDS} {self._unused_s:g} s, and it has ended\n")
+        elif status != 0:
             pid = self.handle.pid
             raise RuntimeError(f"the host agent (process {pid}) at {self.address} ended with status {status}")
 
@@ -109,8 +121,8 @@ def _make_room(link: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for a worker's socket", os.path.dirname(link))
 
 
-def _serve(private_key: PrivateKey, ca: CA, address: str) -> _Worker:
-    return _Worker(parse_worker_address(address), read_keys(private_key, ca))
+def _serve(private_key: PrivateKey, ca: CA, address: str, unused_s: float | None = None) -> _Worker:
+    return _Worker(parse_worker_address(address), read_keys(private_key, ca), unused_s)
 
 
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
@@ -167,14 +179,16 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
 
 
 def run_worker_until_killed(
-    address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None
-) -> None:
+    address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None,
+    unused_s: float | None = None,
+) -> None:  # fmt: skip
     """A worker until it is shut down, or SIGTERM kills it and all on it at once; without a key of this machine alone.
 
-    `ready` is given the id of the host once its agent listens. Blocks.
+    `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
+    nor left a mesh there, for `unused_s` seconds; None: never. Blocks.
     """
     adopts = become_subreaper()
-    worker = _serve(private_key, TRUST_ALL, address)
+    worker = _serve(private_key, TRUST_ALL, address, unused_s)
     killed = False
 
     def kill(*_: object) -> None:

@@ -9,13 +9,13 @@ from monarch_nb.connect.routes import Routes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
+from monarch_nb.doctor.legs import legs, shut
 from monarch_nb.mesh import HostMesh, this_host
 from monarch_nb.runtime import runtime
-from monarch_nb.transport import TrustError, UnreachableError
+from monarch_nb.transport import TransportError
 
 _SECONDS = 30.0
 _LOST = "Start its host agent again (monarch-nb agent), then heal the meshes that were there: %heal NAME"
-_FIREWALL = "If the agent runs there, check that its firewall lets this port through."
 _ADVICE = "Where the reason is not clear, look into agent.log in the run folder of that host."
 
 
@@ -54,19 +54,20 @@ def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
 def visit_endpoints(
     endpoints: Sequence[str], key: "str | PathLike[str] | None", timeout: float = 10.0
 ) -> dict[str, list[Finding]]:
-    """Attaches hosts whose agents listen at these addresses, and looks at each."""
+    """Tries each leg of the way to hosts whose agents listen at these addresses, and looks at those that are reached.
+
+    A refused connection is tried once: what starts just now is told as shut.
+    """
     hosts, findings = {}, {}
     for endpoint in endpoints:
-        try:
-            hosts[endpoint] = attach_hosts([endpoint], key=key, timeout=timeout).slice(hosts=0)
-            findings[endpoint] = [_key(key is not None), Finding("connection", "ok", "the host agent has answered")]
-        except TrustError as error:
-            findings[endpoint] = [Finding("key", "error", str(error))]
-        except (AttachError, ValueError) as error:
-            why = error.errors.get(endpoint) if isinstance(error, AttachError) else error
-            about = "key" if isinstance(why, TrustError) else "connection"
-            advice = _FIREWALL if isinstance(why, UnreachableError) else ""
-            findings[endpoint] = [Finding(about, "error", str(error), advice)]
+        findings[endpoint] = legs(endpoint, key, timeout)
+        if not shut(findings[endpoint]):
+            try:
+                hosts[endpoint] = attach_hosts(
+                    [endpoint], key=key, insecure_loopback=key is None, timeout=timeout
+                ).slice(hosts=0)
+            except (AttachError, TransportError, ValueError) as error:
+                findings[endpoint].append(Finding("connection", "error", str(error)))
     for name, more in visit(hosts).items():
         findings[name] += more
     return findings

@@ -19,10 +19,10 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.dialler import Dialler
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.keeping import NOBODY, Keeper
-from monarch_nb.host.leases import Leases
+from monarch_nb.host.leases import Idleness, Leases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
-from monarch_nb.host.options import Options, parse, ready_text
+from monarch_nb.host.options import UNUSED, Options, parse, ready_text
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.procs.liveness import LivenessMonitor
@@ -63,6 +63,8 @@ class Agent:
         self._node = self._make_node()
         self._sender = AgentSender(self._node, self.address)
         self._leases = Leases(options.lease_s)
+        self._idleness = Idleness(options.unused_s)
+        self.unused = False  # it ends since nobody has used it
         self._logs = LogTailer(self._sender, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = ProcStopper(self._loop, self._children, self._sender)
@@ -108,6 +110,7 @@ class Agent:
                         version=__version__, incarnation=self._node.incarnation))  # fmt: skip
         if self._dialler is not None:
             self._dialler.start()
+        self._look_for_users()
         try:
             self._loop.run()
         finally:
@@ -258,6 +261,18 @@ class Agent:
 
         self._loop.register(fd, READ, gone)
 
+    def _look_for_users(self) -> None:
+        """An agent that is not to outlive its last controller for long ends itself."""
+        keeper, limit = self._service.keeper, self._idleness.limit
+        used = bool(self._leases or self._followed or keeper.waits or self._children.alive())
+        if self._ending or limit is None:
+            return
+        if self._idleness.over(used, time.monotonic()):
+            self.unused = True
+            self.end(f"no program has used this host for {limit:g} s")
+            return
+        self._loop.call_later(self._idleness.pace, self._look_for_users)
+
     def _watch_leases(self) -> None:
         if self._leases and not self._watching_leases:
             self._watching_leases = True
@@ -321,7 +336,8 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
         return early  # a template, or a proc, that has ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
-        Agent(options, cord, early).run(lambda ready: _say(options, ready))
+        agent = Agent(options, cord, early)
+        agent.run(lambda ready: _say(options, ready))
     except TransportError as error:  # it cannot listen where it should
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
@@ -331,7 +347,7 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     except BaseException:
         _leave_nothing(options)
         raise
-    return 0
+    return UNUSED if agent.unused else 0
 
 
 def _say(options: Options, ready: Ready) -> None:

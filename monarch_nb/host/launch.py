@@ -93,6 +93,7 @@ def begin_agent(
     lease_s: float = 60.0,
     prewarm: bool = True,
     keep_folder: bool = False,
+    unused_s: float | None = None,
 ) -> "ComingAgent":
     """Start a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
 
@@ -105,6 +106,7 @@ def begin_agent(
     options += ["--tcp-fd", tcp_fd] if tcp_fd is not None else []
     options += ["--key", key] if key is not None else []
     options += ["--insecure-loopback"] * insecure_loopback
+    options += ["--unused-s", unused_s] if unused_s is not None else []
     options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
     with descriptors_for(f"starting the agent of host {host}"):
         folders.sweep()

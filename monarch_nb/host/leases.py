@@ -1,6 +1,27 @@
 """Who may let procs live: leases of owners that this host cannot see die by itself. Pure; times are passed in."""
 
 
+class Idleness:
+    """For how long nobody has used this host, as far as it looked: time in which it was frozen does not count."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit  # seconds after which that is enough; None: never
+        self._idle = 0.0
+        self._looked: float | None = None
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one look to the next."""
+        return min(1.0, (self.limit or 4.0) / 4)
+
+    def over(self, used: bool, now: float) -> bool:
+        """Whether it is enough now. To be called at the pace of `pace`."""
+        away = 0.0 if self._looked is None else min(now - self._looked, 2 * self.pace)
+        self._looked = now
+        self._idle = 0.0 if used else self._idle + away
+        return self.limit is not None and self._idle >= self.limit
+
+
 class Leases:
     """Deadlines by owner address.
 

@@ -11,6 +11,8 @@ from msgspec import Struct
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 from monarch_nb.host.protocol import Ready
 
+UNUSED = 4  # the exit status of an agent that has ended since nobody used it
+
 
 class Options(Struct, frozen=True):
     """What an agent is told at its start."""
@@ -27,6 +29,7 @@ class Options(Struct, frozen=True):
     lease_s: float
     prewarm: bool
     keep_folder: bool
+    unused_s: float | None = None
     terminal: bool = False  # somebody has started it there, reads what it says, and may press Ctrl-C
 
 
@@ -65,6 +68,7 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         default=60.0,
         help="seconds after which the processes of a silent controller end (default: 60)",
     )
+    parser.add_argument("--unused-s", type=float, help="end once no controller has used this host for so many seconds")
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     given = parser.parse_args(argv)
@@ -74,7 +78,7 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         tcp_fd=given.tcp_fd, dial=given.dial, key=given.key,
         insecure_loopback=given.insecure_loopback,
         owner_fd=None if given.keep else given.owner_fd, ready_fd=given.ready_fd, lease_s=given.lease_s,
-        prewarm=given.prewarm, keep_folder=given.keep_folder,
+        prewarm=given.prewarm, keep_folder=given.keep_folder, unused_s=given.unused_s,
         terminal=os.isatty(0) and os.isatty(given.ready_fd),
     )  # fmt: skip
 

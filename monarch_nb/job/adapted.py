@@ -18,6 +18,7 @@ from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import Applied, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
+from monarch_nb.settings import parse_duration
 
 _TELL_S = 0.5
 
@@ -33,12 +34,14 @@ class AdapterForm(msgspec.Struct):
     _roles: dict[str, Any] = {}
     _options: dict[str, Any] = {}
     _patience: float | None = None
+    _keep: float | None = None
 
 
 class AdapterJob(JobTrait):
     """Hosts of one kind, such as `"process"`; `meshes` gives the number of hosts of each mesh, or a `Role`.
 
-    `env` is laid over the environment of the hosts, which live on when the client ends; `options` are the engine's own.
+    `env` is laid over the environment of the hosts, which live on when the client ends, for the time that `keep_for`
+    says; `options` are the engine's own.
     `kill()` ends them, from any process that has the job's file. `state()` does not wait for the hosts: what is spawned
     on them waits, `wait()` shows how many have joined. An engine that has not started all of them within `patience`
     seconds is given up; None: never. Raises LookupError for a kind that is not there.
@@ -60,6 +63,33 @@ class AdapterJob(JobTrait):
         self._folder = ""
         self._wish(meshes)
         self._restored()
+        self._keep = self._adapter.keep_s
+
+    @property
+    def keep(self) -> float | None:
+        """Seconds that hosts live on when no program uses them; None: until the job is killed."""
+        return self._keep
+
+    @property
+    def can_end_itself(self) -> bool:
+        """Whether hosts of this kind can end by themselves."""
+        return self._adapter.keep_s is not None
+
+    def keep_for(self, time: "str | float | None") -> None:
+        """How long hosts live on when no program uses them: `"8h"`, or seconds; None: until the job is killed.
+
+        By default a minute, or an hour where one may have waited for the hosts. A mesh that was left with `detach` uses
+        its hosts until its lease ends. Raises ValueError for no duration, after the job was applied, and for hosts that
+        their engine would start again.
+        """
+        if self.active:
+            raise ValueError("the job runs: how long its hosts are kept can only be said before")
+        if not self.can_end_itself:
+            raise ValueError(f"hosts of a {type(self).__name__} live until kill()")
+        seconds = None if time in (None, "never") else parse_duration(time) / 1e9 if isinstance(time, str) else time
+        if seconds is not None and not float(seconds) > 0:
+            raise ValueError(f"keep={time!r} must be a positive time, or None")
+        self._keep = None if seconds is None else float(seconds)
 
     def _wish(self, meshes: "Mapping[str, int | Role]") -> None:
         roles = read_roles(meshes)
@@ -102,7 +132,7 @@ class AdapterJob(JobTrait):
     def _start(self, folder: Path) -> None:
         names = tuple(name for mesh in self._meshes for name in self._names(mesh))
         roles = {mesh: self._role(mesh) for mesh in self._meshes}
-        wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles)
+        wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles, self._keep)
         self._agents = dict(self._adapter.start(wanted))
 
     def _state(self) -> JobState:

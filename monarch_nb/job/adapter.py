@@ -67,6 +67,7 @@ class AgentsWanted:
     environment: Mapping[str, str] = field(default_factory=dict)  # to lay over that of the agents
     options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, as the job was given them
     roles: Mapping[str, Role] = field(default_factory=dict)  # by mesh: what its hosts must have
+    keep_s: float | None = None  # how long they live on when no program uses them; None: until they are ended
 
     def join(self, name: str) -> str:
         """An address at which an agent on this machine can be met."""
@@ -89,12 +90,15 @@ class AgentsWanted:
 
     def command(self, join: str, secret: Path | None = None) -> list[str]:
         """The command line of an agent that is met at an address, with the file that holds the key where it runs."""
-        return command("monarch_nb.job.worker", join, *([] if secret is None else ["--key", secret]))
+        key: list[object] = [] if secret is None else ["--key", secret]
+        keep: list[object] = [] if self.keep_s is None else ["--keep", self.keep_s]
+        return command("monarch_nb.job.worker", join, *key, *keep)
 
 
 class JobAdapter(ABC):
     """One engine. Its methods are called on any thread, and block for a bounded time."""
 
+    keep_s: float | None = 60.0  # how long agents live on when no program uses them; None: they cannot end themselves
     watch_s = 5.0  # between looks at agents whose hosts have joined, for how the engine ends them; 0: never
 
     @abstractmethod

@@ -13,8 +13,10 @@ from monarch_nb.job.kinds import kinds
 from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named
 from monarch_nb.job.record import JobFileError, ago
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_load
+from monarch_nb.settings import format_duration
 
 _SHORT = 8
+_KEEP = "8h"  # who starts a job in a shell comes to it later
 
 
 def main(words: Sequence[str]) -> int:
@@ -27,6 +29,9 @@ def main(words: Sequence[str]) -> int:
     verbs.add_parser("ls", help="the jobs that run, and those that monarch.toml describes")
     start = verbs.add_parser("start", help="start a job of monarch.toml, and show its hosts join; Ctrl-C ends it")
     start.add_argument("job", metavar="NAME")
+    start.add_argument(
+        "--keep", metavar="TIME", help=f"end it once no program has used it for so long (default: {_KEEP})"
+    )
     attach = verbs.add_parser("attach", help="make a job that runs the one that programs in this folder find")
     kill = verbs.add_parser("kill", help="end a job, with all that runs on its hosts")
     logs = verbs.add_parser("logs", help="the last lines that the agents of a job have written")
@@ -42,8 +47,9 @@ def main(words: Sequence[str]) -> int:
     }  # fmt: skip
     try:
         return does[options.verb](options)
-    except (EngineError, LookupError, JobsFileError, JobFileError, RuntimeError) as error:
-        sys.stderr.write(f"monarch-nb job {options.verb}: {error.args[0] if error.args else error}\n")
+    except (EngineError, LookupError, JobsFileError, JobFileError, RuntimeError, ValueError, OSError) as error:
+        told = error.args[0] if isinstance(error, LookupError) and error.args else error
+        sys.stderr.write(f"monarch-nb job {options.verb}: {told}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the job was ended\n" if options.verb == "start" else "interrupted\n")
@@ -65,7 +71,11 @@ def _ls(_: argparse.Namespace) -> int:
     running = _all_running()
     names = {}
     for name in described_jobs():
-        saved = _saved(job_file(name))
+        try:
+            saved = _saved(job_file(name))
+        except JobFileError as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            continue
         names[saved.apply_id if saved is not None else None] = name
     for job in running:
         seen = job._adapter.look(job._job)
@@ -91,11 +101,12 @@ def _ls(_: argparse.Namespace) -> int:
 def _saved(path: str) -> JobTrait | None:
     try:
         return job_load(path)
-    except (FileNotFoundError, JobFileError):
+    except FileNotFoundError:
         return None
 
 
-def _find(word: str) -> AdapterJob:
+def find_job(word: str) -> AdapterJob:
+    """The job of that name in monarch.toml, or whose id begins so. Raises LookupError, JobFileError."""
     if word in described_jobs():
         saved = _saved(job_file(word))
         if not isinstance(saved, AdapterJob):
@@ -103,12 +114,24 @@ def _find(word: str) -> AdapterJob:
         return saved
     found = [job for job in _all_running() if word and str(job.apply_id).startswith(word)]
     if len(found) != 1:
-        raise LookupError(f"{len(found) or 'no'} jobs begin with {word!r}: monarch-nb job ls shows all")
+        known = f"monarch.toml describes {', '.join(described_jobs()) or 'none'}"
+        raise LookupError(f"{len(found) or 'no'} jobs that run begin with {word!r}, and {known}: monarch-nb job ls")
     return found[0]
+
+
+def _find_living(word: str) -> AdapterJob:
+    job = find_job(word)
+    lost = job._lost()
+    if lost:
+        raise LookupError(f"{word} is gone: {lost}\nStart it anew: monarch-nb job start {word}")
+    return job
 
 
 def _start(options: argparse.Namespace) -> int:
     job = job_named(options.job)
+    asked = options.keep or ("" if "keep" in described_jobs()[options.job] else _KEEP)
+    if asked and isinstance(job, AdapterJob) and (options.keep or job.can_end_itself):
+        job.keep_for(asked)
     job.state(job_file(options.job))
     running = job._running
     if isinstance(running, AdapterJob):
@@ -121,6 +144,10 @@ def _start(options: argparse.Namespace) -> int:
             running.kill()
             raise
         sys.stdout.write(f"{options.job} runs, after {time.monotonic() - began:.1f} s\n")
+        if running.keep is not None:
+            kept = format_duration(round(running.keep * 1e9))
+            sys.stdout.write(f"It ends by itself once no program has used it for {kept} (--keep), or with: "
+                             f"monarch-nb job kill {options.job}\n")  # fmt: skip
     sys.stdout.write(
         f"In a notebook: %mesh NAME --job {options.job}. In Python:\n"
         f"  from monarch.job import job_load; state = job_load({job_file(options.job)!r}).state()\n"
@@ -130,7 +157,7 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    job = _find(options.job)
+    job = _find_living(options.job)
     if Path(DEFAULT_JOB_PATH).exists():
         sys.stdout.write(f"{DEFAULT_JOB_PATH} named another job, which runs on\n")
     job.dump(DEFAULT_JOB_PATH)
@@ -141,7 +168,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _kill(options: argparse.Namespace) -> int:
-    job = _find(options.job)
+    job = find_job(options.job)
     what = job._described()
     job.kill()
     sys.stdout.write(f"ended: {what}\n")
@@ -149,7 +176,7 @@ def _kill(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    job = _find(options.job)
+    job = find_job(options.job)
     names = [options.host] if options.host else list(job._agents)
     for name in names:
         if name not in job._agents:
@@ -160,7 +187,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _ssh(options: argparse.Namespace) -> int:
-    job = _find(options.job)
+    job = _find_living(options.job)
     name = options.host or next(iter(job._agents), "")
     if name not in job._agents:
         raise LookupError(f"there is no host {name!r}: there are {', '.join(job._agents)}")

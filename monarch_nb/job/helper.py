@@ -38,6 +38,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str = ""  # start: the job's key, as its file has it
     count: int = 0  # lines
     bound: bool = False  # start: agents end with this process
+    keep_s: float | None = None  # start: how long they live on when no program uses them
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,7 +79,8 @@ class Helper:
         try:
             for name, env in ask.names.items():
                 line = command("monarch_nb.job.worker", ask.address, "--key", "-", "--report", folder / f"{name}.json",
-                               "--known-as", ask.known_as, *["--bound"] * ask.bound)  # fmt: skip
+                               "--known-as", ask.known_as, *["--bound"] * ask.bound,
+                               *([] if ask.keep_s is None else ["--keep", ask.keep_s]))  # fmt: skip
                 agents[name] = self._processes.start_one(line, name, "", folder, env, ask.key.encode())
             self._list(folder, agents)
             job = Running(ask.job, str(folder), agents)

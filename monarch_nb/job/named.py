@@ -91,16 +91,23 @@ def arguments_of(kind: str) -> frozenset[str]:
         found = {*inspect.signature(KubernetesJob).parameters, *_OF_IMAGES, "port", "secret", "label_selector"}
         return frozenset(found)
     made = _CLASSES.get(kind)
-    return frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"}
+    return frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"} | {"keep"}
 
 
 def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
     """A job of a kind. `meshes` has for each name a number of hosts, what a `Role` has, or what the kind takes.
 
+    `keep` is what `keep_for` takes.
     Raises LookupError for a kind that is not there, TypeError and ValueError for what it does not take.
     """
     if kind == "local":
         return LocalJob(tuple(meshes))
+    if "keep" in arguments:
+        keep = arguments.pop("keep")
+        kept = make_job(kind, meshes, **arguments)
+        if isinstance(kept, AdapterJob):
+            kept.keep_for(keep)
+        return kept
     if kind == "ssh":
         return SSHJob(meshes=meshes, **arguments)
     if kind == "kubernetes":

@@ -8,6 +8,7 @@ from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter
 class OwnHost(JobAdapter):
     """The host of this process, whose agent is there already, or is started when it is first needed."""
 
+    keep_s = None  # it ends with this process
     watch_s = 0.0
 
     def start(self, wanted: AgentsWanted) -> Agents:

@@ -10,7 +10,8 @@ from monarch_nb.job.state import JobState
 
 
 class ProcessJob(AdapterJob):
-    """Each host is a process of its own, as users start workers by hand: they live on when the client ends.
+    """Each host is a process of its own, as users start workers by hand: they live on when the client ends, for a
+    minute unless `keep_for` says otherwise.
 
     `meshes` gives the number of hosts of each mesh; `env` is laid over the hosts' environment. `kill()` ends them, from
     any process that has the job's file.

@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--wanted", default="wanted.json", help="the file in it that lists the hosts by rank")
     parser.add_argument("--rank-from", default="", help="environment variables that may say which of them this is")
     parser.add_argument("--known-as", default="", help="the name by which others know this machine")
+    parser.add_argument("--keep", type=float, help="end once no program has used this host for so many seconds")
     parser.add_argument("--bound", action="store_true", help="end with the process that has started this one")
     given = parser.parse_args(argv)
     key, told = given.key, given.report
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         key, told = given.folder / "key", given.folder / f"{me.name}.json"
     if given.bound or given.folder is not None:
         threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
-    _work(given.address, _secret(key), told, os.path.expandvars(given.known_as))
+    _work(given.address, _secret(key), told, os.path.expandvars(given.known_as), given.keep)
     return 0
 
 
@@ -68,7 +69,7 @@ def _secret(key: "str | Path | None") -> bytes | Path | None:
     return path.read_bytes() if path.is_symlink() else path
 
 
-def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: str) -> None:
+def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: str, keep: float | None) -> None:
     host, _, port = address.rpartition(":")
     joins: tuple[str, ...] = (address,)
     if port == "0":
@@ -81,7 +82,7 @@ def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: s
         if told is not None:
             write_report(told, report(host, joins))
 
-    run_worker_until_killed(address, key, ready=tell)
+    run_worker_until_killed(address, key, ready=tell, unused_s=keep)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ def program(name: str) -> str:
     return found
 
 
+def with_us(line: list[str]) -> list[str]:
+    """A command that ends when this process is killed: the daemons of a test that was broken off do not stay."""
+    return ["setpriv", "--pdeathsig", "KILL", *line] if shutil.which("setpriv") else line
+
+
 class SSHServer:
     """OpenSSH's own server, for this user, who logs in with a key."""
 
@@ -56,7 +61,7 @@ class SSHServer:
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self.log = folder / f"sshd_{self.port}.log"
         inside = ["ip", "netns", "exec", netns] if netns else []
-        self._line = [*inside, program("sshd"), "-D", "-f", str(config), "-E", str(self.log)]
+        self._line = with_us([*inside, program("sshd"), "-D", "-f", str(config), "-E", str(self.log)])
         self.start()
 
     @property
@@ -153,7 +158,7 @@ class SlurmCluster:
 
     def _serve(self, name: str, *words: str) -> None:
         with open(self.folder / "log" / f"{name}.out", "ab") as log:
-            line = [program(name), *words]
+            line = with_us([program(name), *words])
             self._servers.append(subprocess.Popen(line, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
     def ask(self, *line: str) -> str:

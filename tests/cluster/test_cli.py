@@ -78,7 +78,7 @@ def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path:
     done = cli("doctor", agent, "--key", str(tmp_path / "job.key"), "--json", "--no-kernel")
     assert done.returncode == 0, done.stdout + done.stderr
     there = {finding.about: finding for finding in findings(done)[agent]}
-    assert {"key", "connection", "a process", "Python", "versions", "open files"} <= there.keys()
+    assert {"name", "port", "agent", "key", "a process", "Python", "versions", "open files"} <= there.keys()
     assert [finding for finding in there.values() if finding.level == "error"] == []
 
 
@@ -96,7 +96,8 @@ def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_s
     silent = cli("doctor", address, "--key", str(tmp_path / "new.key"), "--no-kernel", "--timeout", "0.5")
     assert silent.returncode == 1
     assert f"nobody listens at {address}" in silent.stdout
-    assert "firewall" in silent.stdout
+    assert "✗ port" in silent.stdout
+    assert "start an agent on it" in silent.stdout
     missing = cli("doctor", address, "--key", str(tmp_path / "none.key"), "--no-kernel")
     assert missing.returncode == 1
     assert "there is no key file" in missing.stdout

@@ -167,6 +167,41 @@ def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -
             program.kill()
 
 
+LEFT = """
+from monarch_nb.job import ProcessJob
+job = ProcessJob({"trainers": 1}, env={"TORCH_TEST_MARK": "1"})
+job.keep_for("0.6s")
+procs = job.state("job.json").trainers.spawn_procs(name="trainers")
+procs.initialized.get(40)
+procs.detach("1500ms")
+print(job._agents["trainers_0"].id.partition("@")[0], flush=True)
+"""
+
+
+def test_a_host_that_no_program_uses_ends_after_its_time_but_not_while_a_mesh_was_left_there(folder: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(folder)}
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env=env, check=True, timeout=60)
+    left = time.monotonic()
+    until(lambda: not alive(int(done.stdout)), "its end")
+    assert time.monotonic() - left > 1.5, "the lease of the mesh comes first"
+    job = job_load("job.json")
+    with pytest.raises(RuntimeError, match=r"(?s)is gone: .* no program has used this host for 0\.6 s"):
+        job.state(None)
+    job.kill()
+
+
+def test_how_long_hosts_are_kept_is_checked(job: ProcessJob) -> None:
+    assert job.keep == 60
+    job.keep_for("8h")
+    assert job.keep == 8 * 3600
+    job.keep_for(None)
+    assert job.keep is None
+    with pytest.raises(ValueError, match="keep=0 must be a positive time"):
+        job.keep_for(0)
+    with pytest.raises(ValueError, match=r"a LocalJob live until kill\(\)"):
+        LocalJob().keep_for("1h")
+
+
 OTHER = """
 import sys
 from monarch_nb.actor import Actor, endpoint

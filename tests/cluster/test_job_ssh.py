@@ -117,6 +117,26 @@ def test_a_mesh_behind_tunnels_is_attached_by_another_process_which_opens_its_ow
     assert none_alive([int(pid) for pid in first.said("pids")[0]])
 
 
+KILLED = """
+import sys
+from monarch_nb.job import SSHJob
+job = SSHJob(sys.argv[1], f"-i {sys.argv[2]}", known_hosts=sys.argv[3], meshes={"trainers": [sys.argv[4]] * 2})
+job.keep_for(1)
+job.apply()
+print("started", flush=True)
+"""
+
+
+def test_nothing_is_left_by_a_program_that_is_killed_while_it_starts_a_job(server: SSHServer) -> None:
+    words = [PYTHON, str(server.identity), str(server.known_hosts), server.name]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *words], stdout=subprocess.PIPE) as program:
+        until(lambda: bool(workers_of(server)), "the first agent")
+        program.kill()
+        assert program.stdout is not None
+        assert program.stdout.read() == b"", "it was still starting"
+    until(lambda: not workers_of(server), "the end of all")
+
+
 def remotes() -> list[Any]:
     from monarch_nb.connect.routes import Routes
     from monarch_nb.runtime import runtime

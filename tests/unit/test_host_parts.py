@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import folders
-from monarch_nb.host.leases import Leases
+from monarch_nb.host.leases import Idleness, Leases
 from monarch_nb.host.procs import exits
 from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
@@ -53,6 +53,19 @@ def test_an_overlay_adds_replaces_and_removes() -> None:
 def test_pools_are_as_large_as_asked_for_or_as_the_machine() -> None:
     assert wanted_threads({"OMP_NUM_THREADS": "3,2"}, "OMP_NUM_THREADS") == 3
     assert wanted_threads({"OMP_NUM_THREADS": "none"}, "OMP_NUM_THREADS") == len(os.sched_getaffinity(0))
+
+
+def test_a_host_is_idle_from_its_start_or_its_last_use_and_time_in_which_it_was_frozen_does_not_count() -> None:
+    idle = Idleness(10.0)
+    assert not any(idle.over(False, float(at)) for at in range(10))
+    assert idle.over(False, 10.0)
+    assert not idle.over(True, 11.0)
+    assert not any(idle.over(False, float(at)) for at in range(12, 21))
+    assert idle.over(False, 21.0)
+    frozen = Idleness(10.0)
+    frozen.over(False, 0.0)
+    assert not frozen.over(False, 1000.0)
+    assert not any(Idleness(None).over(False, float(at)) for at in range(1000))
 
 
 def ends(leases: Leases, first: int, last: int) -> dict[str, int]:

@@ -32,6 +32,7 @@ def worker_line(wanted: AgentsWanted, file: str, rank_from: str, known_as: str =
     words = [
         str(wanted.options.get("python", "python3")), "-P", "-m", "monarch_nb.job.worker", f"tcp://{bind}:{port}",
         "--folder", str(wanted.folder), "--wanted", file, "--rank-from", rank_from, "--known-as", known_as,
+        *([] if wanted.keep_s is None else ["--keep", str(wanted.keep_s)]),
     ]  # fmt: skip
     return shlex.join(words)
 

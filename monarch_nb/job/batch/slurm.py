@@ -32,6 +32,8 @@ _LOOK_S = 0.2
 class Slurm(JobAdapter):
     """Asks `sbatch`, `squeue --json` and `scancel`. The ids of agents are `job/rank`."""
 
+    keep_s = 3600.0  # one may have waited for these nodes
+
     def start(self, wanted: AgentsWanted) -> Agents:
         """Submits one batch job for all meshes whose hosts are alike, and others for the rest."""
         agents: dict[str, Agent] = {}

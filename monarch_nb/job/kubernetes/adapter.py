@@ -33,6 +33,8 @@ _FORWARDING = "Forwarding from 127.0.0.1:"
 class Kubernetes(JobAdapter):
     """The ids of agents are `namespace/mesh/rank`: pods come and go, and are found by label and rank."""
 
+    keep_s = None  # the cluster would start again what ends by itself
+
     def __init__(self) -> None:
         self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[str], str]] = {}
         self._lock = threading.Lock()

@@ -1,16 +1,22 @@
 """Agents on the nodes of a Ray cluster: one actor of Ray's on each, which starts and keeps an agent beside itself."""
 
+import os
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from monarch_nb.connect import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.helper import Answer, Ask
 
 _SPACE = "monarch-nb"  # Ray's namespace of these actors
 _ANSWER_S = 2.0
 _KILL_S = 15.0
+_PULSE_S = 5.0
+_JOB_ID = 36  # characters of a job's id, with which the names of its actors begin
 _INSTALL = "pip install 'monarch-nb[ray]'"
 
 
@@ -21,17 +27,44 @@ class Keeper:
         from monarch_nb.job.helper import Helper
 
         self._helper = Helper()
-        self._helper.answer(msgspec.json.decode(request, type=Ask))
+        self._job = msgspec.json.decode(request, type=Ask)
+        self._helper.answer(self._job)
+        threading.Thread(target=self._end_with_agent, name="monarch-keeper", daemon=True).start()
+
+    def _end_with_agent(self) -> None:
+        """An agent that ends by itself gives its place in the cluster back, the last one those of all."""
+        while True:
+            time.sleep(_PULSE_S)
+            seen = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
+            if all(one.state == "ended" and UNUSED_WORDS in one.story for one in seen):
+                _leave_ray()
 
     def ask(self, request: bytes) -> bytes:
         """The helper's answer."""
         return msgspec.json.encode(self._helper.answer(msgspec.json.decode(request, type=Ask)))
 
 
+def _leave_ray() -> None:
+    """Ends this actor of Ray's, and what its job asked for if it is the last one."""
+    import ray
+
+    context = ray.get_runtime_context()
+    others = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
+    name = context.get_actor_name() or ""
+    job = name[:_JOB_ID]
+    if not any(other.startswith(job) and other != name for other in others):
+        try:
+            ray.util.remove_placement_group(ray.util.get_placement_group(job))
+        except ValueError:  # it was killed meanwhile
+            pass
+    os._exit(0)
+
+
 class Ray(JobAdapter):
     """The ids of agents are the names of Ray's actors, which outlive this process."""
 
     watch_s = 2.0
+    keep_s = 3600.0  # one may have waited for these nodes
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Asks for a placement group, and an actor in each bundle of it. Raises EngineError."""
@@ -50,7 +83,7 @@ class Ray(JobAdapter):
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             for number, name in enumerate(wanted.names):
                 ask = Ask(do="start", job=f"{wanted.job}-{name.replace('_', '-')}", key=key, bound=True,
-                          names={name: wanted.environment_of(name)})  # fmt: skip
+                          keep_s=wanted.keep_s, names={name: wanted.environment_of(name)})  # fmt: skip
                 ray.remote(Keeper).options(
                     name=job.agents[name].id, namespace=_SPACE, lifetime="detached", num_cpus=bundles[number]["CPU"],
                     num_gpus=bundles[number].get("GPU", 0), max_restarts=0,

@@ -36,7 +36,7 @@ class SSH(JobAdapter):
         bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"
         requests = {
             machine: Ask(
-                do="start", job=wanted.job, address=bind, known_as=_host(machine), key=key,
+                do="start", job=wanted.job, address=bind, known_as=_host(machine), key=key, keep_s=wanted.keep_s,
                 names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
             )
             for machine in dict.fromkeys(places.values())

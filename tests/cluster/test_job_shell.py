@@ -1,0 +1,121 @@
+"""`monarch-nb job` as it is typed in a shell, with what goes wrong there."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.cli import main as doctor
+from monarch_nb.job import job_load, running_jobs
+from monarch_nb.job.cli import main
+from tests.cluster.fault_tools import ROOT, until
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.processes import alive
+
+pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
+TOML = """
+[jobs.lab]
+kind = "process"
+meshes = { trainers = 2 }
+env = { MARK = "lab", TORCH_TEST_MARK = "1" }
+
+[jobs.far]
+kind = "ssh"
+meshes = { trainers = ["127.0.0.1:1"] }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "monarch.toml").write_text(TOML)
+    return tmp_path
+
+
+def job(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "monarch_nb", "job", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SHELL": "/bin/sh"}
+    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_a_job_is_started_listed_read_entered_handed_over_and_ended(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = job("start", "lab")
+    assert started.returncode == 0, started.stderr
+    assert "2/2 hosts joined" in started.stdout
+    assert "It ends by itself once no program has used it for 8h (--keep)" in started.stdout
+    saved = job_load(".monarch/jobs/lab.json")
+    pids = [int(agent.id.partition("@")[0]) for agent in saved._agents.values()]
+    try:
+        assert main(["ls"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(f"{saved.apply_id[:8]} (lab)") and "2 running" in line for line in lines), lines
+        assert any(line.startswith("far") and "not started" in line for line in lines), lines
+        Path(saved._folder, "trainers_1.log").write_text("one\ntwo\nthree\n")
+        assert main(["logs", saved.apply_id[:6], "trainers_1", "-n", "2"]) == 0
+        assert capsys.readouterr().out == "two\nthree\n"
+        assert "a word of mine" in job("ssh", "lab", "trainers_1", stdin="echo a word of mine\n").stdout
+        assert main(["attach", "lab"]) == 0
+        assert job_load().apply_id == saved.apply_id
+        assert doctor(["doctor", "lab", "--no-kernel"]) == 0
+        told = capsys.readouterr().out
+        assert "lab trainers_1\n✓ engine" in told
+        assert "✓ socket" in told
+        assert main(["logs", "lab", "nobody"]) == 1
+        assert "there is no host 'nobody': there are trainers_0, trainers_1" in capsys.readouterr().err
+        assert main(["kill", "lab"]) == 0
+        assert capsys.readouterr().out.startswith("ended: ")
+        assert not any(map(alive, pids))
+    finally:
+        saved.kill()
+
+
+def test_what_goes_wrong_is_said_in_one_line_with_what_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*words: str) -> str:
+        assert main(words) == 1
+        return capsys.readouterr().err
+
+    known = f"there is no job 'nope': {folder}/monarch.toml has far, lab\n"
+    assert refused("start", "nope") == f"monarch-nb job start: {known}"
+    for verb in ("attach", "logs", "ssh", "kill"):
+        assert refused(verb, "lab") == (
+            f"monarch-nb job {verb}: lab was not started from this folder: monarch-nb job start lab\n"
+        )
+        assert "no jobs that run begin with 'zz', and monarch.toml describes lab, far" in refused(verb, "zz")
+    assert "no connection: " in refused("start", "far")
+    assert refused("start", "lab", "--keep", "soon").startswith("monarch-nb job start: ")
+    assert running_jobs("process") == running_jobs("ssh") == []
+    Path("monarch.toml").write_text("[jobs.lab]\nkind = 1\n")
+    assert "[jobs.lab] needs a kind and meshes" in refused("ls")
+
+
+def test_a_job_that_died_is_told_and_a_file_that_others_could_write_is_not_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "lab", "--keep", "30s"]) == 0
+    saved = job_load(".monarch/jobs/lab.json")
+    try:
+        pid = int(saved._agents["trainers_1"].id.partition("@")[0])
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid), "its end")
+        capsys.readouterr()
+        for verb in ("attach", "ssh"):
+            assert main([verb, "lab"]) == 1
+            told = capsys.readouterr().err
+            assert f"lab is gone: trainers_1 (process {pid}) has ended" in told
+            assert told.endswith("Start it anew: monarch-nb job start lab\n")
+        Path(".monarch/jobs/lab.json").chmod(0o666)
+        for verb in ("attach", "kill", "logs", "ssh"):
+            assert main([verb, "lab"]) == 1
+            assert "can be written by others (mode 666), and is not read: remove it" in capsys.readouterr().err
+        assert main(["ls"]) == 0
+        assert "can be written by others" in capsys.readouterr().err
+        assert main(["kill", saved.apply_id[:8]]) == 0
+    finally:
+        saved.kill()
+    assert running_jobs("process") == []
