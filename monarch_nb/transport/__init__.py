@@ -14,7 +14,7 @@ from monarch_nb.transport.errors import (
     is_descriptor_limit,
     lost_here,
 )
-from monarch_nb.transport.interrupts import held_back, take_back, throw_into, uninterrupted
+from monarch_nb.transport.interrupts import calm, held_back, take_back, throw_into, uninterrupted
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.protocols import Clock, Transport
 
@@ -42,6 +42,7 @@ __all__ = [
     "UnreachableError",
     "Unready",
     "bound_at",
+    "calm",
     "descriptors_for",
     "greet",
     "held_back",

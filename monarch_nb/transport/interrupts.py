@@ -143,21 +143,21 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
         with guard.outer, guard.lock:
             thrown = int(_set_async_exc(thread, exception)) == 1
     if thread != threading.get_ident():
-        _calm()
+        calm()
     return thrown
 
 
 def take_back() -> None:
     """An exception that was thrown into the calling thread and has not been raised yet is not raised any more."""
     _set_async_exc(threading.get_ident(), ctypes.py_object())
-    _calm()
+    calm()
 
 
 class _Calm(BaseException):
     """Thrown into the thread that raises it, which catches it."""
 
 
-def _calm() -> None:
+def calm() -> None:
     """No thread looks for thrown exceptions but the one that has one, which looks when it next runs Python.
 
     Until Python 3.12 all threads look at each call and loop, from when an exception was thrown or taken back to when

@@ -1,5 +1,8 @@
 """The debugger of a thread with real frames: what is asked of it while it stands, and where it goes on to."""
 
+import contextlib
+import ctypes
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +12,7 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import QuitDebugger
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
-from tests.unit.debug_tools import SESSION, Told, debugged, go, source
+from tests.unit.debug_tools import SECONDS, SESSION, Told, debugged, go, source
 
 FILE = "<program>"
 TEXT = """\
@@ -419,3 +422,27 @@ def test_pdb_steps_as_the_debugger_does() -> None:
         ("inner", 8),
     ]
     assert told.answers[-2].text == "2\n"
+
+
+def test_an_exception_that_waits_for_a_blocked_thread_keeps_no_thread_from_being_traced() -> None:
+    blocked = threading.Lock()
+    blocked.acquire()
+
+    def block() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            blocked.acquire()
+            while True:
+                pass
+
+    thread = threading.Thread(target=block, daemon=True)
+    thread.start()
+    try:
+        # As others than the library do it; Python 3.11 would not let a traced thread into any function then.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        )
+        told, _ = program(lambda record: [go()])
+    finally:
+        blocked.release()
+        thread.join(SECONDS)
+    assert [record.frame.function for record in told.stops] == ["outer"]

@@ -13,6 +13,7 @@ from monarch_nb.debug.records import Event
 from monarch_nb.debug.session.breakpoints import Place
 from monarch_nb.debug.session.machine import Machine, Resume
 from monarch_nb.debug.session.stack import is_users
+from monarch_nb.transport import calm
 
 _SKIPPED = ("monarch_nb.*", "asyncio.*", "threading", "weakref", "_weakrefset")
 
@@ -70,6 +71,7 @@ class Tracer(bdb.Bdb):
     def resume_tracing(self) -> None:
         """Traces this thread, which had stopped outside of tracing."""
         if not self._machine.quiet:
+            calm()
             sys.settrace(self.trace_dispatch)
 
     def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,6 +98,7 @@ class Tracer(bdb.Bdb):
         self.reset()
         self.botframe = caller  # what it calls may stop, it itself does not
         self._set_stopinfo(caller, None, -1)  # type: ignore[attr-defined]
+        calm()  # what others have thrown, or a thread that ended with it, would keep it from entering the method
         sys.settrace(self.trace_dispatch)
 
     def set_continue(self) -> None:
