@@ -115,7 +115,7 @@ describe("the picture", () => {
 
 describe("the list of tensors", () => {
   const row = (number: number, name: string): TensorRow => ({ number, name, title: "4×4 float32", placement: ["Shard(0)"], nbytes: 64, each: 16, line: { at: "Cell In[1]:2", source: "" }, picture: [] });
-  const tensors = (...rows: TensorRow[]): Tensors => ({ name: "tensors", mesh: "u", ranks: [0], labels: ["data"], sizes: [4], count: rows.length, nbytes: 64, live: [16], largest: 16, rows, moved: [], waits: [] });
+  const tensors = (...rows: TensorRow[]): Tensors => ({ name: "tensors", mesh: "u", ranks: [0], labels: ["data"], sizes: [4], count: rows.length, nbytes: 64, live: [16], largest: 16, rows, moved: [], waits: [], busy: [], memory: null });
 
   it("keeps a tensor open while the list changes, and when it is hidden and shown again; it closes with the tensor", async () => {
     let tell: (message: FromKernel) => void = () => undefined;

@@ -108,4 +108,11 @@ class TensorOf:
     sharded: bool = False  # comes as a DTensor
 
 
-Command = Open | Define | Making | Put | Parts | Revive | Run
+@dataclass(frozen=True)
+class Cell:
+    """What follows is of another cell of the program."""
+
+    number: int
+
+
+Command = Open | Define | Making | Put | Parts | Revive | Run | Cell

@@ -19,7 +19,19 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, runtime
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.batch import Batch, Group, Item, Sites, Watcher, flat
-from monarch_nb.tensor.commands import FREE, NUMBER, OBJECT, SHARDS, WHOLE, Define, Making, Put, Run, encode_numbers
+from monarch_nb.tensor.commands import (
+    FREE,
+    NUMBER,
+    OBJECT,
+    SHARDS,
+    WHOLE,
+    Cell,
+    Define,
+    Making,
+    Put,
+    Run,
+    encode_numbers,
+)
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.flusher import Flusher
@@ -109,6 +121,12 @@ class Stream:
     def tell(self, command: object) -> None:
         """Appends what is no operation: a `Command`, or what workers know besides."""
         self.issue((OBJECT, command), place())
+
+    def begin_cell(self) -> None:
+        """What is issued from now on is another cell's, for the record. Sent with what is issued next."""
+        self.table.clear()
+        if self.lost is None:
+            self.queue.append(((OBJECT, Cell(self.table.cell)), None))
 
     def tell_plan(self, plan: Define | Making) -> None:
         """Appends the definition of a plan that workers do not know yet."""

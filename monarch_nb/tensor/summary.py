@@ -9,6 +9,7 @@ import msgspec
 
 from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
 from monarch_nb.tensor.placement.thumbnail import Box, thumbnail
+from monarch_nb.tensor.verbs import Used
 
 ROWS = 60  # tensors that are listed, the largest on a rank first
 RANKS = 256  # ranks whose memory is listed one by one
@@ -55,6 +56,22 @@ class Wait(msgspec.Struct, frozen=True):
     count: int
 
 
+class Busy(msgspec.Struct, frozen=True):
+    """Seconds in which ranks moved shards along these dimensions of the mesh, or waited for others to."""
+
+    dimensions: str  # `data`, or `data and model` where it was along both at once
+    most: float  # on the rank that took longest
+    least: float
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes that processes have, or their devices: by rank."""
+
+    allocated: tuple[int, ...]
+    peak: tuple[int, ...]  # the most that was allocated so far
+    of: str = "process"  # or "device"
+
+
 class Summary(msgspec.Struct, frozen=True):
     """All of one mesh; times and counts are those of the cell that used it last."""
 
@@ -68,6 +85,8 @@ class Summary(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...] = ()
     moved: tuple[Movement, ...] = ()
     waits: tuple[Wait, ...] = ()
+    busy: tuple[Busy, ...] = ()
+    memory: Memory | None = None  # None while ranks have not told
 
     @property
     def record(self) -> dict[str, Any]:
@@ -103,10 +122,15 @@ def summary_of(
     *,
     names: Mapping[int, str] | None = None,
     file_name: FileName = str,
+    used: Sequence[Used] | None = None,
+    cell: int = 0,
 ) -> Summary:
-    """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable."""
+    """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable.
+
+    `used` is what its ranks have told, of which times are those of this `cell`.
+    """
     known = names or {}
-    held = live_bytes((one.meta for one in live), layout.size)
+    held = [each.live for each in used] if used else live_bytes((one.meta for one in live), layout.size)
     shown = sorted(live, key=lambda one: (-placement_of(one.meta).largest, one.number not in known, one.number))[:ROWS]
     line = _liner(file_name)
     return Summary(
@@ -123,7 +147,23 @@ def summary_of(
             for one in moved
         ),
         tuple(Wait(line(one.origin), one.what, one.count) for one in waited),
+        _busy(layout.names, used or (), cell) if moved else (),
+        None if used is None else _memory(layout, used),
     )
+
+
+def _busy(names: Sequence[str], used: Sequence[Used], cell: int) -> tuple[Busy, ...]:
+    ranks = [{one.dims: one.seconds for one in each.spent if one.cell == cell} for each in used]
+    found = []
+    for dims in sorted({dims for spent in ranks for dims in spent}):
+        seconds = [spent.get(dims, 0.0) for spent in ranks]
+        found.append(Busy(" and ".join(names[dim] for dim in dims), max(seconds), min(seconds)))
+    return tuple(found)
+
+
+def _memory(layout: Any, used: Sequence[Used]) -> Memory:
+    of = "device" if layout.device == "cuda" else "process"
+    return Memory(tuple(each.allocated for each in used), tuple(each.peak for each in used), of)
 
 
 def moved_text(moved: Sequence[Movement]) -> str:
@@ -140,6 +180,21 @@ def moved_text(moved: Sequence[Movement]) -> str:
     (most, count), *others = lines.most_common()
     where = f"; {count} of them from {most}" if others and most else f", from {most}" if most else ""
     return f"the last cell moved {size_text(sum(one.nbytes for one in moved))} in {told}{where}"
+
+
+def busy_text(busy: Sequence[Busy]) -> str:
+    """How long that took: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
+    told = [
+        f"{seconds_text(one.most)} along {one.dimensions}"
+        + (f" (the quickest {seconds_text(one.least)})" if one.least < 0.9 * one.most else "")
+        for one in busy
+    ]
+    return f"ranks were busy with it, or waited for each other, for {', '.join(told)}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`12.3 ms`, `1.20 s`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:

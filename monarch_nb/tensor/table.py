@@ -66,6 +66,7 @@ class TensorTable:
         self._calls: Calls = Counter()
         self._repeated: dict[int, tuple[Calls, int]] = {}  # those of compiled steps, and how often they ran
         self._syncs: Counter[tuple[Place | None, str]] = Counter()
+        self.cell = 0  # grows with each `clear`
 
     def moved(self, place: Place | None, plan: Plan) -> None:
         """Notes a call of a plan that has collectives."""
@@ -116,3 +117,4 @@ class TensorTable:
         self._calls.clear()
         self._repeated.clear()
         self._syncs.clear()
+        self.cell += 1

@@ -59,8 +59,33 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
     held: str = ""
 
 
+class AskUsed(msgspec.Struct, array_like=True, frozen=True):
+    """Asks what a rank uses for a stream."""
+
+    group: str
+    stream: int
+
+
+class Spent(msgspec.Struct, array_like=True, frozen=True):
+    """Seconds in which a rank moved shards in one cell of the program, along these dimensions of the mesh."""
+
+    cell: int
+    dims: tuple[int, ...]
+    seconds: float
+
+
+class Used(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes on a rank: of the stream's tensors, of all that its process has (or its device), and the most of that."""
+
+    live: int = 0
+    allocated: int = 0
+    peak: int = 0
+    spent: list[Spent] = []
+
+
 FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
 GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
 CUT = Verb("tensor.cut", Cut, doc="the process group is of no use any more: leave its collectives")
 INTERRUPTED = Verb("tensor.interrupted", Interrupted, doc="an interrupt has not ended what runs here")
 HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")
+USED = Verb("tensor.used", AskUsed, Used, doc="how much memory and time do the tensors of a stream take here?")

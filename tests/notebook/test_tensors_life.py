@@ -1,5 +1,7 @@
 """A mesh of tensors in a notebook whose cells are interrupted, stopped, looked at and broken."""
 
+import re
+
 import pytest
 
 from tests.notebook.notebook import Cell, Notebook
@@ -125,6 +127,19 @@ def test_an_interrupt_frees_the_ranks_of_a_compiled_step_from_one_that_does_noth
         "with torch.no_grad():\n    for each in model.parameters():\n        each.copy_(torch.ones(each.shape))"
     ).ok()
     assert nb.run("step(x).item()").ok().text == "25.0"
+
+
+def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(nb: Notebook) -> None:
+    nb.run("def product(t):\n    return (t * t.sum()).sum()\nagain = monarch.compile(product)").ok()
+    nb.run("for _ in range(5):\n    again(t)").ok()
+    for cell in ("product(t).item()", "again(t).item()"):
+        assert nb.run(cell).ok().text == "36.0"
+        told = nb.run("%tensors").ok().text
+        assert re.search(r"live: .*\nmemory of the processes: .*MB.*, at most .*MB", told)
+        assert re.search(r"ranks were busy with it, or waited for each other, for [0-9.]+ m?s along data", told)
+        assert "0.0 ms along" not in told
+    nb.run("pass").ok()
+    assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
 
 
 def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:

@@ -13,8 +13,9 @@ from monarch_nb.store import Cluster
 from monarch_nb.store import events as e
 from monarch_nb.tensor.origin import Origin
 from monarch_nb.tensor.propagation import Layout, Meta
-from monarch_nb.tensor.summary import Movement, Summary, by_dimension, live_bytes, moved_text, summary_of
+from monarch_nb.tensor.summary import Movement, Summary, busy_text, by_dimension, live_bytes, moved_text, summary_of
 from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
+from monarch_nb.tensor.verbs import Spent, Used
 
 pytestmark = pytest.mark.timeout(60)
 LAYOUT = Layout((4, 2), ("data", "model"))
@@ -74,6 +75,26 @@ def test_what_a_cell_moved_is_one_sentence_and_a_sum_by_dimension() -> None:
         "the last cell moved 64 B in 1 reduce-scatter, from Cell In[3]:7"
     )
     assert moved_text(()) == "the last cell moved nothing between ranks"
+
+
+def test_ranks_tell_how_long_they_were_busy_in_the_cell_and_how_much_they_have() -> None:
+    def rank(at: int) -> Used:
+        times = [Spent(3, (0,), 0.010 + at / 1000), Spent(3, (0, 1), 1.5), Spent(2, (1,), 9.0)]
+        return Used(at << 20, (at + 1) << 20, 16 << 20, times)
+
+    told = [rank(at) for at in range(8)]
+    summary = summary_of("tensors", LAYOUT, [], [moved(7, "all_reduce", 1, 8)], [], used=told, cell=3)
+    assert busy_text(summary.busy) == (
+        "ranks were busy with it, or waited for each other, for 17.0 ms along data (the quickest 10.0 ms), "
+        "1.50 s along data and model"
+    )
+    text, html = repr(shown(summary)), tensors_html(shown(summary))
+    assert "memory of the processes: 0: 1.00 MB  1: 2.00 MB" in text
+    for line in (busy_text(summary.busy), "at most 16.0 MB on each rank so far"):
+        assert line in text
+        assert line in html
+    assert summary.live[7] == 7 << 20  # as measured
+    assert summary_of("tensors", LAYOUT, [], [], [], used=told, cell=3).busy == ()  # it is of what was moved
 
 
 def shown(summary: Summary, *, waits: bool = False) -> Tensors:

@@ -8,7 +8,7 @@ from monarch_nb.mesh.text_table import text_table
 from monarch_nb.tensor.placement import Placement, shape_text, size_text
 from monarch_nb.tensor.placement.thumbnail import thumbnail
 from monarch_nb.tensor.placement.words import title
-from monarch_nb.tensor.summary import Row, Summary, live_bytes, moved_text, placement_of
+from monarch_nb.tensor.summary import Row, Summary, busy_text, live_bytes, moved_text, placement_of
 
 from ..tensors.table import (
     HEADINGS,
@@ -19,6 +19,7 @@ from ..tensors.table import (
     cells,
     head,
     live_text,
+    memory_lines,
     moved_cells,
     waited_cells,
     waits_text,
@@ -45,9 +46,13 @@ def _mesh(summary: Summary) -> list[str]:
     hidden = summary.count - len(summary.rows)
     if hidden:
         parts.append(f'<div class="mnb-s">… and {hidden} smaller ones</div>')
-    parts += [_memory(summary), f"<div>{escape(moved_text(summary.moved))}</div>"]
+    told = memory_lines(summary)[1:]
+    parts += [_memory(summary), *(f'<div class="mnb-s">{escape(line)}</div>' for line in told)]
+    parts.append(f"<div>{escape(moved_text(summary.moved))}</div>")
     if summary.moved:
         parts.append(table(MOVED, moved_cells(summary), mono=(0,)))
+    if summary.busy:
+        parts.append(f'<div class="mnb-s">{escape(busy_text(summary.busy))}</div>')
     return [*parts, f'<div class="mnb-s">{escape(waits_text(summary))}</div>']
 
 

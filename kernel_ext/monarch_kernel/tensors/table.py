@@ -10,7 +10,7 @@ from monarch_nb.shape import spans
 from monarch_nb.store import store_of
 from monarch_nb.tensor.placement import size_text
 from monarch_nb.tensor.placement.words import mesh_text
-from monarch_nb.tensor.summary import Row, Summary, Wait, by_dimension, moved_text
+from monarch_nb.tensor.summary import Row, Summary, Wait, busy_text, by_dimension, moved_text
 
 HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
 MOVED = ("mesh dimension", "collective", "times", "bytes of a rank")
@@ -56,6 +56,15 @@ def live_text(live: Sequence[int]) -> str:
     return "  ".join(f"{spans(of)}: {size}" for size, of in ranks.items())
 
 
+def memory_lines(summary: Summary) -> list[str]:
+    """What tensors take on ranks, and what processes or devices have for that and all else."""
+    lines = [f"live: {live_text(summary.live)}"]
+    if summary.memory is not None:
+        of = "memory of the processes" if summary.memory.of == "process" else "memory allocated on the devices"
+        lines.append(f"{of}: {live_text(summary.memory.allocated)}, at most {live_text(summary.memory.peak)} so far")
+    return lines
+
+
 def moved_cells(summary: Summary) -> list[tuple[str, ...]]:
     """What was moved, by dimension of the mesh."""
     return [(dim, kind, str(count), size_text(nbytes)) for dim, kind, count, nbytes in by_dimension(summary.moved)]
@@ -81,9 +90,11 @@ def _text(summary: Summary) -> str:
         lines.append(text_table([HEADINGS, *map(cells, summary.rows[:_LISTED])]))
     if summary.count > _LISTED:
         lines.append(f"… and {summary.count - _LISTED} smaller ones")
-    lines += [f"live: {live_text(summary.live)}", moved_text(summary.moved)]
+    lines += [*memory_lines(summary), moved_text(summary.moved)]
     if summary.moved:
         lines.append(text_table([MOVED, *moved_cells(summary)]))
+    if summary.busy:
+        lines.append(busy_text(summary.busy))
     return "\n".join([*lines, waits_text(summary)])
 
 

@@ -6,6 +6,7 @@ No operation tells anything: what there is is read from the tables that the stre
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,14 @@ from monarch_nb.mesh import ProcMesh, region_of, state_of
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.events import TensorsSeen
+from monarch_nb.tensor.groups.asking import Asked
 from monarch_nb.tensor.summary import FileName, summary_of
+from monarch_nb.tensor.verbs import Used
 
 from .naming import names_of, variables
 
 TELLING_S = 0.4  # between two summaries
+ASKING_S = 2.0  # between two questions to ranks
 logger = logging.getLogger(__name__)
 
 
@@ -29,6 +33,8 @@ class TensorTelling:
         self._lock = threading.Lock()
         self._running = False
         self._told: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._asked: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
+        self._known: dict[int, Sequence[Used]] = {}  # what came of it
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
 
     def begin_cell(self) -> None:
@@ -37,7 +43,7 @@ class TensorTelling:
             done = (stream.table.movements(), stream.table.synchronisations())
             if any(done):
                 self._last[stream.number] = done
-                stream.table.clear()
+                stream.begin_cell()
 
     def watch(self, engine: Runtime, file_name: FileName) -> Callable[[], None]:
         """Keeps the store up to date until the result is called."""
@@ -49,18 +55,28 @@ class TensorTelling:
             self._again(engine, file_name)
         return self._leave
 
-    def tell(self, engine: Runtime, file_name: FileName) -> None:
-        """Tells what there is now, where it has changed."""
+    def tell(self, engine: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
+        """Tells what there is now, where it has changed. Waits so long for ranks to tell how much they use."""
+        self._ask(engine, anew=wait_s > 0)
         names = names_of(variables())
         told: dict[str, dict[str, Any]] = {}
         for stream, procs in streams():
             table = stream.table
-            moved, waited = table.movements(), table.synchronisations()
+            moved, waited, cell = table.movements(), table.synchronisations(), table.cell
             if not moved and not waited:
-                moved, waited = self._last.get(stream.number, ((), ()))
+                (moved, waited), cell = self._last.get(stream.number, ((), ())), cell - 1
+            used = self._used(stream.number, wait_s)
             own = {number: name for (of, number), name in names.items() if of == stream.number}
             summary = summary_of(
-                stream.title, stream.layout, table.live(), moved, waited, names=own, file_name=file_name
+                stream.title,
+                stream.layout,
+                table.live(),
+                moved,
+                waited,
+                names=own,
+                file_name=file_name,
+                used=used,
+                cell=cell,
             )
             told[str(stream.number)] = {**summary.record, **place_of(procs)}
         put = store_of(engine).put
@@ -71,6 +87,28 @@ class TensorTelling:
                 if self._told.get(key) != record:
                     put(TensorsSeen(key, record))
             self._told = told
+
+    def _ask(self, engine: Runtime, *, anew: bool) -> None:
+        """Asks ranks how much they use, where they are not being asked already."""
+        now = time.monotonic()
+        here = dict.fromkeys(stream.number for stream, _ in streams())
+        for stream, procs in streams():
+            _, since = self._asked.get(stream.number, (None, 0.0))
+            if anew or now - since > ASKING_S:
+                if anew:
+                    stream.flush_aside()  # what is asked for counts, too
+                self._asked[stream.number] = Asked(engine, procs, stream.number), now
+        for number in self._asked.keys() - here.keys():
+            del self._asked[number]
+            self._known.pop(number, None)
+
+    def _used(self, number: int, wait_s: float) -> "Sequence[Used] | None":
+        """What ranks have told last."""
+        asked = self._asked.get(number)
+        found = asked[0].answered(wait_s) if asked is not None else None
+        if found is not None:
+            self._known[number] = found
+        return self._known.get(number)
 
     def _again(self, engine: Runtime, file_name: FileName) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from ..tensors import TELLING, Tensors, name_of, names_of, place_of, streams, va
 from .bundle import bundled
 from .live import LiveView, Shown, Watch
 
+ANSWER_S = 0.5  # for ranks to say how much they use
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"  # named, not imported: that would import torch
 
 
@@ -43,7 +44,7 @@ def tensors(session: Session, line: str) -> Tensors:
     if set(words) - {"--sync"}:
         raise UsageError("%tensors takes --sync only; a tensor alone in a cell shows where it lies")
     engine = runtime()
-    TELLING.tell(engine, session.file_name)
+    TELLING.tell(engine, session.file_name, wait_s=ANSWER_S)
     return Tensors(engine, waits=bool(words))
 
 

@@ -136,6 +136,20 @@ export interface Transfer {
 }
 
 /** The sharded tensors of one mesh of tensors. */
+/** Seconds in which ranks moved shards along dimensions of the mesh, or waited for others to. */
+export interface Busy {
+  dimensions: string;
+  most: number;
+  least: number;
+}
+
+/** Bytes that processes have, or their devices, by rank. */
+export interface Memory {
+  allocated: number[];
+  peak: number[];
+  of: string;
+}
+
 export interface Tensors {
   name: string;
   mesh: string;
@@ -149,6 +163,8 @@ export interface Tensors {
   rows: TensorRow[];
   moved: Movement[];
   waits: Wait[];
+  busy: Busy[];
+  memory: Memory | null;
 }
 
 export interface ClusterState {

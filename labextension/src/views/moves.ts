@@ -1,6 +1,6 @@
 // What the last cell has moved between ranks, and what it waited for, in words and sums.
 
-import type { Movement, Tensors } from "../cluster/state";
+import type { Busy, Movement, Tensors } from "../cluster/state";
 import { plural, size } from "../page/words";
 
 export type DimensionRow = [dimension: string, collective: string, count: number, nbytes: number];
@@ -31,6 +31,16 @@ export function movedText(moved: readonly Movement[]): string {
   const where = !most ? "" : lines.length > 1 ? `; ${count} of them from ${most}` : `, from ${most}`;
   const total = moved.reduce((sum, one) => sum + one.nbytes, 0);
   return `the last cell moved ${size(total)} in ${kinds.map(([kind, times]) => plural(times, kind)).join(" and ")}${where}`;
+}
+
+/** How long that took: "ranks were busy with it, or waited for each other, for 12.3 ms along data (the quickest 11.0 ms)". */
+export function busyText(busy: readonly Busy[]): string {
+  const told = busy.map(({ dimensions, most, least }) => `${seconds(most)} along ${dimensions}${least < 0.9 * most ? ` (the quickest ${seconds(least)})` : ""}`);
+  return `ranks were busy with it, or waited for each other, for ${told.join(", ")}`;
+}
+
+function seconds(value: number): string {
+  return value >= 1 ? `${value.toFixed(2)} s` : `${(value * 1000).toFixed(1)} ms`;
 }
 
 /** What there is: "12 tensors · 64.0 MB · 16.0 MB on the fullest rank". */

@@ -6,7 +6,7 @@ import { rankOf } from "../cluster/ranks";
 import type { TensorRow, Tensors } from "../cluster/state";
 import { eachFrame, h, say, svg } from "../page/dom";
 import { SIGNS, size } from "../page/words";
-import { byDimension, factsOf, movedText } from "./moves";
+import { busyText, byDimension, factsOf, movedText } from "./moves";
 import { PlacementPicture } from "./placement";
 import type { View } from "./view";
 
@@ -116,6 +116,7 @@ class TensorList {
       this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
       hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: `… and ${hidden} smaller ones` }) : null,
       memory(tensors),
+      processes(tensors),
       movement(tensors),
       waits(tensors),
     );
@@ -198,11 +199,21 @@ function memory({ live, largest }: Tensors): HTMLElement | null {
   return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${told}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${told}` }));
 }
 
-function movement({ moved }: Tensors): HTMLElement {
+function processes({ memory }: Tensors): HTMLElement | null {
+  if (!memory) return null;
+  const between = (held: readonly number[]) => {
+    const [least, most] = [size(Math.min(...held)), size(Math.max(...held))];
+    return least === most ? most : `${least} to ${most}`;
+  };
+  const of = memory.of === "process" ? "memory of a process" : "memory allocated on a device";
+  return h("div", { class: "mnb-dim", text: `${of}: ${between(memory.allocated)}, at most ${between(memory.peak)} so far` });
+}
+
+function movement({ moved, busy }: Tensors): HTMLElement {
   const rows = byDimension(moved).map(([dimension, kind, count, nbytes]) =>
     h("tr", {}, h("td", {}, h("code", { text: dimension })), h("td", { text: kind }), h("td", { class: "mnb-count", text: String(count) }), h("td", { class: "mnb-count", text: size(nbytes) })),
   );
-  return h("div", {}, h("div", { text: movedText(moved) }), rows.length ? h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)) : null);
+  return h("div", {}, h("div", { text: movedText(moved) }), rows.length ? h("table", { class: "mnb-list" }, h("tbody", {}, ...rows)) : null, busy.length ? h("div", { class: "mnb-dim", text: busyText(busy) }) : null);
 }
 
 function waits({ waits }: Tensors): HTMLElement | null {

@@ -16,6 +16,7 @@ from monarch_nb.tensor.seeds import later
 from monarch_nb.tensor.workers.lost import Lost
 from monarch_nb.tensor.workers.making import maker
 from monarch_nb.tensor.workers.randomness import seeder
+from monarch_nb.tensor.workers.usage import Stopwatch
 
 Failed = Callable[[int, str, BaseException], Failure]  # operation of the program, its name, what it raised
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
@@ -24,13 +25,19 @@ Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 class Replay:
     """One program on one mesh."""
 
-    def __init__(self, trace: Trace, mesh: DeviceMesh) -> None:
+    def __init__(self, trace: Trace, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
         program = self._program = trace.program
         self._fixed = trace.fixed
         self._source = source_of(program)
         self._file = f"<compiled step {trace.number}>"
         self._backend = trace.backend
         self._names = linked(self._source, mesh)
+        if trace.backend == "python":  # what is compiled has its collectives inside
+            self._names |= {
+                "begun": stopwatch.begin_sum,
+                "ended": lambda shard, meta: laid_out(stopwatch.end_sum(shard, mesh), meta),
+                "placed": stopwatch.placed,
+            }
         exec(compile(self._source.text, self._file, "exec"), self._names)
         self._run: Run | None = self._names["run"] if trace.backend == "python" else None
         self._mesh = mesh

@@ -9,19 +9,25 @@ from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.groups.world import Place, StoreAt, World
-from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed
+from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed, Used
 
 REACTS_S = 0.3  # for an interrupt to end what runs by itself
 
 
 class Membership:
     """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done, `runs`
-    what it does now: a number that is another one for each batch, 0 for nothing.
+    what it does now: a number that is another one for each batch, 0 for nothing; `usage` what a stream takes here.
     """
 
-    def __init__(self, engine: Runtime, progress: Callable[[int], int], runs: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Runtime,
+        progress: Callable[[int], int],
+        runs: Callable[[], int],
+        usage: Callable[[int], Used],
+    ) -> None:
         self.world = World()
-        self.progress, self._runs = progress, runs
+        self.progress, self._runs, self.usage = progress, runs, usage
         self.group = ""
         self.over: Cut | None = None  # what ended this generation
         self._engine = engine

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.runtime import Feature, Runtime
 from monarch_nb.tensor import verbs
-from monarch_nb.tensor.verbs import Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
+from monarch_nb.tensor.verbs import AskUsed, Cut, GoOn, HowFar, Interrupted, Progress, RankFailed, Used
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Groups:
         engine.verbs.handle(verbs.GO_ON, self._go_on)
         engine.verbs.handle(verbs.CUT, self._cut)
         engine.verbs.handle(verbs.HOW_FAR, self._how_far)
+        engine.verbs.handle(verbs.USED, self._used)
 
     def _failed(self, told: RankFailed, asker: Asker[None]) -> None:
         keeper = self.kept.get(told.group)
@@ -47,6 +48,10 @@ class Groups:
         if member is None or member.group != asked.group:
             return Progress(0)
         return Progress(member.progress(asked.stream), member.held)
+
+    def _used(self, asked: AskUsed, asker: Asker[Used]) -> Used:
+        member = self.membership
+        return Used() if member is None or member.group != asked.group else member.usage(asked.stream)
 
 
 GROUPS: Feature[Groups] = Feature("tensor")

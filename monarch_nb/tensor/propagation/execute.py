@@ -20,6 +20,7 @@ __all__ = ["Runner", "leaves", "overload"]
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
+Place = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
 
 
 class Runner:
@@ -29,9 +30,10 @@ class Runner:
     has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
     """
 
-    def __init__(self, program: Program, mesh: DeviceMesh) -> None:
+    def __init__(self, program: Program, mesh: DeviceMesh, place: Place = placed) -> None:
         self._program = program
         self._mesh = mesh
+        self._place = place
         self._run: Run | None = None
 
     def __call__(self, tensors: Sequence[DTensor], scalars: Sequence[float] = ()) -> list[DTensor]:
@@ -40,7 +42,7 @@ class Runner:
             return self._run(tensors, scalars)
         program = self._program
         registers: list[object] = [*tensors, *[None] * (program.registers - program.inputs)]
-        writer = _Writer(program, self._mesh)
+        writer = _Writer(program, self._mesh, self._place)
         with torch.no_grad():
             for step in program.steps:
                 if isinstance(step, Call):
@@ -68,8 +70,9 @@ class Runner:
 class _Writer:
     """The source of a program's function, while it is written."""
 
-    def __init__(self, program: Program, mesh: DeviceMesh) -> None:
+    def __init__(self, program: Program, mesh: DeviceMesh, place: Place) -> None:
         self._program, self._mesh = program, mesh
+        self._place = place
         self._names: dict[str, object] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
         self._lines: list[str] = []
         inputs = "".join(f"r{at}, " for at in range(program.inputs))
@@ -91,7 +94,7 @@ class _Writer:
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta))))
+                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta), self._place)))
                 self._lines.append(f"r{step.out} = {self._constant(_moved)}(r{step.source}, {facts})")
             case Write():
                 self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
@@ -172,9 +175,9 @@ def overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
-def _moved(given: DTensor, meta: Meta, spec: DTensorSpec) -> DTensor:
+def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, place: Place) -> DTensor:
     """The same tensor, placed as the spec says."""
-    return DTensor(placed(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(place(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _has_slot(value: object) -> bool:

@@ -13,6 +13,7 @@ from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import Place, StoreAt
+from monarch_nb.tensor.verbs import Used
 from monarch_nb.tensor.workers.session import Session
 
 # What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
@@ -26,7 +27,7 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(runtime(), self._progress, lambda: self._busy)
+        self._member = Membership(runtime(), self._progress, lambda: self._busy, self._usage)
         self._busy = 0  # what it does now: another number each time, 0 for nothing
         self._does = count(1)
         self._sessions: dict[int, Session] = {}
@@ -120,6 +121,10 @@ class TensorWorker(Actor):
     def _progress(self, stream: int) -> int:
         session = self._sessions.get(stream)
         return session.done if session is not None else 0
+
+    def _usage(self, stream: int) -> Used:
+        session = self._sessions.get(stream)
+        return session.usage() if session is not None else Used()
 
     @contextmanager
     def _doing(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from monarch_nb.tensor.commands import Define, Making, Number
 from monarch_nb.tensor.propagation import Meta, Runner
 from monarch_nb.tensor.workers.making import maker
 from monarch_nb.tensor.workers.randomness import seeder
+from monarch_nb.tensor.workers.usage import Stopwatch
 
 Env = dict[Number, Any]  # tensors of a stream, by number
 
@@ -40,14 +41,14 @@ class Told:
 class Executable(Told):
     """One plan, ready to run on a mesh."""
 
-    def __init__(self, told: Define | Making, env: Env, mesh: DeviceMesh) -> None:
+    def __init__(self, told: Define | Making, env: Env, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
         super().__init__(told)
         self._env = env
         self._agreed = not self.made
         self._seed = seeder(mesh, self.seeded) if self.seeded is not None else None
         self._call: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
         if isinstance(told, Define):
-            self._call = Runner(told.program, mesh)
+            self._call = Runner(told.program, mesh, stopwatch.placed)
         else:
             make = maker(told, mesh)
             self._call = lambda tensors, floats: (make(),)

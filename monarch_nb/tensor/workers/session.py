@@ -16,6 +16,7 @@ from monarch_nb.tensor.commands import (
     OBJECT,
     REPLAY,
     SHARDS,
+    Cell,
     Define,
     Making,
     Number,
@@ -30,10 +31,12 @@ from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
+from monarch_nb.tensor.verbs import Used
 from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import empty, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
+from monarch_nb.tensor.workers.usage import Stopwatch, usage
 from monarch_nb.wire import format_exception
 
 
@@ -73,6 +76,7 @@ class Session:
         self._number = -1  # of the operation that runs, or ran last
         self._begun: int | None = None  # the first operation of the compiled step that runs
         self._runs = False
+        self._stopwatch = Stopwatch()
         self._halted: Failure | None = None  # nothing is run any more in this generation, for this
         self._reached = (0, 0)  # the operations that were done, and that were begun, when it halted
 
@@ -80,6 +84,10 @@ class Session:
     def done(self) -> int:
         """How many operations it has done. From any thread."""
         return self._number if self._runs else self._number + 1
+
+    def usage(self) -> Used:
+        """What its tensors take here. From any thread."""
+        return usage(list(self.env.values()), self._stopwatch, self._mesh.device_type)
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -239,18 +247,20 @@ class Session:
     def _do(self, command: Any) -> Any:
         match command:
             case Define() | Making():
-                self._plans[command.number] = Executable(command, self.env, self._mesh)
+                self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
             case Put():
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Parts():
                 with self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
+            case Cell():
+                self._stopwatch.begin(command.number)
             case Revive():
                 if isinstance(self.env[command.result], Lost):
                     self.env[command.result] = empty(command.made, self._mesh)
             case Trace():
-                self.env[command.number] = Replay(command, self._mesh)
+                self.env[command.number] = Replay(command, self._mesh, self._stopwatch)
             case Run():
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}

@@ -1,0 +1,114 @@
+"""What a rank uses for the tensors of one stream: memory, and time in which it moves shards between ranks."""
+
+import resource
+import sys
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from monarch_nb.tensor.propagation import Meta, placed
+from monarch_nb.tensor.verbs import Spent, Used
+
+_STATUS = "/proc/self/status"
+
+
+class Stopwatch:
+    """Seconds that this rank is in redistributions, waiting for other ranks included, by cell and mesh dimensions.
+
+    What a compiled graph moves is inside of the graph, and is not measured. Read by any thread.
+    """
+
+    def __init__(self) -> None:
+        self._cell = 0
+        self._spent: dict[int, dict[tuple[int, ...], float]] = {0: {}}
+        self._begun: dict[int, str] = {}  # groups of the sums that are under way, by the id of what they will be
+
+    def begin(self, cell: int) -> None:
+        """Another cell's operations follow; those of the last one are remembered."""
+        self._spent = {self._cell: self._spent[self._cell], cell: {}}
+        self._cell = cell
+
+    def placed(self, local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
+        """As `propagation.placed`."""
+        began = perf_counter()
+        found = placed(local, now, meta, spec)
+        took = perf_counter() - began
+        dims = _moving(now.placements, spec.placements)
+        if dims:
+            self._add(dims, took)
+        return found
+
+    def begin_sum(self, shard: torch.Tensor, how: str, group: str) -> torch.Tensor:
+        """Begins to sum up over a group. The time is that in which nothing else is done, which `end_sum` adds."""
+        found: torch.Tensor = torch.ops._c10d_functional.all_reduce.default(shard, how, group)
+        self._begun[id(found)] = group
+        return found
+
+    def end_sum(self, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        """Waits for the sum."""
+        began = perf_counter()
+        found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(shard)
+        took = perf_counter() - began
+        group = self._begun.pop(id(shard), "")
+        dim = next((dim for dim in range(mesh.ndim) if mesh.get_group(dim).group_name == group), None)
+        if dim is not None:
+            self._add((dim,), took)
+        return found
+
+    def _add(self, dims: tuple[int, ...], seconds: float) -> None:
+        spent = self._spent[self._cell]
+        spent[dims] = spent.get(dims, 0.0) + seconds
+
+    def spent(self) -> list[Spent]:
+        """That of the last two cells."""
+        return [
+            Spent(cell, dims, seconds)
+            for cell, by_dims in tuple(self._spent.items())
+            for dims, seconds in tuple(by_dims.items())
+        ]
+
+
+def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> Used:
+    """How much is used now: by these tensors, each memory once, and by the process, or on its device."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            storage = tensor._local_tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    if device == "cuda":
+        allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    else:
+        allocated, peak = _of_process()
+    return Used(sum(sizes.values()), allocated, peak, stopwatch.spent())
+
+
+def _of_process() -> tuple[int, int]:
+    """Bytes of memory that this process has, and has had at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    try:
+        with open(_STATUS) as status:
+            found = dict(line.split(":", 1) for line in status if line.startswith("Vm"))
+        return _bytes(found["VmRSS"]), _bytes(found["VmHWM"])
+    except (OSError, KeyError, ValueError):  # other systems tell the most only
+        return peak, peak
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.split()
+    if unit != "kB":
+        raise ValueError(unit)
+    return int(number) * 1024
+
+
+def _moving(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[int, ...]:
+    """The mesh dimensions along which ranks exchange something: what is whole can be cut without."""
+    return tuple(
+        dim
+        for dim, (was, will) in enumerate(zip(now, wanted, strict=True))
+        if was is not will and not was.is_replicate() and was != will
+    )
