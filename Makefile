@@ -77,7 +77,7 @@ bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts; HOST
 compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparallel and jupyter-distributed; SYSTEMS='ours dask' for some
 	$(PY) -m tests.compare $(SYSTEMS)
 
-test-verbs: setup ## RDMABuffer over a real RDMA device; says why not where that cannot be
+test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)
 
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while

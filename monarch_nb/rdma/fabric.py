@@ -24,7 +24,14 @@ __all__ = ["Fabric", "LinkCutError", "Span", "nixl_name", "verbs_available"]
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")  # the same library, built for one CUDA or another, which none needs
 _HOST = "DRAM"  # NIXL's word for memory of the host
-_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+_ENVIRONMENT = {
+    "NIXL_LOG_LEVEL": "FATAL",  # what goes wrong is an error with a name here
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    # UCX would write jumps into mmap, munmap and brk of the running process, to learn whether memory that it has
+    # registered by itself goes away. It registers none here, and threads that are in these functions then may crash.
+    "UCX_MEM_EVENTS": "n",
+}
 _OF_THIS_PROCESS = 1 << 40  # numbers of memory that is registered for one transfer; those of regions are smaller
 _FORKED = "this process was forked from one that may use NIXL, whose libraries do not survive that"
 
@@ -208,7 +215,7 @@ def _make(name: str) -> _Agent:
     # share what they register, and leaving the process does not crash.
     with contextlib.suppress(OSError):
         ctypes.CDLL("libibverbs.so.1")
-    with _environment(_QUIET | ({"UCX_TLS": "^tcp"} if rdma_devices() else {})):
+    with _environment(_ENVIRONMENT | ({"UCX_TLS": "^tcp"} if rdma_devices() else {})):
         try:
             nixl: Any = importlib.import_module(f"{package}._api")
             logging.getLogger("nixl").setLevel(logging.ERROR)  # it would print that all is well

@@ -15,11 +15,13 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_nb.host.linux import rdma_devices
-from monarch_nb.rdma import RDMABuffer, is_ibverbs_available
+from monarch_nb.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.fabric import Fabric, nixl_name
+from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
-from monarch_nb.rdma.movers import CannotReachError
+from monarch_nb.rdma.movers import CannotReachError, Move
+from monarch_nb.rdma.movers.nixl import Nixl
 from tests.cluster.fault_tools import until
 from tests.cluster.rdma_conformance import LARGE, Holder
 from tests.cluster.test_rdma import WITHOUT_NIXL
@@ -139,21 +141,20 @@ def test_a_forked_child_is_told_that_the_libraries_do_not_survive_that(procs: Pr
 PROGRAM = """
 import monarch_nb
 from monarch_nb.actor import this_host
-from tests.cluster.rdma_conformance import Holder
-monarch_nb.configure(rdma_movers="nixl,messages")
+from tests.cluster.rdma_conformance import SOON, Holder
+monarch_nb.configure(rdma_movers="nixl")
 procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
-buffer = procs.spawn("holder", Holder).offer.call_one(1000, 3).get(30)
+buffer = procs.spawn("holder", Holder).offer.call_one(1000, 3).get(SOON)
 target = bytearray(1000)
-buffer.read_into(target).get(30)
+buffer.read_into(target).get(SOON)
 assert target.count(3) == 1000
 print(buffer.backend)
+raise SystemExit(7)
 """
 
 
 def test_a_process_that_used_it_ends_with_its_own_status() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + "raise SystemExit(7)"], capture_output=True, text=True, timeout=90, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.strip()) == (7, "nixl"), done.stderr
 
 
@@ -170,3 +171,13 @@ def test_without_a_device_it_is_only_taken_where_it_is_asked_for(owner: Any) -> 
             service().fabric.check(asked_for=False)
     finally:
         monarch_nb.configure(rdma_movers="nixl,messages")
+
+
+def test_with_a_device_it_is_taken_without_being_asked_for(owner: Any) -> None:
+    if not rdma_devices():
+        pytest.skip("NOT TESTED HERE: there is no RDMA device; `make test-verbs` makes one")
+    assert (is_ibverbs_available(), get_rdma_backend()) == (True, "ibverbs")
+    buffer = owner.offer.call_one(1000, 3).get()
+    target, by_itself = bytearray(1000), Nixl(service().fabric, service().lessor, asked_for=lambda: False)
+    by_itself.read([Move(buffer.handle, 0, memory_of(target))], Limit(30, "reading", buffer))
+    assert target == b"\x03" * 1000

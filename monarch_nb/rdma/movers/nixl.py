@@ -4,6 +4,7 @@ The owner is asked once per transfer, by a message, for a lease: it checks the s
 it until the lease is given back. The bytes then need nobody's help. They are not encrypted.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -29,6 +30,16 @@ _ENDING_S = 2.0  # for bytes that are under way when a transfer is given up
 _KNOWN = 4096  # regions of a process that are remembered; with more one begins anew
 
 
+class _Peer:
+    """A connection to another process's agent."""
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+        self.known: set[int] = set()  # regions of which the agent has heard
+        self.reached = False  # whether a byte has come from there
+        self.busy = 0  # transfers under way
+
+
 class Nixl:
     """For buffers of processes whose machine, as this one, has an RDMA device; or of any, where it is asked for."""
 
@@ -36,8 +47,8 @@ class Nixl:
 
     def __init__(self, fabric: Fabric, lessor: Lessor, asked_for: Callable[[], bool]) -> None:
         self._fabric, self._lessor, self._asked_for = fabric, lessor, asked_for
-        self._known: dict[str, set[int]] = {}  # by agent, the regions that were met; none before the first byte
-        self._busy: dict[str, int] = {}  # by agent, transfers under way
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """From the owner's memory into that of this process."""
@@ -56,16 +67,31 @@ class Nixl:
         cut = ""
         for _ in range(2):
             lease = self._lease(moves, limit, write=write)
+            peer = self._peer(lease.agent, len(moves))
             try:
-                self._exchange(lease, moves, limit, write=write)
+                self._exchange(peer, lease, moves, limit, write=write)
                 return
             except LinkCutError as error:
                 cut = str(error)
-                self._forget(lease.agent)
+                self._forget(peer)
             finally:
+                with self._lock:
+                    peer.busy -= 1
                 self._lessor.release(moves[0].handle, lease.lease)
         limit.left()
         raise CannotReachError(f"its process answers, but bytes do not arrive ({cut})")
+
+    def _peer(self, agent: str, count: int) -> _Peer:
+        """The connection there, which is busy now. One that knows too many regions is replaced when it is at rest."""
+        with self._lock:
+            peer = self._peers.get(agent)
+            if peer is not None and len(peer.known) + count > _KNOWN and not peer.busy:
+                self._fabric.forget(agent)
+                peer = None
+            if peer is None:
+                peer = self._peers[agent] = _Peer(agent)
+            peer.busy += 1
+            return peer
 
     def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> Leased:
         handles = list({move.handle.number: move.handle for move in moves}.values())
@@ -80,38 +106,32 @@ class Nixl:
             raise owner_lost(handle, lease.text)
         raise RDMAError(f"{handle}: {lease.text}")
 
-    def _exchange(self, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
-        peer, first = lease.agent, moves[0].handle
-        numbers = {move.handle.number for move in moves}
-        known = self._known.get(peer)
-        if known is not None and len(known | numbers) > _KNOWN and not self._busy.get(peer):
-            self._forget(peer)
-            known = None
+    def _exchange(self, peer: _Peer, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
+        first = moves[0].handle
         watch = _Watch(self._lessor, first, lease.lease)
-        self._busy[peer] = self._busy.get(peer, 0) + 1
         local: list[Span] = []
         try:
-            self._fabric.meet(peer, lease.words)
-            if known is None:
+            self._fabric.meet(peer.agent, lease.words)
+            peer.known.update(move.handle.number for move in moves)
+            if not peer.reached:
                 self._first_byte(peer, first, limit, watch)
-                known = self._known.setdefault(peer, set())
-            known |= numbers
-            local = [self._fabric.register(move.local) for move in moves]
+                peer.reached = True
+            for move in moves:
+                local.append(self._fabric.register(move.local))
             for here, there in _batches(moves, local):
-                self._wait(self._fabric.start(peer, here, there, write=write), peer, limit, watch, moves)
+                self._wait(self._fabric.start(peer.agent, here, there, write=write), peer, limit, watch)
         finally:
-            self._busy[peer] -= 1
             for span in local:
                 self._fabric.deregister(span)
 
-    def _first_byte(self, peer: str, handle: Handle, limit: Limit, watch: "_Watch") -> None:
+    def _first_byte(self, peer: _Peer, handle: Handle, limit: Limit, watch: "_Watch") -> None:
         """Connects, as NIXL does with the first transfer, which may take for ever where no cable leads there."""
         byte = memory_of(bytearray(1))
         span = self._fabric.register(byte)
         soon = Limit(min(_FIRST_S, limit.left()), "connecting to", handle)
         try:
             there = (handle.address, 1, handle.number)
-            self._wait(self._fabric.start(peer, [span], [there], write=False), peer, soon, watch, byte)
+            self._wait(self._fabric.start(peer.agent, [span], [there], write=False), peer, soon, watch)
         except TimeoutError:
             limit.left()
             self._forget(peer)
@@ -119,7 +139,7 @@ class Nixl:
         finally:
             self._fabric.deregister(span)
 
-    def _wait(self, transfer: Transfer, peer: str, limit: Limit, watch: "_Watch", keeper: object) -> None:
+    def _wait(self, transfer: Transfer, peer: _Peer, limit: Limit, watch: "_Watch") -> None:
         """Until all bytes are there. What is given up is not under way any more when this returns."""
         spinning = time.monotonic() + _SPIN_S
         try:
@@ -129,11 +149,11 @@ class Nixl:
                     watch.look()
                     time.sleep(_NAP_S)
         except BaseException as error:
-            self._end(transfer, peer, keeper, lost=isinstance(error, (LinkCutError, OwnerLostError)))
+            self._end(transfer, peer, lost=isinstance(error, (LinkCutError, OwnerLostError)))
             raise
         transfer.release()
 
-    def _end(self, transfer: Transfer, peer: str, keeper: object, *, lost: bool) -> None:
+    def _end(self, transfer: Transfer, peer: _Peer, *, lost: bool) -> None:
         end = time.monotonic() + _ENDING_S
         try:
             while not lost and time.monotonic() < end and not transfer.over():
@@ -148,9 +168,12 @@ class Nixl:
             self._fabric.drive()
             time.sleep(_NAP_S)
 
-    def _forget(self, peer: str) -> None:
-        self._known.pop(peer, None)
-        self._fabric.forget(peer)
+    def _forget(self, peer: _Peer) -> None:
+        """Ends a connection; what others have begun on it meanwhile is cut, and tried again on a new one."""
+        with self._lock:
+            if self._peers.get(peer.agent) is peer:
+                del self._peers[peer.agent]
+                self._fabric.forget(peer.agent)
 
 
 class _Watch:

@@ -1,0 +1,237 @@
+"""The mover for RDMA devices, with a device and an owner on paper: connections that are cut, owners that refuse."""
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from monarch_nb.rdma import BufferDroppedError, OwnerLostError
+from monarch_nb.rdma.errors import owner_lost
+from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
+from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.lessor import Lessor
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.movers import CannotReachError, Move, nixl
+from monarch_nb.rdma.place import here
+from monarch_nb.rdma.verbs import Leased, Leasing, Outcome
+from monarch_nb.runtime import Future, pending_future, resolve_future
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class Copy:
+    """Bytes on their way in a device on paper: there at the second look."""
+
+    def __init__(self, device: "Device", copy: Callable[[], None], peer: str) -> None:
+        self.device, self.copy, self.peer = device, copy, peer
+        self.looks = 0
+        self.moved = False
+
+    def over(self) -> bool:
+        self.looks += 1
+        if self.peer in self.device.cut:
+            raise LinkCutError("REMOTE_DISCONNECT")
+        if self.looks < 2 or self.peer in self.device.silent:
+            return False
+        self.copy()
+        self.moved = True
+        return True
+
+    def release(self) -> bool:
+        self.device.released += 1
+        return True
+
+
+class Device(Fabric):
+    """Copies within this process, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__("reader")
+        self.registered: set[Span] = set()
+        self.met: list[str] = []
+        self.forgotten: list[str] = []
+        self.cut: set[str] = set()
+        self.silent: set[str] = set()
+        self.released = 0
+        self.count = itertools.count(1)
+
+    def check(self, *, asked_for: bool) -> None:
+        if not asked_for:
+            raise CannotReachError("there is no RDMA device here")
+
+    def register(self, memory: Memory, number: int = 0) -> Span:
+        span = (memory.address, memory.size, next(self.count))
+        self.registered.add(span)
+        return span
+
+    def deregister(self, span: Span) -> None:
+        self.registered.remove(span)
+
+    def meet(self, peer: str, words: bytes) -> None:
+        self.met.append(peer)
+
+    def forget(self, peer: str) -> None:
+        self.forgotten.append(peer)
+        self.cut.discard(peer)
+
+    def start(self, peer: str, local: Sequence[Span], remote: Sequence[Span], *, write: bool) -> Transfer:
+        assert [span[1] for span in local] == [span[1] for span in remote]
+        assert sum(span[1] for span in local) <= 16 << 20
+
+        def copy() -> None:
+            for (mine, size, _), (theirs, _, _) in zip(local, remote, strict=True):
+                ctypes.memmove(theirs if write else mine, mine if write else theirs, size)
+
+        return cast("Transfer", Copy(self, copy, peer))
+
+
+class Owners(Lessor):
+    """Who grants what they are asked for, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.given: set[int] = set()
+        self.answers: list[Leased | Exception] = []
+        self.asked: list[Leasing] = []
+        self.numbers = itertools.count(1)
+
+    def lease(self, handle: Handle, question: Leasing, limit: Limit) -> Leased:
+        self.asked.append(question)
+        answer = self.answers.pop(0) if self.answers else Leased("done", agent="owner", words=b"words")
+        if isinstance(answer, Exception):
+            raise answer
+        number = next(self.numbers)
+        self.given.add(number)
+        return Leased(answer.how, answer.text, answer.place, number, answer.agent, answer.words)
+
+    def renew(self, handle: Handle, lease: int) -> Future[Outcome]:
+        future: Future[Outcome] = pending_future()
+        resolve_future(future, Outcome("done" if lease in self.given else "dropped"))
+        return future
+
+    def release(self, handle: Handle, lease: int) -> None:
+        self.given.remove(lease)
+
+
+device, owners = Device(), Owners()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    global device, owners
+    device, owners = Device(), Owners()
+
+
+def mover() -> nixl.Nixl:
+    return nixl.Nixl(device, owners, asked_for=lambda: True)
+
+
+def offered(data: Any, number: int = 1) -> Handle:
+    memory = memory_of(data)
+    return Handle("p", "trainer", number, bytes(16), memory.size, False, here(), memory.address, 0)
+
+
+def limit(seconds: float = 10) -> Limit:
+    return Limit(seconds, "reading", "buffer")
+
+
+def at_rest() -> bool:
+    return not (owners.given or device.registered)
+
+
+def test_a_large_read_goes_in_pieces_and_leaves_nothing_leased_or_registered() -> None:
+    theirs, mine = bytearray(b"ab" * (20 << 20)), bytearray(40 << 20)
+    moves = nixl.Nixl(device, owners, asked_for=lambda: True)
+    moves.read([Move(offered(theirs), 0, memory_of(mine))], limit())
+    assert mine == theirs
+    assert device.released == 1 + 3, "the first byte, which connects, and 40 MB in pieces of 16"
+    moves.write([Move(offered(theirs), 5, memory_of(b"xyz"))], limit())
+    assert theirs[:9] == b"ababaxyza"[:9]
+    assert at_rest()
+    assert [question.write for question in owners.asked] == [False, True]
+
+
+def test_a_connection_that_has_died_since_is_made_again_once() -> None:
+    theirs, mine = bytearray(b"new"), bytearray(3)
+    reader = mover()
+    reader.read([Move(offered(theirs), 0, memory_of(mine))], limit())
+    device.cut.add("owner")
+    theirs[:] = b"now"
+    reader.read([Move(offered(theirs), 0, memory_of(mine))], limit())
+    assert (mine, device.forgotten, len(owners.asked)) == (b"now", ["owner"], 3)
+    assert at_rest()
+
+
+def test_an_owner_that_answers_and_cannot_be_reached_twice_is_left_to_another_mover() -> None:
+    owners.answers = [Leased("done", agent="first"), Leased("done", agent="second")]
+    device.cut = {"first", "second"}
+    with pytest.raises(CannotReachError, match="bytes do not arrive"):
+        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+    assert device.forgotten == ["first", "second"]
+    assert at_rest()
+
+
+def test_an_owner_that_has_died_since_is_lost() -> None:
+    handle = offered(b"abc")
+    device.cut.add("owner")
+    owners.answers = [Leased("done", agent="owner"), owner_lost(handle, "it was killed")]
+    with pytest.raises(OwnerLostError, match=r"trainer.*killed"):
+        mover().read([Move(handle, 0, memory_of(bytearray(3)))], limit())
+    assert at_rest()
+
+
+def test_where_no_first_byte_comes_another_mover_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_FIRST_S", 0.05)
+    monkeypatch.setattr(nixl, "_ENDING_S", 0.05)
+    device.silent.add("owner")
+    with pytest.raises(CannotReachError, match="no byte has come"):
+        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+    assert device.forgotten == ["owner"]
+    assert at_rest()
+
+
+def test_a_time_out_in_the_middle_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_ENDING_S", 0.05)
+    reader, mine = mover(), bytearray(3)
+    reader.read([Move(offered(b"abc"), 0, memory_of(mine))], limit())
+    device.silent.add("owner")
+    with pytest.raises(TimeoutError, match=r"longer than 0.1 s"):
+        reader.read([Move(offered(b"xyz"), 0, memory_of(mine))], limit(0.1))
+    assert mine == b"abc"
+    assert at_rest()
+
+
+def test_an_owner_that_ends_a_lease_cuts_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_RENEWED_S", 0.01)
+    reader = mover()
+    reader.read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+    device.silent.add("owner")
+    owners.renew = lambda handle, lease: Owners().renew(handle, lease)  # type: ignore[method-assign]
+    with pytest.raises(CannotReachError, match="ended the lease"):
+        reader.read([Move(offered(b"xyz"), 0, memory_of(bytearray(3)))], limit())
+    assert at_rest()
+
+
+def test_of_many_buffers_the_dropped_one_is_named() -> None:
+    owners.answers = [Leased("dropped", "it was dropped", place=1)]
+    moves = [Move(offered(b"abc", number), 0, memory_of(bytearray(3))) for number in (7, 8)]
+    with pytest.raises(BufferDroppedError, match="buffer 8 of trainer"):
+        mover().read(moves, limit())
+
+
+def test_without_a_device_nobody_is_asked() -> None:
+    with pytest.raises(CannotReachError, match="no RDMA device"):
+        nixl.Nixl(device, owners, asked_for=lambda: False).read(
+            [Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit()
+        )
+    assert not owners.asked
+
+
+def test_what_a_connection_has_heard_of_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_KNOWN", 10)
+    reader, mine = mover(), bytearray(3)
+    for number in range(25):
+        reader.read([Move(offered(b"abc", number), 0, memory_of(mine))], limit())
+    assert device.forgotten == ["owner", "owner"]
