@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: version, host agents, jobs, meshes, the doctor. Its exit status tells if all is well."""
+"""The command `monarch-nb`: version, agents, jobs, meshes, top, the doctor. Its exit status tells if all is well."""
 
 import argparse
 import importlib.util
@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from monarch_nb.job.cli import main as job
 
         return job(words[1:])
+    if words[:1] == ["top"]:
+        from monarch_nb.top.cli import main as top
+
+        return top(words[1:])
     parser = _parser()
     options = parser.parse_args(words)
     if options.command is None:
@@ -55,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "job", help="start, list, watch and end jobs: hosts on Slurm, Kubernetes, SSH, ...", add_help=False
     )
+    commands.add_parser("top", help="show the ranks of a running controller in this terminal", add_help=False)
     mesh = commands.add_parser("mesh", help="list meshes that were left without a controller, or stop one")
     verbs = mesh.add_subparsers(dest="verb", metavar="ls|stop", required=True)
     verbs.add_parser("ls", help="what can be attached, where, since when, and how much of its lease is left")

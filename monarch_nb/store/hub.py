@@ -100,6 +100,7 @@ class Store:
             if first and not self._closed and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-store", daemon=True)
                 self._thread.start()
+                self._wake.set()  # what was put since the snapshot found nobody to wake
         if first and self.collector is not None:
             self.collector.watch(on=True)
         return lambda: self._leave(listener)

@@ -1,11 +1,13 @@
 """Live views of the cluster: widgets in cells and whatever else opens a comm; docs/protocol.md is what they speak."""
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.runtime import Runtime
 from monarch_nb.store import store_of
+from monarch_nb.top import serve, stop
 
 from ..files import with_cells
 from ..session import Session
@@ -44,6 +46,7 @@ class Views:
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None and TARGET in manager.targets:
             manager.unregister_target(TARGET, manager.targets[TARGET])
+        stop()
         views, self._views = self._views, []
         for view in views:
             view.close()
@@ -56,8 +59,21 @@ class Views:
             collector = store_of(engine).collector
             if collector is not None:
                 collector.readable = lambda text: with_cells(self._shell, text)
+            self._serve(engine)
+        else:
+            stop()
         for view in tuple(self._views):
             self._inbox.put(lambda view=view: view.attach(engine))  # type: ignore[misc]
+
+    def _serve(self, engine: Runtime) -> None:
+        """A terminal can show it too, also while a cell blocks."""
+        name = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
+        if self._kernel is None:
+            return
+        try:
+            serve(engine, f"the kernel of {name}" if name else "a notebook's kernel")
+        except OSError:
+            logger.warning("monarch-nb top cannot show this kernel's cluster", exc_info=True)
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
         """A view behind a comm; `custom` for the comm of a widget."""

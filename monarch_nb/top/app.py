@@ -1,0 +1,238 @@
+"""The terminal: a table that lives. Only the lines in sight are made, so that ten thousand ranks cost no more."""
+
+import time
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Region, Size
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Footer, Input, Static
+
+from monarch_nb.top.rows import HEADS, SORTS, Look, Row, cells, rows, summary
+from monarch_nb.top.watching import Watching
+
+REFRESH_S = 0.5  # between two looks at the state, which may change far more often
+_WIDEST = (18, 14, 22, 12, 44, 7, 6, 8, 9)  # of the columns
+_RIGHT = frozenset((5, 6, 7, 8))
+_COLOURS = {
+    "failed": "bold red", "unresponsive": "yellow", "paused": "magenta", "healing": "yellow", "starting": "cyan",
+    "busy": "blue", "idle": "green", "stopped": "bright_black",
+}  # fmt: skip
+
+
+class Table(ScrollView):
+    """Rows under a head; the cursor is at one of them."""
+
+    can_focus = True
+
+    cursor: reactive[int] = reactive(0)
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("home", "move(-1000000000)", show=False),
+        Binding("end", "move(1000000000)", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Row] = []
+        self._widths = tuple(map(len, HEADS))
+
+    def put(self, found: list[Row]) -> None:
+        """Shows these; the cursor stays at the row that it was at, if that is still there."""
+        key = self.rows[self.cursor].key if self.cursor < len(self.rows) else None
+        self.rows = found
+        at = next((at for at, row in enumerate(found) if row.key == key), self.cursor)
+        self.cursor = max(0, min(at, len(found) - 1))
+        self.virtual_size = Size(sum(self._widths) + 2 * len(HEADS), len(found))
+        self.refresh()
+
+    @property
+    def chosen(self) -> Row | None:
+        """The row at the cursor."""
+        return self.rows[self.cursor] if self.cursor < len(self.rows) else None
+
+    def watch_cursor(self) -> None:
+        """Keeps it in sight."""
+        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False)
+        self.refresh()
+
+    def action_move(self, by: int) -> None:
+        """Up or down."""
+        self.cursor = max(0, min(self.cursor + by, len(self.rows) - 1))
+
+    def action_page(self, by: int) -> None:
+        """By what is in sight."""
+        self.action_move(by * max(1, self.size.height - 1))
+
+    def lines(self, first: int, count: int) -> list[tuple[str, ...]]:
+        """Some rows as text."""
+        now = time.time()
+        return [cells(row, now) for row in self.rows[first : first + count]]
+
+    def head(self) -> str:
+        """The names of the columns, as wide as what is in sight wants them."""
+        seen = self.lines(self.scroll_offset.y, max(1, self.size.height))
+        self._widths = tuple(
+            min(widest, max(len(head), *(len(line[at]) for line in seen))) if seen else len(head)
+            for at, (head, widest) in enumerate(zip(HEADS, _WIDEST, strict=True))
+        )
+        return "  ".join(
+            _fit(head, width, at) for at, (head, width) in enumerate(zip(HEADS, self._widths, strict=True))
+        )
+
+    def render_line(self, y: int) -> Strip:
+        """One line of what is in sight."""
+        at = y + self.scroll_offset.y
+        if at >= len(self.rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        row = self.rows[at]
+        base = self.rich_style + Style(reverse=at == self.cursor and self.has_focus, bold=at == self.cursor)
+        parts = []
+        for column, text in enumerate(cells(row, time.time())):
+            style = base + Style.parse(_COLOURS.get(row.state, "")) if column == 3 else base
+            parts.append(Segment(f"{_fit(text, self._widths[column], column)}  ", style))
+        return Strip(parts).adjust_cell_length(self.size.width, base).crop(0, self.size.width)
+
+
+def _fit(text: str, width: int, column: int) -> str:
+    cut = text if len(text) <= width else f"{text[: width - 1]}…"
+    return cut.rjust(width) if column in _RIGHT else cut.ljust(width)
+
+
+def _told(row: Row) -> str:
+    """A row in words, with all that its column had no room for."""
+    return f"{row.host} {row.mesh} {row.place}: {cells(row, 0.0)[4] or row.state}"
+
+
+class Top(App[None]):
+    """`monarch-nb top`."""
+
+    TITLE = "monarch-nb top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: 1; padding: 0 1; text-style: bold; }
+    #look { height: 1; padding: 0 1; color: $text-muted; }
+    #head { height: 1; text-style: underline; }
+    #detail { height: auto; max-height: 4; padding: 0 1; border-top: solid $primary; }
+    Input { display: none; height: 3; }
+    Input.asked { display: block; }
+    Table { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "find", "find", key_display="/"),
+        Binding("s", "sort", "sort"),
+        Binding("h", "hosts", "by host"),
+        Binding("enter", "open", "open host", priority=False),
+        Binding("escape", "back", "back"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, watching: Watching) -> None:
+        super().__init__()
+        self.watching = watching
+        self.look = Look()
+        self.looks = 0  # how often the state was looked at
+        self._seen: tuple[int, Look] | None = None
+        self.table = Table()
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        with Vertical():
+            yield Static(id="summary", markup=False)
+            yield Static(id="look", markup=False)
+            yield Input(placeholder="failed, node17, gpus=0:4, cpu>50%, memory>2GB …")
+            yield Static(id="head", markup=False)
+            yield self.table
+            yield Static(id="detail", markup=False)
+            yield Footer()
+
+    def on_mount(self) -> None:
+        """Begins to look."""
+        self.table.focus()
+        self.set_interval(REFRESH_S, self.look_again)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Draws what has changed since the last look, if anything has; the times that pass are drawn anyway."""
+        with self.watching.lock:
+            seen = (self.watching.version, self.look)
+            if seen != self._seen:
+                self._seen = seen
+                self.looks += 1
+                document = self.watching.document
+                found, told = rows(document, self.look), summary(document)
+                self._say("summary", told)
+                self.table.put(found)
+        self.table.refresh()
+        self._say("head", self.table.head())
+        self._say("look", self._words())
+        chosen = self.table.chosen
+        self._say("detail", "" if chosen is None else _told(chosen))
+
+    def _words(self) -> str:
+        look, connection = self.look, self.watching.connection
+        parts = [
+            self.watching.over or f"{connection.what}, process {connection.pid}, read-only",
+            f"sorted by {look.sort}",
+        ]
+        if look.host:
+            parts.append(f"host {look.host}")
+        if look.query:
+            parts.append(f"found {len(self.table.rows):,} of: {look.query}")
+        return " · ".join(parts)
+
+    def _say(self, where: str, text: str) -> None:
+        self.query_one(f"#{where}", Static).update(text)
+
+    def _turn(self, look: Look) -> None:
+        self.look = look
+        self.table.cursor = 0
+        self.look_again()
+
+    def action_find(self) -> None:
+        """Asks what to look for."""
+        asked = self.query_one(Input)
+        asked.add_class("asked")
+        asked.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Finds while it is typed."""
+        self._turn(self.look._replace(query=event.value))
+
+    def on_input_submitted(self) -> None:
+        """On to the rows."""
+        self.query_one(Input).remove_class("asked")
+        self.table.focus()
+
+    def action_sort(self) -> None:
+        """By the next column."""
+        self._turn(self.look._replace(sort=SORTS[(SORTS.index(self.look.sort) + 1) % len(SORTS)]))
+
+    def action_hosts(self) -> None:
+        """Hosts or ranks."""
+        shown = any(row.stands_for for row in self.table.rows)
+        self._turn(self.look._replace(by_host=not shown, host=""))
+
+    def action_open(self) -> None:
+        """The ranks of the host at the cursor."""
+        chosen = self.table.chosen
+        if chosen is not None and chosen.stands_for:
+            self._turn(self.look._replace(host=chosen.host, by_host=False))
+
+    async def action_back(self) -> None:
+        """Out of a host, or of what was looked for."""
+        asked = self.query_one(Input)
+        asked.value = ""
+        asked.remove_class("asked")
+        self.table.focus()
+        self._turn(self.look._replace(query="", host="", by_host=None))

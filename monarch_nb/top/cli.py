@@ -1,0 +1,89 @@
+"""`monarch-nb top`: the cluster of a controller of this user, in a terminal."""
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from monarch_nb.mesh.text_table import text_table
+from monarch_nb.top.connection import Connection, connections, read
+from monarch_nb.top.rows import HEADS, SORTS, Look, cells, rows, summary
+from monarch_nb.top.watching import Watching
+
+_FIRST_S = 10.0
+_NOBODY = """\
+No controller of this user can be watched. A notebook's kernel can be once a cell has used its cluster; in a program,
+`import monarch.top; monarch.top.serve()` lets it be watched, and gives the connection file."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Does what the command line says; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="monarch-nb top", description="Shows the ranks of a running controller. It changes nothing there."
+    )
+    parser.add_argument(
+        "connection", nargs="?", help="a connection file, or a process (default: the newest controller)"
+    )
+    parser.add_argument("--list", action="store_true", help="the controllers that can be watched")
+    parser.add_argument("--once", action="store_true", help="write the table once, as text, for pipes and scripts")
+    parser.add_argument("--find", default="", help="only ranks that fit, such as 'failed hosts=3' or 'memory>2GB'")
+    parser.add_argument("--sort", choices=SORTS, default="place")
+    options = parser.parse_args(words)
+    try:
+        if options.list:
+            return _list()
+        connection = _chosen(options.connection)
+        if not options.once and importlib.util.find_spec("textual") is None:
+            sys.stderr.write("pip install 'monarch-nb[top]' for the live table; --once writes it as text\n")
+            return 1
+        watching = Watching(connection)
+        if not watching.wait(_FIRST_S):
+            sys.stderr.write(f"{watching.over or f'{connection.what} has not answered within {_FIRST_S:g} s'}\n")
+            return 1
+    except (LookupError, OSError, ValueError) as error:
+        sys.stderr.write(f"monarch-nb top: {error.args[0] if isinstance(error, LookupError) else error}\n")
+        return 1
+    look = Look(query=options.find, sort=options.sort)
+    return _once(watching, look) if options.once else _live(watching, look)
+
+
+def _list() -> int:
+    found = connections()
+    lines = [
+        (str(one.pid), time.strftime("%H:%M:%S", time.localtime(one.since)), one.what, str(path)) for path, one in found
+    ]
+    heads = ("process", "since", "what", "connection file")
+    sys.stdout.write(f"{text_table([heads, *lines]) if lines else _NOBODY}\n")
+    return 0
+
+
+def _chosen(wanted: str | None) -> Connection:
+    if wanted is not None and not wanted.isdigit():
+        return read(Path(wanted).expanduser())
+    found = [one for _, one in connections() if wanted is None or one.pid == int(wanted)]
+    if not found:
+        raise LookupError(
+            _NOBODY if wanted is None else f"process {wanted} cannot be watched; --list shows those that can"
+        )
+    return found[0]
+
+
+def _once(watching: Watching, look: Look) -> int:
+    with watching.lock:
+        found, told = rows(watching.document, look), summary(watching.document)
+    now = time.time()
+    sys.stdout.write(f"{told}\n{text_table([HEADS, *(cells(row, now) for row in found)])}\n")
+    watching.close()
+    return 0
+
+
+def _live(watching: Watching, look: Look) -> int:
+    from monarch_nb.top.app import Top
+
+    app = Top(watching)
+    app.look = look
+    app.run()
+    watching.close()
+    return 0

@@ -1,0 +1,95 @@
+"""Connection files: where a controller can be watched, and the secret that it asks for. One a controller, mode 0600."""
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from monarch_nb._private import is_private
+from monarch_nb._version import __version__
+from monarch_nb.host.folders import base_folder
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a connection file."""
+
+    socket: str  # a path, in a folder that is this user's own
+    secret: str
+    pid: int
+    what: str  # the controller is, as people are told
+    since: float
+    version: str
+
+    @property
+    def lives(self) -> bool:
+        """Whether somebody listens there."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.settimeout(1.0)
+            knock.connect(self.socket)
+            return True
+        return False
+
+
+def folder() -> Path:
+    """Where they are. Raises PermissionError where it is not this user's own, and OSError where it cannot be made."""
+    path = base_folder() / f"monarch-nb-{os.geteuid()}" / "top"
+    for each in (path.parent, path):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+        if not is_private(each):
+            raise PermissionError(f"{each} is not this user's own folder of mode 0700, and is not used")
+    return path
+
+
+def made(what: str = "") -> tuple[Path, Connection]:
+    """The file of this process, not written yet, and what will be in it."""
+    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    place = folder()
+    program = what or f"the program {Path(sys.argv[0]).name or 'python'}"
+    return place / f"{name}.json", Connection(
+        socket=str(place / f"{name}.sock"), secret=secrets.token_hex(32), pid=os.getpid(), what=program,
+        since=time.time(), version=__version__,
+    )  # fmt: skip
+
+
+def write(path: Path, connection: Connection) -> None:
+    """Writes a file that only this user can read, whole or not at all."""
+    fd, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft")  # mode 0600
+    with open(fd, "wb") as file:
+        file.write(msgspec.json.encode(connection))
+    Path(draft).replace(path)
+
+
+def read(path: Path) -> Connection:
+    """What is in a file. Raises ValueError or OSError, whose text says what is wrong with it."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} can be read or was written by others: it is not used")
+        try:
+            return msgspec.json.decode(file.read(), type=Connection)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is no connection file: {error}") from error
+
+
+def connections() -> list[tuple[Path, Connection]]:
+    """Those of this user's controllers that run, the newest first; files of others are taken away."""
+    found = []
+    for path in folder().glob("*.json"):
+        try:
+            connection = read(path)
+        except (OSError, ValueError):
+            continue
+        if connection.lives:
+            found.append((path, connection))
+        else:
+            for left in (path, Path(connection.socket)):
+                with contextlib.suppress(OSError):
+                    left.unlink()
+    return sorted(found, key=lambda each: -each[1].since)

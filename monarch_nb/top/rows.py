@@ -1,0 +1,183 @@
+"""The document of a store as rows of a terminal: hosts with what their ranks are, or ranks one by one. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from monarch_nb.store import WORST_FIRST
+from monarch_nb.store.finding import Fits, fitting
+
+Document = Mapping[str, Any]
+BY_HOST_FROM = 200  # ranks: more are shown by their hosts, until one is opened
+SORTS = ("place", "state", "since", "cpu", "memory", "rate")
+HEADS = ("host", "mesh", "rank", "state", "what", "for", "CPU", "memory", "calls/s")
+
+
+class Row(NamedTuple):
+    """One line. Of a host `stands_for` is how many ranks, 0 of a rank."""
+
+    key: tuple[str, str, int]  # uid, host, index of the rank or -1
+    host: str
+    mesh: str
+    place: str
+    state: str
+    what: str
+    since: float | None
+    cpu: float | None
+    memory: float | None
+    rate: float | None
+    stands_for: int = 0
+
+
+class Look(NamedTuple):
+    """How somebody wants to see it."""
+
+    query: str = ""
+    sort: str = "place"
+    by_host: bool | None = None  # None: where there are many
+    host: str = ""  # the only one that is shown
+
+
+def rows(document: Document, look: Look) -> list[Row]:
+    """All rows, in the order that is wanted; the worst, the longest and the most first."""
+    ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
+    every = sum(_size(document["meshes"][uid]) for uid in roots(document))
+    by_host = every >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
+    found = _by_host(ranks) if by_host else ranks
+    return found if look.sort == "place" else sorted(found, key=lambda row: _order(row, look.sort))
+
+
+def roots(document: Document) -> list[str]:
+    """The meshes of processes that live."""
+    meshes = document.get("meshes", {})
+    return [uid for uid, mesh in meshes.items() if mesh["kind"] == "procs" and not mesh.get("stopped")]
+
+
+def summary(document: Document) -> str:
+    """All of it in one line."""
+    meshes = document.get("meshes", {})
+    counts: Counter[str] = Counter()
+    for uid in roots(document):
+        counts.update(meshes[uid]["counts"])
+    states = [f"{counts[state]:,} {state}" for state in WORST_FIRST if counts[state]]
+    hosts = {host for uid in roots(document) for host in meshes[uid].get("hosts", ())}
+    opened = sum(failure["state"] == "open" for failure in document.get("failures", {}).values())
+    told = [f"{sum(counts.values()):,} ranks on {len(hosts):,} host{'' if len(hosts) == 1 else 's'}", *states]
+    return " · ".join([*told, *([f"{opened} failures not healed"] if opened else [])])
+
+
+def _size(mesh: Mapping[str, Any]) -> int:
+    return prod(mesh["sizes"])
+
+
+def _point(sizes: Sequence[int], index: int) -> tuple[int, ...]:
+    point = []
+    for size in reversed(sizes):
+        index, at = divmod(index, size)
+        point.append(at)
+    return tuple(reversed(point))
+
+
+def _ranks(document: Document, uid: str, look: Look) -> Iterator[Row]:
+    mesh = document["meshes"][uid]
+    records, hosts, per_host = document["ranks"].get(uid, {}), mesh.get("hosts") or [""], mesh.get("per_host") or 1
+    labels, sizes = mesh["labels"], mesh["sizes"]
+    rates = _rates(document, uid)
+    fits: Fits | None = fitting(look.query, mesh["labels"])
+    for index in range(_size(mesh)):
+        host = hosts[min(index // per_host, len(hosts) - 1)]
+        host = document["hosts"].get(host, {}).get("name", host)
+        if look.host and host != look.host:
+            continue
+        record = {"state": mesh["state"], **records.get(str(index), {})}
+        if index in rates:
+            record["rate"] = rates[index]
+        point = _point(sizes, index)
+        if fits is not None and not fits(record, point, index, host):
+            continue
+        place = " ".join(f"{label}={at}" for label, at in zip(labels, point, strict=True))
+        what = record.get("endpoint") or record.get("detail") or ""
+        yield Row(
+            (uid, host, index), host, mesh["name"], place or "one", record["state"], str(what), record.get("since"),
+            record.get("cpu"), record.get("memory"), record.get("rate"),
+        )  # fmt: skip
+
+
+def _rates(document: Document, uid: str) -> dict[int, float]:
+    """Calls a second by process: of all actors on it. Actors on a part of the processes are found by their strides."""
+    rates: dict[int, float] = {}
+    for other, mesh in document["meshes"].items():
+        if mesh.get("on") != uid or mesh.get("stopped"):
+            continue
+        for index, record in document["ranks"].get(other, {}).items():
+            if rate := record.get("rate"):
+                at = _point(mesh["sizes"], int(index))
+                base = mesh["offset"] + sum(a * stride for a, stride in zip(at, mesh["strides"], strict=True))
+                rates[base] = rates.get(base, 0.0) + rate
+    return rates
+
+
+def _by_host(ranks: list[Row]) -> list[Row]:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in ranks:
+        groups.setdefault((row.key[0], row.host), []).append(row)
+    return [_together(uid, host, group) for (uid, host), group in groups.items()]
+
+
+def _together(uid: str, host: str, group: list[Row]) -> Row:
+    states = Counter(row.state for row in group)
+    worst = min(states, key=WORST_FIRST.index)
+    bad = [row for row in group if row.state == worst]
+    told = ", ".join(f"{states[state]} {state}" for state in WORST_FIRST if states[state])
+    what = Counter(row.what for row in bad if row.what).most_common(1)
+    about = f"{told}: {what[0][0]}" if what else told
+    since = [row.since for row in bad if row.since is not None]
+    return Row(
+        (uid, host, -1), host, group[0].mesh, f"{len(group)} ranks", worst, about,
+        min(since) if since else None, _sum([row.cpu for row in group]), _sum([row.memory for row in group]),
+        _sum([row.rate for row in group]), len(group),
+    )  # fmt: skip
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _order(row: Row, sort: str) -> tuple[Any, ...]:
+    if sort == "state":
+        return (WORST_FIRST.index(row.state),)
+    value = getattr(row, sort)
+    if value is None:
+        return (1, 0.0)
+    return (0, value if sort == "since" else -value)
+
+
+def cells(row: Row, now: float) -> tuple[str, ...]:
+    """A row as text, as HEADS has it."""
+    lasts = "" if row.since is None or row.state in ("idle", "stopped") else _duration(now - row.since)
+    return (
+        row.host, row.mesh, row.place, row.state, _harmless(row.what), lasts,
+        "" if row.cpu is None else f"{100 * row.cpu:.0f} %", "" if row.memory is None else _bytes(row.memory),
+        "" if row.rate is None else f"{row.rate:,.1f}",
+    )  # fmt: skip
+
+
+def _harmless(text: str) -> str:
+    """Without what would command a terminal."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / (1 << 30):.1f} GB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MB"

@@ -1,0 +1,197 @@
+"""Tells the store to those who have the connection file, over a local socket: the snapshot, then what changes.
+
+It takes no commands: whoever watches can change nothing.
+"""
+
+import atexit
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch_nb._version import __version__
+from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.store import Store, store_of
+from monarch_nb.top import connection as files
+
+BEHIND = 32 << 20  # bytes that wait for one watcher; with more it gets a new snapshot instead
+_GREETING = 4096  # bytes of the first line, at most
+_GREETING_S = 5.0
+_WATCHERS = 16
+
+logger = logging.getLogger(__name__)
+
+
+class StoreServer:
+    """Serves one store until it is closed. `path` is the connection file."""
+
+    def __init__(self, store: Store, what: str = "") -> None:
+        self._store = store
+        self.path, self._connection = files.made(what)
+        self._lock = threading.Lock()
+        self._watchers: set[_Watcher] = set()
+        self._closed = False
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(self._connection.socket)
+        os.chmod(self._connection.socket, 0o600)
+        self._listening.listen(4)
+        files.write(self.path, self._connection)
+        threading.Thread(target=self._accept, name="monarch-top", daemon=True).start()
+
+    def close(self) -> None:
+        """Whoever watches sees that it is over; the file is gone."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            watchers = tuple(self._watchers)
+        for path in (self.path, Path(self._connection.socket)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listening.close()
+        for watcher in watchers:
+            watcher.end()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listening.accept()
+            except OSError:
+                return
+            watcher = _Watcher(self._store, peer, self._connection.secret, self._forget)
+            with self._lock:
+                refused = self._closed or len(self._watchers) >= _WATCHERS
+                if not refused:
+                    self._watchers.add(watcher)
+            if refused:
+                peer.close()
+            else:
+                threading.Thread(target=watcher.run, name="monarch-top-watcher", daemon=True).start()
+
+    def _forget(self, watcher: "_Watcher") -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+
+
+class _Watcher:
+    """One terminal. The store puts messages here, its own thread writes them: a slow one holds nobody up."""
+
+    def __init__(self, store: Store, peer: socket.socket, secret: str, ended: Any) -> None:
+        self._store = store
+        self._peer = peer
+        self._secret = secret
+        self._ended = ended
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._behind = False
+        self._over = False
+        self._changed = threading.Condition()
+
+    def end(self) -> None:
+        """Closes the way to it."""
+        with contextlib.suppress(OSError):  # before it is closed: while a thread reads there, closing ends nothing
+            self._peer.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Until it leaves."""
+        leave = None
+        try:
+            if not self._is_known():
+                return
+            self._put({"type": "hello", "protocol": 1, "version": __version__})
+            leave = self._store.watch(self._put)
+            threading.Thread(target=self._listen, name="monarch-top-listener", daemon=True).start()
+            while self._write():
+                pass
+        except OSError:
+            return
+        finally:
+            if leave is not None:
+                leave()
+            self.end()
+            self._peer.close()
+            self._ended(self)
+
+    def _is_known(self) -> bool:
+        """Whether it has sent the secret of the connection file, in one line, soon."""
+        self._peer.settimeout(_GREETING_S)
+        line = b""
+        while not line.endswith(b"\n") and len(line) < _GREETING:
+            more = self._peer.recv(256)
+            if not more:
+                return False
+            line += more
+        self._peer.settimeout(None)
+        return hmac.compare_digest(line.strip(), self._secret.encode())
+
+    def _listen(self) -> None:
+        """What it sends means nothing; its end does."""
+        with contextlib.suppress(OSError):
+            while self._peer.recv(4096):
+                pass
+        self.end()
+
+    def _put(self, message: dict[str, Any]) -> None:
+        with self._changed:
+            if self._behind and message["type"] == "delta":
+                return
+            line = msgspec.json.encode(message) + b"\n"
+            self._behind = self._size + len(line) > BEHIND and message["type"] == "delta"
+            if not self._behind:
+                self._waiting.append(line)
+                self._size += len(line)
+            self._changed.notify()
+
+    def _write(self) -> bool:
+        with self._changed:
+            while not self._waiting and not self._behind and not self._over:
+                self._changed.wait()
+            if self._over:
+                return False
+            line = self._waiting.popleft() if self._waiting else b""
+            self._size -= len(line)
+        if line:
+            self._peer.sendall(line)
+        else:  # all that it could take has gone: what was left out is in a new snapshot
+            with self._changed:
+                self._behind = False
+            self._store.again(self._put)
+        return True
+
+
+_serving: StoreServer | None = None
+
+
+def serve(engine: Runtime | None = None, what: str = "") -> Path:
+    """Lets `monarch-nb top` show this process's cluster, read-only; gives the connection file, which is mode 0600.
+
+    What is served first stays served: a second call gives the same file. Starts the controller where there is none.
+    Ends with the process.
+    """
+    global _serving
+    store = store_of(runtime() if engine is None else engine)
+    if _serving is None or _serving._store is not store:
+        stop()
+        _serving = StoreServer(store, what)
+        atexit.register(stop)
+    return _serving.path
+
+
+def stop() -> None:
+    """Nobody can watch any more; the file is gone."""
+    global _serving
+    serving, _serving = _serving, None
+    if serving is not None:
+        serving.close()

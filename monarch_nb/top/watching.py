@@ -1,0 +1,67 @@
+"""A controller's state as another process has it: the snapshot, with all changes that have come since."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from monarch_nb.store import apply
+from monarch_nb.top.connection import Connection
+
+_CONNECT_S = 5.0
+
+
+class Watching:
+    """Reads on a thread of its own; `version` grows with each change. Any thread may look, under `lock`."""
+
+    def __init__(self, connection: Connection, changed: Callable[[], None] = lambda: None) -> None:
+        self.connection = connection
+        self.lock = threading.Lock()
+        self.document: dict[str, Any] = {}
+        self.version = 0
+        self.over = ""  # why there is nothing new any more
+        self._changed = changed
+        self._ready = threading.Event()
+        self._peer = socket.socket(socket.AF_UNIX)
+        self._peer.settimeout(_CONNECT_S)
+        self._peer.connect(connection.socket)
+        self._peer.sendall(f"{connection.secret}\n".encode())
+        self._peer.settimeout(None)
+        threading.Thread(target=self._read, name="monarch-watching", daemon=True).start()
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks until the first snapshot has come, for so many seconds; whether it has."""
+        self._ready.wait(timeout)
+        return bool(self.version)
+
+    def close(self) -> None:
+        """Watches no longer."""
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        why = f"{self.connection.what} (process {self.connection.pid}) has ended, or does not serve any more"
+        try:
+            with self._peer, self._peer.makefile("rb") as lines:
+                for line in lines:
+                    self._take(msgspec.json.decode(line))
+        except (OSError, msgspec.DecodeError) as error:
+            why = f"{why}: {error}"
+        self.over = why
+        self._ready.set()
+        self._changed()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        with self.lock:
+            if message["type"] == "snapshot":
+                self.document = message["state"]
+            elif message["type"] == "delta":
+                apply(self.document, message["patch"])
+            else:
+                return
+            self.version += 1
+        self._ready.set()
+        self._changed()
