@@ -286,6 +286,8 @@ class Agent:
             if self._node.connected(owner):
                 self._leases.renew(owner, now)
         for owner in self._leases.expired(now):
+            for child in self._children.alive():
+                child.evicted |= child.spec.owner == owner  # one that only slept finds that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
         for owner in self._leases.due(now):
             self._service.ask_after(owner)

@@ -92,6 +92,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
     expected: bool = False  # somebody asked for it
+    evicted: bool = False  # its agent has ended it, though who owns it did not ask for that
     at: float = 0.0  # wall clock, seconds
     log_bytes: int = 0  # what of its output the agent still has, or may have
 

@@ -177,6 +177,7 @@ def _cause(gone: p.Exited) -> Cause:
     return Cause(
         kind="signal" if gone.signal else ("exit" if gone.pid else "spawn"),
         text=gone.reason,
+        evicted=gone.evicted,
         host=gone.host,
         pid=gone.pid,
         exitcode=gone.exitcode,

@@ -34,6 +34,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     pid: int = 0
     exitcode: int | None = None
     signal: int | None = None
+    evicted: bool = False  # its host agent has ended it, for what `text` says
     oom: bool = False
     last_lines: tuple[str, ...] = ()
     dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler tells it

@@ -28,7 +28,8 @@ def error_text(cause: Cause) -> str:
     text = cause.traceback.rstrip() or cause.text or NO_REASON
     match cause.kind:
         case "exit" | "signal":
-            return f"the process this actor was running on failed: {ending(cause)}"
+            by_agent = f", by its host agent: {cause.text}" if cause.evicted and cause.text else ""
+            return f"the process this actor was running on failed: {ending(cause)}{by_agent}"
         case "killed":
             return f"the process this actor was running on was killed: {text}"
         case "host":

@@ -99,6 +99,20 @@ def leave_job(file: str) -> None:
     spawn(hosts.spawn_procs(name="trainers"))[0].detach("60s")
 
 
+def nap(key: str, *endpoints: str) -> None:
+    """Spawns, hears nothing for a while as its machine sleeps, and goes on."""
+    _, counter = spawn(attach_hosts(endpoints, key=key, lease=2).spawn_procs(name="trainers"))
+    monarch.actor.unhandled_fault_hook = lambda failure: None  # as in a notebook, it ends no program
+    say("sleeps")
+    signal.sigtimedwait({signal.SIGUSR1}, 90)
+    try:
+        counter.add.call(1).get(20)
+    except RuntimeError as error:
+        say("error", " ".join(str(error).split()))
+    monarch.heal_mesh(counter)
+    say("counts", *counter.add.call(1).get(20).values())
+
+
 def hold(_: str = "") -> None:
     """Spawns, and waits to be killed."""
     spawn()
@@ -163,5 +177,5 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, hold, take, mend, again)
+    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, again)
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

@@ -1,5 +1,6 @@
 """Meshes that outlive their controllers, with real processes: left, killed, come back to, taken over, forgotten."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -179,3 +180,26 @@ def test_a_mesh_of_hosts_that_dial_is_attached_where_they_dial(
     at = f"tcp://127.0.0.1:{free_port()}"
     start("--dial", at)
     come_back(place, Controller(place, "leave_callers", str(key), at).done())
+
+
+@pytest.mark.slow
+def test_a_controller_that_sleeps_for_longer_than_its_lease_is_told_so_and_heals_what_it_lost(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
+    laptop = Controller(place, "nap", str(key), *endpoints)
+    pids = [int(pid) for pid in laptop.until("pids")]
+    laptop.until("sleeps")
+    laptop.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):  # its connections count as cut only when libzmq has heard nothing for 20 s
+        with contextlib.suppress(AssertionError):
+            wait(lambda: not any(map(alive, pids)))
+    assert not any(map(alive, pids)), "the hosts do not wait for ever"
+    laptop.process.send_signal(signal.SIGCONT)
+    laptop.process.send_signal(signal.SIGUSR1)
+    laptop.done()
+    [told] = laptop.said("error")
+    assert "silent for longer than its lease" in " ".join(told), laptop.lines
+    assert "heal_mesh(" in " ".join(told)
+    assert laptop.said("counts") == [["15", "15"], ["11", "11"]]

@@ -237,7 +237,7 @@ class Children:
         lines, dump = exits.last_words(child.spec.log)
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
                                 signal=signum, last_lines=lines, dump=dump, oom=oom,
-                                expected=child.stop_wanted and not child.evicted, at=time.time(),
+                                expected=child.stop_wanted and not child.evicted, evicted=child.evicted, at=time.time(),
                                 log_bytes=spool_size(child.spec.log)))  # fmt: skip
 
     def _failed(self, child: Child, why: str) -> None:
