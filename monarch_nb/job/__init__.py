@@ -21,6 +21,7 @@ from monarch_nb.job.identity import (
 )
 from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.named import JobsFileError, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
@@ -54,6 +55,7 @@ __all__ = [
     "JobsFileError",
     "KubeConfig",
     "KubernetesJob",
+    "LightningJob",
     "LocalJob",
     "MPIJob",
     "MeshAdminConfig",

@@ -8,6 +8,7 @@ from monarch_nb.job.adapter import JobAdapter
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "kubernetes": lambda: import_module("monarch_nb.job.kubernetes.adapter").Kubernetes(),
+    "lightning": lambda: import_module("monarch_nb.job.lightning.adapter").Lightning(),
     "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
     "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),

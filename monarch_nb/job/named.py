@@ -14,6 +14,7 @@ from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
@@ -26,6 +27,7 @@ from monarch_nb.mesh import HostMesh
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
 _CLASSES: dict[str, type[AdapterJob]] = {
+    "lightning": LightningJob,
     "mpi": MPIJob,
     "process": ProcessJob,
     "ray": RayJob,

@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 # In a process of its own: Ray's client leaves threads and sockets behind in the process that it was used in.
 PROGRAM = """
-import os, sys
+import os, sys, time
+import monarch_nb.actor
 import ray
 ray.init(num_cpus=3, include_dashboard=False, namespace="monarch-nb", log_to_driver=False, logging_level="ERROR")
 from monarch_nb.actor import Actor, endpoint
@@ -26,6 +27,8 @@ class Where(Actor):
 
 def alive(pid):
     return os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read()
+
+monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # a host is lost, which would end a program
 
 if __name__ == "__main__":
     job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "TORCH_TEST_MARK": "1"})
@@ -40,7 +43,26 @@ if __name__ == "__main__":
         print("waiting", "waits for a node of Ray's" in str(error), flush=True)
     more.kill()
     print("listed", [each.apply_id for each in running_jobs("ray")] == [job.apply_id], flush=True)
+    ray.kill(ray.get_actor(job._agents["trainers_1"].id, namespace="monarch-nb"))  # as when its node is removed
+    until = time.monotonic() + 30
+    while "trainers_1 is gone: " not in job._lost() and time.monotonic() < until:
+        time.sleep(0.2)
+    while alive(found[1][1]) and time.monotonic() < until:
+        time.sleep(0.2)
+    print("lost", job._lost().startswith("trainers_1 is gone: "), alive(found[1][1]), alive(found[0][1]), flush=True)
+    short = RayJob({"short": 1}, strategy="PACK")
+    short.keep_for("2s")
+    short.state(cached_path=None)
+    short.wait(30)
+    from monarch_nb.connect import shutdown
     job.kill()
+    shutdown()
+    until = time.monotonic() + 40
+    name = short._agents["short_0"].id
+    while name in {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)} and time.monotonic() < until:
+        time.sleep(0.2)
+    left = [one["state"] for one in ray.util.placement_group_table().values() if one["name"] == str(short.apply_id)]
+    print("unused", time.monotonic() < until, left, flush=True)
     print("gone", not any(alive(pid) for _, pid in found), running_jobs("ray"), flush=True)
     ray.shutdown()
 """
@@ -59,4 +81,11 @@ def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
-    assert done.stdout.splitlines() == ["marks ray ray", "waiting True", "listed True", "gone True []"], done.stderr
+    assert done.stdout.splitlines() == [
+        "marks ray ray",
+        "waiting True",
+        "listed True",
+        "lost True False True",
+        "unused True ['REMOVED']",
+        "gone True []",
+    ], done.stderr

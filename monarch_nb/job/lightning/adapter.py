@@ -1,0 +1,163 @@
+"""Agents on the machines of Lightning jobs, as Lightning's SDK tells of them."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.job.adapter import (
+    Agent,
+    Agents,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Running,
+    Seen,
+    living_jobs,
+    state_folder,
+)
+
+_STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs
+_INSTALL = "pip install 'monarch-nb[lightning]'"
+_WAITING = {"NotCreated", "Pending"}
+_ENDED = {
+    "Stopping": "is being stopped",
+    "Stopped": "was stopped",
+    "Completed": "has ended",
+    "Failed": "has failed",
+}
+_LINES = 5
+
+
+class Lightning(JobAdapter):
+    """The ids of agents are `Lightning's name of the job/rank`."""
+
+    keep_s = 3600.0  # one may have waited for these machines
+
+    def folder(self) -> Path:
+        """In the Studio's own folder, which the machines of its jobs have too, at the same path."""
+        if not _STUDIO.is_dir():
+            return state_folder()
+        folder = _STUDIO / ".monarch" / "jobs"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Asks for one Lightning job for all hosts that are alike. Raises EngineError."""
+        kind, options = _sdk(), wanted.options
+        agents: dict[str, Agent] = {}
+        job = Running(wanted.job, str(wanted.folder), agents, dict(options))
+        alike: dict[str, list[str]] = {}
+        for name in wanted.names:
+            role = wanted.role(name)
+            if role.image:
+                raise EngineError(f"{name}: a LightningJob runs in the Studio's own environment, and takes no image")
+            alike.setdefault(repr(sorted(wanted.environment_of(name).items())), []).append(name)
+        asked = {name: options[name] for name in ("teamspace", "studio", "interruptible", "max_runtime")
+                 if name in options}  # fmt: skip
+        try:
+            for number, names in enumerate(alike.values()):
+                called = f"monarch-{wanted.job[:8]}-{number}"
+                agents.update({name: Agent(f"{called}/{rank}") for rank, name in enumerate(names)})
+                kind.run(name=called, machine=options["machine"], num_machines=len(names),
+                         command=_command(wanted), env=wanted.environment_of(names[0]) or None, **asked)  # fmt: skip
+        except BaseException as error:  # an interrupt too
+            self.kill(job)
+            if isinstance(error, Exception):
+                raise EngineError(f"Lightning has started no job: {error}") from error
+            raise
+        return agents
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """How Lightning says that the machines are."""
+        port, found, seen = job.options["port"], dict[str, list[Any]](), {}
+        for name, agent in job.agents.items():
+            called, _, rank = agent.id.partition("/")
+            if called not in found:
+                found[called] = _machines(job, called)
+            machine = next((one for one in found[called] if (one.rank or 0) == int(rank)), None)
+            if machine is None and found[called]:
+                seen[name] = Seen("waiting", f"waits: Lightning job {called} has no machine of rank {rank} yet")
+            elif machine is None:
+                seen[name] = Seen("ended", f"is gone: Lightning knows no job {called} any more")
+            else:
+                seen[name] = _seen(machine, called, port)
+        return seen
+
+    def kill(self, job: Running) -> None:
+        """Stops the Lightning jobs. Raises EngineError where Lightning does not answer: they may run on."""
+        for called in dict.fromkeys(agent.id.partition("/")[0] for agent in job.agents.values()):
+            found = _job(job, called)
+            try:
+                if found is not None and str(found.status) not in _ENDED:
+                    found.stop()
+            except Exception as error:
+                raise EngineError(f"Lightning has not stopped the job {called}: {error}") from error
+
+    def running(self) -> Mapping[str, Running]:
+        """Those whose folders this machine has."""
+        return living_jobs(self, "lightning")
+
+    def lines(self, job: Running, name: str, count: int) -> list[str]:
+        """The last lines of the machine's log, as Lightning keeps it."""
+        called, _, rank = job.agents[name].id.partition("/")
+        return next((_last_lines(one, count) for one in _machines(job, called) if (one.rank or 0) == int(rank)), [])
+
+
+def _command(wanted: AgentsWanted) -> str:
+    words = [
+        str(wanted.options["python"]), "-P", "-m", "monarch_nb.job.worker", f"tcp://0.0.0.0:{wanted.options['port']}",
+        "--key", str(wanted.secret), *([] if wanted.keep_s is None else ["--keep", str(wanted.keep_s)]),
+    ]  # fmt: skip
+    return shlex.join(words)
+
+
+def _seen(machine: Any, called: str, port: int) -> Seen:
+    status, address = str(machine.status), machine.private_ip_address
+    if status in _ENDED:
+        words = "".join(f"\n  | {line}" for line in _last_lines(machine, _LINES))
+        return Seen("ended", f"is gone: its machine of Lightning job {called} {_ENDED[status]}{words}")
+    if status in _WAITING or not address:
+        return Seen("waiting", f"waits: its machine of Lightning job {called} is {status}")
+    return Seen("running", f"at {address}, of Lightning job {called}", (f"tcp://{address}:{port}",))
+
+
+def _last_lines(machine: Any, count: int) -> list[str]:
+    try:
+        return str(machine.logs).strip().splitlines()[-count:]
+    except Exception:  # there are none yet, or none any more
+        return []
+
+
+def _machines(job: Running, called: str) -> list[Any]:
+    found = _job(job, called)
+    if found is None:
+        return []
+    try:
+        return list(found.machines) if found.num_machines > 1 else [found]
+    except Exception as error:
+        raise EngineError(f"Lightning does not tell of the machines of {called}: {error}") from error
+
+
+def _job(job: Running, called: str) -> Any:
+    """Lightning's job of that name; None if there is none."""
+    kind = _sdk()
+    try:
+        return kind(name=called, teamspace=job.options.get("teamspace"))
+    except ValueError as error:
+        if "does not exist" in str(error):
+            return None
+        raise EngineError(f"Lightning: {error}") from error
+    except Exception as error:
+        raise EngineError(f"Lightning does not answer: {error}. Log in with `lightning login`") from error
+
+
+def _sdk() -> Any:
+    """The class of Lightning's jobs. Raises EngineError."""
+    os.environ.setdefault("LIGHTNING_DISABLE_VERSION_CHECK", "1")  # it would write to cells
+    try:
+        from lightning_sdk import Job
+    except ImportError:
+        raise EngineError(f"a LightningJob needs the package lightning-sdk: {_INSTALL}") from None
+    return Job

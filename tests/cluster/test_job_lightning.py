@@ -1,0 +1,153 @@
+"""Jobs on Lightning, against a stub of its SDK whose machines are processes of this machine. NOT the real service."""
+
+import os
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.job import EngineError, LightningJob, Role, job_load, make_job, running_jobs
+from tests.cluster.engine_tools import PYTHON, none_alive
+from tests.cluster.fault_tools import SOON, until
+from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
+
+
+class Machine:
+    """One machine, at a loopback address of its own."""
+
+    def __init__(self, folder: Path, rank: int, command: str, env: dict[str, str]) -> None:
+        self.rank, self.private_ip_address = rank, f"127.8.0.{rank + 1}"
+        self._log = folder / f"machine{rank}.log"
+        self._stopped = self.pending = False
+        words = shlex.split(command.replace("tcp://0.0.0.0:", f"tcp://{self.private_ip_address}:"))
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(words, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=log)  # fmt: skip
+
+    @property
+    def status(self) -> str:
+        if self.pending:
+            return "Pending"
+        code = self.process.poll()
+        if self._stopped:
+            return "Stopped"
+        return "Running" if code is None else "Failed" if code else "Completed"
+
+    @property
+    def logs(self) -> str:
+        return self._log.read_text()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.process.terminate()
+        self.process.wait(20)
+
+
+class Service:
+    """What the stub's class of jobs belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.jobs: dict[str, list[Machine]] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.down = self.full = False
+        service = self
+
+        class Job:
+            def __init__(self, *, name: str, teamspace: str | None = None) -> None:
+                if service.down:
+                    raise ConnectionError("503 Service Unavailable")
+                if name not in service.jobs:
+                    raise ValueError(f"Job {name} does not exist in Teamspace t")
+                self.machines = tuple(service.jobs[name])
+                self.num_machines = len(self.machines)
+                first = self.machines[0]
+                self.rank, self.private_ip_address = first.rank, first.private_ip_address
+                self.status, self.logs = first.status, first.logs
+
+            @classmethod
+            def run(cls, **asked: Any) -> None:
+                if service.full:
+                    raise RuntimeError("no credits are left")
+                service.asked.append(asked)
+                service.jobs[asked["name"]] = [
+                    Machine(folder, rank, asked["command"], asked["env"] or {}) for rank in range(asked["num_machines"])
+                ]
+
+            def stop(self) -> None:
+                for machine in self.machines:
+                    machine.stop()
+
+        self.Job = Job
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    service, module = Service(tmp_path), types.ModuleType("lightning_sdk")
+    module.Job = service.Job  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning_sdk", module)
+    yield service
+    for machine in [machine for machines in service.jobs.values() for machine in machines]:
+        machine.stop()
+
+
+class Where(Actor):
+    @endpoint
+    def mark(self) -> tuple[str, int]:
+        return os.environ["MARK"], os.getpid()
+
+
+def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp_path: Path) -> None:
+    job = LightningJob({"trainers": 2}, "L4", python_exe=PYTHON, env={"MARK": "far", "TORCH_TEST_MARK": "1"})
+    try:
+        found = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where).mark.call().get(SOON)
+        assert [mark for mark, _ in found.values()] == ["far", "far"]
+        [asked] = service.asked
+        assert (asked["machine"], asked["num_machines"], asked["env"]["MARK"]) == ("L4", 2, "far")
+        secret = Path(job._folder, "key").read_text().splitlines()[-1].strip()
+        assert secret not in repr(asked)
+        assert [each.apply_id for each in running_jobs("lightning")] == [job.apply_id]
+        assert job_load(str(tmp_path / "job.json")).can_run(job)
+        [machines] = service.jobs.values()
+        machines[1].process.kill()
+        until(lambda: "trainers_1 is gone: its machine of Lightning job" in job._lost(), "its end")
+        service.down = True
+        with pytest.raises(EngineError, match=r"Lightning does not answer: 503 .*lightning login"):
+            job._adapter.look(job._job)
+        service.down = False
+        job_load(str(tmp_path / "job.json")).kill()
+        assert none_alive([pid for _, pid in found.values()])
+        assert running_jobs("lightning") == []
+    finally:
+        job.kill()
+
+
+def test_what_lightning_refuses_is_told_and_a_machine_that_waits_is_told_as_that(service: Service) -> None:
+    service.full = True
+    job = make_job("lightning", {"trainers": 1}, machine="A100", python_exe=PYTHON)
+    with pytest.raises(EngineError, match="Lightning has started no job: no credits are left"):
+        job.apply()
+    assert not job.active
+    with pytest.raises(EngineError, match="takes no image"):
+        LightningJob({"trainers": Role(image="example/monarch:1")}).apply()
+    service.full = False
+    other = LightningJob({"trainers": 1}, python_exe=PYTHON)
+    other.apply()
+    try:
+        [[machine]] = service.jobs.values()
+        machine.pending = True
+        [seen] = other._adapter.look(other._job).values()
+        assert (seen.state, seen.joins) == ("waiting", ())
+        assert seen.story.endswith("is Pending")
+    finally:
+        machine.pending = False
+        other.kill()
+    assert machine.status == "Stopped"
