@@ -70,9 +70,10 @@ bench-data: setup ## the same for the data plane alone
 bench-tensor: setup ## the same for sharded tensors alone
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --tensors --out build/bench-tensor.json
 
-bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts; HOSTS='10000' for others
+bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts, as a table and curves; HOSTS='10000' for others
 	@mkdir -p build
 	$(PY) -m tests.benchmarks.scale --out build/bench-scale.json $(HOSTS)
+	$(PY) -m tests.benchmarks.curves build/bench-scale.json build/curves
 
 compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparallel and jupyter-distributed; SYSTEMS='ours dask' for some
 	$(PY) -m tests.compare $(SYSTEMS)
