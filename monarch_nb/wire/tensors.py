@@ -3,9 +3,9 @@
 What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter; it is always
 on the CPU. A tensor that covers at least half of its storage brings the storage along, and every later view of that
 storage in the same message shares it there too. A smaller view brings its own elements only, never the big storage
-behind it (a scattered one is made dense). What has no plain strided memory (sparse, quantized, meta, subclasses,
-tensors with attributes or hooks of their own) is taken apart by torch's own pickling; storages that come up there
-travel out of band all the same.
+behind it (a scattered one is made dense). What has no plain strided memory (sparse, nested, quantized, meta,
+subclasses, tensors with attributes or hooks of their own) is taken apart by torch's own pickling; storages that come up
+there travel out of band all the same.
 """
 
 import ctypes
@@ -44,6 +44,7 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
         not (on_cpu or tensor.is_cuda)
         or tensor.layout is not torch.strided
         or tensor.is_quantized
+        or tensor.is_nested
         or tensor.__dict__
         or tensor._backward_hooks
     ):

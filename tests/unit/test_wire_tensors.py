@@ -191,6 +191,7 @@ def others(big):
         "quantized": torch.quantize_per_tensor(big, 0.1, 3, torch.qint8),
         "sparse": big.reshape(300, 400).to_sparse(),
         "compressed rows": big.reshape(300, 400).to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([big[:50_000], big[50_000:]], layout=torch.strided),
         "jagged": torch.nested.nested_tensor([big[:50_000], big[50_000:]], layout=torch.jagged),
         "storage": big.untyped_storage(),
         "buffer": torch.nn.Buffer(big),
@@ -209,6 +210,7 @@ def others(big):
             "sparse",
             "compressed rows",
             "jagged",
+            "nested",
             "storage",
             "buffer",
         )
@@ -224,7 +226,7 @@ def test_what_torch_takes_apart_itself_is_not_copied_either(name, big):
     assert torch.save(back, io.BytesIO()) is None
     if name == "storage":
         assert bytes(back) == bytes(sent)
-    elif name == "jagged":
+    elif name in ("jagged", "nested"):
         assert all(torch.equal(a, b) for a, b in zip(back.unbind(), sent.unbind(), strict=True))
     else:
         plain = [tensor.dequantize() if tensor.is_quantized else tensor.to_dense() for tensor in (back, sent)]
