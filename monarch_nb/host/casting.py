@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from monarch_nb.host.sender import Sender
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
-from monarch_nb.transport import Parcel, reason_of, reason_parcel
+from monarch_nb.transport import Parcel, UnreachableError, reason_of, reason_parcel
 from monarch_nb.wire import Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 LATE_S = 2.0  # after which those who wait for a process that had ended must have heard of its end, if they watch it
+FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to say what will not come; together as long as a gap is waited for
 _REMEMBERED = 4096  # processes that have ended
 
 Reply = Folded | None  # None: it went on alone
@@ -131,11 +132,14 @@ class Caster:
             for agent, part in (head, *below(plan)):
                 self._stand_in(replace(header, kind=int(Kind.CAST), dst=agent, plan=part))
 
-    def _stand_in(self, header: Header) -> None:
+    def _stand_in(self, header: Header, pause: float = FILL_S) -> None:
         skip = replace(header, src=self._address, method=SKIP, port=0, status=0, flags=0, buffers=())
         try:
             self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
-        except Exception:  # nobody is there to wait
+        except UnreachableError:  # nobody is there to wait, unless others know already that its host is back
+            if pause < FILL_MAX_S:
+                self._later(pause, lambda: self._stand_in(header, 2 * pause))
+        except Exception:
             return
 
     def _lose(self, port: int, places: Iterable[int], reason: str, told_elsewhere: bool) -> None:
@@ -192,13 +196,16 @@ class Caster:
                           call=request.call, flags=flags),
                    reason_parcel(reason))  # fmt: skip
 
-    def _send(self, header: Header, parcel: Parcel) -> None:
+    def _send(self, header: Header, parcel: Parcel, pause: float = FILL_S) -> None:
         try:
             self._node.send(header, parcel)
         except Exception as error:
             if header.kind in (Kind.CALL, Kind.CAST) and header.src == self._address:
                 reason = str(error)
                 self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
+            elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):
+                # An answer: who waits for it may be back, which this host has not heard of yet.
+                self._later(pause, lambda: self._send(header, parcel, 2 * pause))
 
 
 def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:

@@ -1,6 +1,5 @@
 """Messages of a process that will never arrive: whoever waits for their answers is told, and what follows goes on."""
 
-import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
@@ -10,13 +9,22 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.transport import Clock, DescriptorLimitError, Parcel, Transport, TransportError, lost_here
+from monarch_nb.transport import (
+    Clock,
+    DescriptorLimitError,
+    Parcel,
+    Transport,
+    TransportError,
+    UnreachableError,
+    lost_here,
+)
 from monarch_nb.wire import REPLY, Flags, Header, Kind, Lane, agent_of
 from monarch_nb.wire.header import SKIP, CastPlan
 
 logger = logging.getLogger(__name__)
 
 FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
+FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while nobody can be reached; together as long as a gap is waited for
 
 
 @runtime_checkable
@@ -95,13 +103,19 @@ class Losses:
             header.seq,
             SKIP,
         )
+        self._fill(skip, Lane.DATA, FILL_S)
+
+    def _fill(self, skip: Header, lane: Lane, pause: float) -> None:
         if self._local.closed:
             return
         try:
-            self._node.send(skip, Parcel([b""]), lane=Lane.DATA)
+            self._node.send(skip, Parcel([b""]), lane=lane)
         except DescriptorLimitError:  # whoever is to skip it lives, and waits
-            self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
-        except TransportError:  # nobody is there to wait
+            self._clock.later(FILL_AGAIN_S, lambda: self._fill(skip, lane, pause))
+        except UnreachableError:  # nobody is there to wait, unless others know already that its host is back
+            if pause < FILL_MAX_S:
+                self._clock.later(pause, lambda: self._fill(skip, lane, 2 * pause))
+        except TransportError:
             return
 
     def _fill_gaps(self, header: Header, plan: CastPlan) -> None:
@@ -118,8 +132,7 @@ class Losses:
                 call=header.call,
                 plan=part,
             )
-            with contextlib.suppress(TransportError):
-                self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
+            self._fill(skip, Lane.URGENT, FILL_S)
 
 
 def _tell_request(handler: PortHandler | None, reason: str) -> None:

@@ -79,6 +79,8 @@ def judge(folder: Path, killed: set[str], bound: float, names: tuple[str, ...]) 
                 continue
             verdict.errors[entry["error"]] += 1
             text = entry["text"]
+            if "no result within" in text:
+                verdict.wrong.append(f"{kind} {token} waited for somebody in vain: {text}")
             if entry["error"] not in PUBLIC:
                 verdict.wrong.append(f"{kind} {token} raised no public error: {entry['error']}: {text}")
             elif not any(name in text for name in names):

@@ -22,7 +22,7 @@ from monarch_nb.connect import AttachError, attach_hosts, shutdown
 from monarch_nb.exceptions import DeviceMeshError
 from tests.chaos.ledger import Ledger
 
-BOUND = float(os.environ.get("CHAOS_BOUND", "30"))  # seconds within which every call has to end
+BOUND = float(os.environ.get("CHAOS_BOUND", "45"))  # seconds within which every call has to end
 LEASE = 3.0  # seconds without a connection after which a host is lost
 SLOTS = 2
 THREADS = 3
@@ -53,7 +53,7 @@ class Caller(Actor):
 
     @endpoint
     def relay(self, others: Any, token: str) -> list[int]:
-        return list(others.mark.call(token).get(BOUND).values())
+        return list(others.mark.call(token).get(BOUND - 5).values())
 
     @endpoint
     def where(self) -> int:

@@ -1,6 +1,7 @@
 """An agent's part in casts that go wrong: who is told, and what stands in the place of what was lost."""
 
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from monarch_nb.host.casting import Caster
 from monarch_nb.routing import plan_cast
-from monarch_nb.transport import Parcel
+from monarch_nb.transport import Parcel, UnreachableError
 from monarch_nb.wire import Folded, Header, Kind, Layout, Run, fold, unfold_each
 from monarch_nb.wire.header import SKIP
 
@@ -23,11 +24,16 @@ class Wire:
         self.sent: list[Header] = []
         self.folded: list[list[int]] = []  # the places in each folded answer
         self.broken: set[str] = set()
+        self.unknown: set[str] = set()  # who cannot be reached, as far as is known here
+        self.tried: Counter[str] = Counter()  # how often it was tried
         self.due: list[Callable[[], None]] = []  # what is to be called later
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
         if header.dst in self.broken:
             raise OSError("cut")
+        if header.dst in self.unknown:
+            self.tried[header.dst] += 1
+            raise UnreachableError("its agent was restarted")
         self.sent.append(header)
         if header.kind == Kind.FOLDED:
             self.folded.append([one.index for one, _ in unfold_each(header, parcel.bodies)])
@@ -156,6 +162,34 @@ def test_a_part_of_a_cast_that_cannot_be_sent_is_skipped_past_the_one_who_is_gon
     call()
     assert reasons(wire) == {1: 1, 2: 2}
     assert [one.dst for one in wire.taken(Kind.CAST, SKIP)] == ["h2/agent"]
+
+
+def test_a_stand_in_and_an_answer_reach_those_whose_return_is_heard_of_a_moment_later(
+    caster: Caster, wire: Wire
+) -> None:
+    wire.unknown = {"h1/agent", "c/c.0"}
+    cast(caster, 2)
+    for _ in range(3):
+        due, wire.due = wire.due, []
+        for call in due:
+            call()
+    assert wire.sent == [one for one in wire.sent if one.dst.startswith("h0/")]
+    wire.unknown = set()
+    for call in wire.due:
+        call()
+    assert [one.dst for one in wire.taken(Kind.CAST, SKIP)] == ["h1/agent"]
+    assert reasons(wire) == {1: 1}
+
+
+def test_nobody_is_waited_for_without_end(caster: Caster, wire: Wire) -> None:
+    wire.unknown = {"h1/agent", "c/c.0"}
+    cast(caster, 2)
+    for _ in range(100):
+        due, wire.due = wire.due, []
+        for call in due:
+            call()
+    assert 5 < wire.tried["h1/agent"] < 20
+    assert 5 < wire.tried["c/c.0"] < 20
 
 
 def test_a_broadcast_is_answered_for_by_nobody_here(caster: Caster, wire: Wire) -> None:
