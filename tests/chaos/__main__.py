@@ -109,8 +109,9 @@ def table(run: Run, verdict: Verdict) -> str:
         f"results: {verdict.results}; errors: {verdict.errors.total()} ({errors or 'none'}); "
         f"cut off with their controller: {verdict.cut_off}",
         f"effects: {verdict.effects}; slowest call: {verdict.slowest:.1f} s (bound {BOUND:g} s)",
-        f"controllers: {Counter(how.partition(':')[0] for how in run.team.stories)}; "
+        f"controllers: {Counter(how.partition(',')[0] for how in run.team.stories)}; "
         f"heals that had to wait: {dict(run.told)}",
+        *(f"  {how}" for how in run.team.stories if "," in how),
     ]
     return "\n".join(lines)
 

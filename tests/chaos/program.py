@@ -145,15 +145,16 @@ def say(**words: Any) -> None:
 
 def meshes(folder: Path, number: int, key: str, endpoints: list[str]) -> tuple[Any, Any, Any, str]:
     """Processes, workers and callers, and how they came to be."""
-    how = "spawned"
+    how, name = "spawned", Path(folder, "team")  # of the mesh: what could not be attached may be kept for a while
     if number > 0:
         try:
-            procs: Any = attach("team", steal=True)
+            procs: Any = attach(name.read_text(), steal=True)
             return procs, attach("workers"), attach("callers"), "attached"
         except AttachError as error:
             how = f"spawned, as {error}"
+    name.write_text(f"team{number}")
     hosts = attach_hosts(endpoints, key=key, lease=LEASE, timeout=30)
-    procs = hosts.spawn_procs(per_host={"slots": SLOTS}, name="team")
+    procs = hosts.spawn_procs(per_host={"slots": SLOTS}, name=name.read_text())
     workers: Any = procs.spawn("workers", Worker, str(folder))
     callers: Any = procs.spawn("callers", Caller)
     workers.pid.call().get(60)
