@@ -7,16 +7,15 @@ from collections.abc import Callable
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
-from monarch_nb.mesh.requests import fail_requests
+from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.routing.incarnations import new_incarnation
-from monarch_nb.runtime import ProcState, RunsOn, Runtime
+from monarch_nb.runtime import Future, ProcState, RunsOn, Runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
-from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
-_AGAIN_S = 1.0  # until the agent of a host that cannot be reached is asked once more; grows to
+_AGAIN_S = 0.2  # until an agent that could not be reached is asked once more; grows to
 _AGAIN_MAX_S = 30.0
 
 
@@ -59,14 +58,16 @@ class ProcessWatcher:
             self._watch_on(host, tuple(mine), _AGAIN_S)
 
     def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
-        """A host that is lost may come back with other processes than these, or, as others see it, never was."""
-        try:
-            self._engine.tell(agent_of(host), verbs.WATCH, p.Addresses(addresses))
-        except UnreachableError:
-            wanted = any(each in self._owners or parse_address(each).mesh in self._engine.meshes for each in addresses)
-            if wanted and not self._engine.closed:
+        """Asks until the agent has agreed, or nobody wants to know: a host that is lost may come back."""
+
+        def agreed(asked: Future[Done]) -> None:
+            if asked.exception(0) is None or self._engine.closed:
+                return
+            if any(each in self._owners or parse_address(each).mesh in self._engine.meshes for each in addresses):
                 later = min(2 * pause, _AGAIN_MAX_S)
                 self._engine.later(pause, lambda: self._watch_on(host, addresses, later))
+
+        when_done(request(self._engine, agent_of(host), verbs.WATCH, p.Addresses(addresses)), agreed)
 
     def forget(self, mesh: str) -> None:
         """The processes of a mesh ended long ago."""
