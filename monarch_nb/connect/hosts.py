@@ -1,18 +1,20 @@
 """Hosts that a user started: attached over TCP, and left running when the controller goes."""
 
-import sys
+import logging
 from collections.abc import Sequence
 from os import PathLike, fspath
 
-from monarch_nb._version import __version__
 from monarch_nb.connect.gateway import Gateway, GatewayHost
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host.introduction import Found, introduce
+from monarch_nb.host.packages import differences
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
+
+log = logging.getLogger(__name__)
 
 
 class AttachError(RuntimeError):
@@ -129,16 +131,11 @@ def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: b
 
 def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:
     """Why the host that answers there cannot take part."""
-    here, there = sys.version.split()[0], state.python
-    if here.split(".")[:2] != there.split(".")[:2]:
-        return RuntimeError(
-            f"{endpoint} runs Python {there}, this process {here}: the minor versions must be the same, because code "
-            f"travels between them. Start that agent with Python {'.'.join(here.split('.')[:2])}"
-        )
-    if state.version != __version__:
-        return RuntimeError(
-            f"{endpoint} runs monarch-nb {state.version}, this process {__version__}: install the same on both"
-        )
+    told, stops = differences(endpoint, state)
+    if stops:
+        return RuntimeError(told)
+    if told:
+        log.warning("%s", told)
     if state.host in runtime().part(Routes).local or any(state.host == other.host for other in others):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "

@@ -301,6 +301,7 @@ class HostState(Harmless, frozen=True, kw_only=True):
     template_error: str = ""
     python: str = ""
     version: str = ""  # of monarch_nb
+    torch: str = ""  # its version with its CUDA, "" where it is not installed
     incarnation: int = 0  # which incarnation of this agent: a larger one after each start
     lease_s: float = 0.0  # how long procs of a silent owner live
 

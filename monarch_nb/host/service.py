@@ -16,6 +16,7 @@ from monarch_nb.host import verbs
 from monarch_nb.host.gateway import Gateway
 from monarch_nb.host.keeping import NOBODY, Keeper
 from monarch_nb.host.leases import Leases
+from monarch_nb.host.packages import torch_version
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children, Start
 from monarch_nb.host.procs.environment import HELD_BACK
@@ -199,7 +200,7 @@ class Service:
     def introduction(self) -> p.HostState:
         """Who this host is, without what runs there. Any thread."""
         return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
-                           version=__version__, incarnation=self._incarnation,
+                           version=__version__, torch=torch_version(), incarnation=self._incarnation,
                            lease_s=self._leases.seconds)  # fmt: skip
 
     def _shutdown(self, request: p.Shutdown, asker: Asker[p.Ended]) -> None:

@@ -1,0 +1,48 @@
+"""What this process and a host run: Python, Monarch-NB, PyTorch with its CUDA, and what of it must be the same."""
+
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from monarch_nb._version import __version__
+from monarch_nb.host.protocol import HostState
+
+
+@cache
+def torch_version() -> str:
+    """That of PyTorch as it is installed, such as "2.6.0+cu124"; "" where there is none. Imports nothing of it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def differences(endpoint: str, state: HostState) -> tuple[str, bool]:
+    """What a host runs otherwise than this process, with what mends it, as one text; whether it cannot take part so.
+
+    Python's minor version and ours must be the same; another PyTorch or CUDA is told, and is no obstacle by itself.
+    """
+    here = sys.version.split()[0]
+    wrong = [
+        ("Python", state.python, here, state.python.split(".")[:2] != here.split(".")[:2], True),
+        ("monarch-nb", state.version, __version__, state.version != __version__, True),
+    ]
+    if state.torch and torch_version():  # a host without it may be meant to be so
+        wrong.append(("PyTorch", state.torch, torch_version(), state.torch != torch_version(), False))
+    found = [(name, there, mine, stops) for name, there, mine, differs, stops in wrong if differs]
+    if not found:
+        return "", False
+    told = "; ".join(f"{name} {there or '(unknown)'}, this process {mine}" for name, there, mine, _ in found)
+    packages = [
+        f"{'torch' if name == 'PyTorch' else name}=={mine.partition('+')[0]}"
+        for name, _, mine, _ in found
+        if name != "Python"
+    ]
+    fixes = [f"pip install {' '.join(packages)}"] if packages else []
+    if any(name == "Python" for name, *_ in found):
+        minor = ".".join(here.split(".")[:2])
+        fixes.insert(0, f"start the agent with Python {minor}, as code travels only between the same minor versions")
+    cuda = state.torch.partition("+")[2] != torch_version().partition("+")[2]
+    if any(name == "PyTorch" for name, *_ in found) and cuda:
+        fixes.append(f"take PyTorch's builds for {torch_version().partition('+')[2] or 'its default'} there as here")
+    return f"{endpoint} runs {told}. On that host: {'; '.join(fixes)}", any(stops for *_, stops in found)
