@@ -93,12 +93,12 @@ class Fabric:
 
         Without one UCX, which NIXL stands on, takes what there is: the kernel inside a machine, TCP between two.
         """
-        if not nixl_name():
-            raise CannotReachError("NIXL is not installed here: pip install 'monarch-nb[rdma]'")
         if self._pid != os.getpid():
             raise CannotReachError(_FORKED)
+        if self._agent is None and not nixl_name():
+            raise CannotReachError("NIXL is not installed (pip install 'monarch-nb[rdma]')")
         if not asked_for and not rdma_devices():
-            raise CannotReachError("there is no RDMA device here (/dev/infiniband/uverbs*)")
+            raise CannotReachError("there is no RDMA device (/dev/infiniband/uverbs*)")
 
     def register(self, memory: Memory, number: int = 0) -> Span:
         """Makes memory known to the device, as region `number` or for one transfer. Raises CannotReachError."""
@@ -210,7 +210,7 @@ def _make(name: str) -> _Agent:
         raise CannotReachError(_FORKED)
     package = nixl_name()
     if not package:
-        raise CannotReachError("NIXL is not installed there: pip install 'monarch-nb[rdma]'")
+        raise CannotReachError("NIXL is not installed (pip install 'monarch-nb[rdma]')")
     # The wheel brings libraries of its own beside the system's. Where the system's were loaded first, the two do not
     # share what they register, and leaving the process does not crash.
     with contextlib.suppress(OSError):

@@ -213,8 +213,11 @@ class Service:
         return verbs.Listening(*self._listener.open_for(question.place, plain=plain))
 
     def _leased(self, question: verbs.Leasing) -> verbs.Leased:
-        self.fabric.check(asked_for=question.asked_for)
-        return self._leases.lease(question)
+        try:
+            self.fabric.check(asked_for=question.asked_for)
+            return self._leases.lease(question)
+        except CannotReachError as error:
+            return verbs.Leased("refused", str(error))
 
     def _allowed(self) -> tuple[str, ...]:
         """The movers that may be used now, the best first."""

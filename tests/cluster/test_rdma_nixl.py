@@ -15,7 +15,7 @@ import pytest
 import monarch_nb
 from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_nb.host.linux import rdma_devices
-from monarch_nb.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available
+from monarch_nb.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, routes
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.fabric import Fabric, nixl_name
 from monarch_nb.rdma.limits import Limit
@@ -23,7 +23,7 @@ from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.nixl import Nixl
 from tests.cluster.fault_tools import until
-from tests.cluster.rdma_conformance import LARGE, Holder
+from tests.cluster.rdma_conformance import LARGE, SOON, Holder
 from tests.cluster.test_rdma import WITHOUT_NIXL
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not nixl_name(), reason=WITHOUT_NIXL)]
@@ -171,6 +171,24 @@ def test_without_a_device_it_is_only_taken_where_it_is_asked_for(owner: Any) -> 
             service().fabric.check(asked_for=False)
     finally:
         monarch_nb.configure(rdma_movers="nixl,messages")
+
+
+def without_nixl() -> None:
+    sys.modules.update(dict.fromkeys(("nixl_cu12", "nixl_cu13", "nixl")))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::monarch_nb.rdma.RDMATcpFallbackWarning")
+def test_an_owner_that_lacks_it_is_reached_by_another_mover_and_the_reason_is_kept(procs: ProcMesh) -> None:
+    poor = this_host().spawn_procs(per_host={"gpus": 1}, name="poor", bootstrap=without_nixl)
+    try:
+        buffer = poor.spawn("holder", Holder).offer.call_one(1000, 3).get(SOON)
+        target = bytearray(1000)
+        buffer.read_into(target).get(SOON)
+        assert (target, buffer.backend) == (b"\x03" * 1000, "messages")
+        [reason] = next(route.reasons for route in routes() if route.process == buffer.handle.process)
+        assert "nixl: at its process: NIXL is not installed" in reason
+    finally:
+        poor.stop().get()
 
 
 def test_with_a_device_it_is_taken_without_being_asked_for(owner: Any) -> None:

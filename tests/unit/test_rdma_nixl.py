@@ -221,6 +221,12 @@ def test_of_many_buffers_the_dropped_one_is_named() -> None:
         mover().read(moves, limit())
 
 
+def test_an_owner_without_a_device_says_so() -> None:
+    owners.answers = [Leased("refused", "there is no RDMA device")]
+    with pytest.raises(CannotReachError, match="at its process: there is no RDMA device"):
+        mover().read([Move(offered(b"abc"), 0, memory_of(bytearray(3)))], limit())
+
+
 def test_without_a_device_nobody_is_asked() -> None:
     with pytest.raises(CannotReachError, match="no RDMA device"):
         nixl.Nixl(device, owners, asked_for=lambda: False).read(

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError, owner_lost
+from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
 from monarch_nb.rdma.handle import Handle
 from monarch_nb.rdma.leases import LEASE_S
@@ -104,7 +104,7 @@ class Nixl:
             raise BufferDroppedError(f"{handle} was dropped; its owner offers it no longer ({lease.text})")
         if lease.how == "lost":
             raise owner_lost(handle, lease.text)
-        raise RDMAError(f"{handle}: {lease.text}")
+        raise CannotReachError(f"at its process: {lease.text}")
 
     def _exchange(self, peer: _Peer, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         first = moves[0].handle
