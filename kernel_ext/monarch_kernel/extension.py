@@ -53,7 +53,7 @@ class Extension:
         self._widgets = Widgets(shell, self._views)
         self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)
-        self._dap = DebugBridge(shell, started, lambda: not self._front.running)
+        self._dap = DebugBridge(shell, started, lambda: not self._front.running, self._front.write)
         self._attached: _Attached | None = None
 
     def load(self) -> None:

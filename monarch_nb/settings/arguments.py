@@ -18,6 +18,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     debug_keep_failures: int
     debug_lease: Duration
     debug_orphan: str
+    debug_page_lease: Duration
     debug_patience: Duration
     default_transport: ChannelTransport | str
     enable_log_forwarding: bool

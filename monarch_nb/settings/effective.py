@@ -90,4 +90,7 @@ class Effective:
     debug_command_timeout = seconds(10, "how long a debugger command may run on a rank before it is ended")
     debug_lease = seconds(60, "how long a stopped rank waits for a controller that is silent")
     debug_orphan = text("resume", "what the rank does after that: resume, or end (the call fails)")
+    debug_page_lease = seconds(
+        180, "how long ranks that JupyterLab's debugger has stopped wait for a page that is silent"
+    )
     debug_patience = seconds(3, "how long a call without a prompt waits for ranks that do not stop as others have")

@@ -116,9 +116,10 @@ class Debugger:
 
     def hear(self, seconds: float) -> None:
         """Takes what comes in that time."""
+        until = time.monotonic() + seconds
         with contextlib.suppress(AssertionError):
-            while True:
-                self._hear(time.monotonic() + seconds, "")
+            while time.monotonic() < until:
+                self._hear(until, "")
 
     def _hear(self, deadline: float, otherwise: str) -> None:
         try:

@@ -228,6 +228,40 @@ def test_a_step_that_is_under_way_stops_nowhere_once_the_debugger_is_off(noteboo
     notebook.run("slept.stop().get()").ok()
 
 
+def test_ranks_that_a_page_has_stopped_go_on_when_it_is_gone_and_the_cell_says_so(notebook: Notebook) -> None:
+    notebook.run("from monarch.config import configure\nconfigure(debug_page_lease='1500ms')").ok()
+    debugger = Debugger(notebook).on()
+    debugger.mark(TRAINER, "loss = x + rank")
+    cell = debugger.start("t.step.call(1).get().values()", asks=True)
+    debugger.event("stopped")
+    debugger.until(lambda: len(debugger.do("monarchThreads")["threads"][-1]["ranks"]) == 2)
+    for _ in range(4):
+        assert debugger.do("monarchAlive")["seconds"] == 1.5
+        debugger.hear(0.5)
+    assert len(debugger.threads()) == 2, "a page that is there is waited for"
+    shown = debugger.finish(cell).ok()
+    assert "2, 4, 6" in shown.text
+    assert (
+        "has stopped trainers gpus=0-2, and its page was silent for 2 s (debug_page_lease): all go on" in shown.stdout
+    )
+    assert debugger.do("debugInfo")["isStarted"] is False
+    assert debugger.asked() == []
+    notebook.run("configure(debug_page_lease='3m')").ok()
+
+
+def test_two_front_ends_have_one_debugger_and_one_that_switches_it_off_does_so_for_both(notebook: Notebook) -> None:
+    first, second = Debugger(notebook).on(), Debugger(notebook).on()
+    first.mark(TRAINER, "loss = x + rank")
+    cell = first.start("t.step.call(1).get().values()")
+    first.event("stopped")
+    assert second.do("debugInfo")["stoppedThreads"] == [1]
+    assert second.variables()["x"]["value"] == "1"
+    second.off()
+    assert "2, 4, 6" in first.finish(cell).ok().text
+    assert not first.ask("next", threadId=1)["success"], "nothing is stopped any more, and no button hangs"
+    first.off()
+
+
 def test_who_asks_for_stopped_ranks_is_not_told_to_ask_again(debugger: Debugger) -> None:
     debugger.mark(TRAINER, "loss = x + rank")
     cell = debugger.start("t.step.call(10).get()")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_nb.debug import DebugError
+from monarch_nb.debug.render import named
 from monarch_nb.runtime import Actor, Runtime
 
 from ..files import cell_name
@@ -19,6 +20,7 @@ from .asked import Refused
 from .cluster import ClusterRanks
 from .handles import is_ours
 from .own import OwnDebugger
+from .presence import Presence
 from .sources import Sources
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,15 @@ class DebugBridge:
     when a breakpoint is set in code that the notebook itself runs.
     """
 
-    def __init__(self, shell: Any, engine: Callable[[], Runtime | None], idle: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        engine: Callable[[], Runtime | None],
+        idle: Callable[[], bool],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`idle` says whether no cell runs; `say` tells people something in the cell."""
+        self._say = say
         self._shell = shell
         self._kernel: Any = getattr(shell, "kernel", None)
         self._idle = idle
@@ -44,6 +54,7 @@ class DebugBridge:
         ranks = ClusterRanks(engine)
         self.adapter = Adapter(ranks, self._sources.text, name=self._file_name, is_actor=self._is_actor)
         self.announcer = Announcer(self.adapter, ranks, self._tell)
+        self._presence = Presence(self._holds, self._page_is_gone)
         self._pool = ThreadPoolExecutor(1, "monarch-dap")
         self._own: OwnDebugger | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,6 +85,7 @@ class DebugBridge:
         if self.adapter.attached:
             self.adapter.answer("disconnect", {})
         self.announcer.close()
+        self._presence.forget()
         self._pool.shutdown(wait=False)
 
     def attach(self, engine: Runtime) -> None:
@@ -93,6 +105,7 @@ class DebugBridge:
     async def handle(self, message: Message) -> Message | None:
         """The answer to a request, within a bounded time."""
         self._loop = asyncio.get_running_loop()
+        self._presence.heard()
         command = str(message.get("command") or "")
         arguments: Message = message.get("arguments") or {}
         try:
@@ -178,6 +191,25 @@ class DebugBridge:
     def _own_stopped(self) -> bool:
         return self._own is not None and self._own.stopped
 
+    async def _do_monarchAlive(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+        """The page is there, and says so again within `seconds`, for as long as anything is stopped."""
+        return {"seconds": self._presence.beat()}
+
+    def _holds(self) -> bool:
+        return self.adapter.attached and any(record.in_the_way for record in self.adapter.ranks.records())
+
+    def _page_is_gone(self, silent: float) -> None:
+        """Nobody is there to let go on what is stopped."""
+        held = [record for record in self.adapter.ranks.records() if record.in_the_way]
+        if self._loop is None or not held:
+            return
+        self._say(
+            f"» JupyterLab's debugger has stopped {named(held)}, and its page was silent for {silent:.0f} s "
+            "(debug_page_lease): all go on, and the debugger is off\n"
+        )
+        message = {"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}
+        asyncio.run_coroutine_threadsafe(self.handle(message), self._loop)
+
     async def _do_dumpCell(self, arguments: Message, message: Message) -> Message:  # noqa: N802
         return {"sourcePath": self._sources.dump(str(arguments.get("code") or ""))}
 
@@ -199,6 +231,7 @@ class DebugBridge:
                 undo()
             del self._undo[2:]
             self._late.clear()
+            self._presence.forget()
             self.announcer.forget()
             self._tell({"event": "terminated"})
 

@@ -11,6 +11,7 @@ import type { Front } from "./front";
 
 const MOST = 64; // ranks of one group that have a button
 const ANSWER_MS = 10_000; // a kernel that knows no debugger never answers
+const BEAT_MS = 20_000; // between words that this page is there: ranks that it has stopped go on where it is not
 const AGAIN_MS = 2_000; // before one that has not answered is asked anew
 
 export interface RankRow {
@@ -143,7 +144,16 @@ export class RanksSection extends Widget {
     }
   }
 
+  private _beat(wanted: boolean): void {
+    if (wanted === (this._beating !== undefined)) return;
+    clearInterval(this._beating);
+    const beat = (): void => void this._link.ask("monarchAlive").catch(() => undefined);
+    this._beating = wanted ? setInterval(beat, BEAT_MS) : undefined;
+    if (wanted) beat();
+  }
+
   private _draw(threads: Threads, marks: BreakpointRow[]): void {
+    this._beat(threads.threads.length > 0);
     const drawn = JSON.stringify([threads, marks]);
     if (drawn === this._drawn) return;
     this._drawn = drawn;
@@ -197,6 +207,7 @@ export class RanksSection extends Widget {
   }
 
   private _asking = false;
+  private _beating: ReturnType<typeof setInterval> | undefined;
   private _context: ISessionContext | null = null;
   private _drawn = "";
   private _late: ReturnType<typeof setTimeout> | undefined;
