@@ -117,7 +117,7 @@ describe("a page with many ranks", () => {
     input.value = "failed";
     input.dispatchEvent(new Event("input"));
     expect(root.querySelectorAll(".mnb-cell:not(.mnb-out)")).toHaveLength(1);
-    expect(root.querySelector(".mnb-find [role=status]")?.textContent).toBe("1 of 160");
+    expect(root.querySelector(".mnb-findline [role=status]")?.textContent).toBe("1 of 160");
     (root.querySelector("button[aria-expanded]") as HTMLElement).click();
     (root.querySelector(".mnb-kind") as HTMLElement).click();
     expect(root.querySelector('.mnb-cell[aria-selected="true"]')?.getAttribute("data-index")).toBe("5");

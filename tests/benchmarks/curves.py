@@ -138,11 +138,16 @@ def seconds(value: float) -> str:
     return f"{value:g} s" if value >= 1 else f"{1e3 * value:g} ms"
 
 
+def number(value: float) -> str:
+    """In a few characters."""
+    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value:,.0f}"
+
+
 def draw(runs: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Writes the pictures; gives their paths."""
     pictures = {
         "scale-time": picture(runs, SECONDS, 1e-4, 1e2, seconds),
-        "scale-messages": picture(runs, MESSAGES, 1, 1e6, lambda value: f"{value:,.0f}"),
+        "scale-messages": picture(runs, MESSAGES, 1, 1e6, number),
         "scale-memory": memory(runs),
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ export class Finder {
   readonly element: HTMLElement;
 
   constructor(private _events: FinderEvents) {
-    this.element = h("div", { class: "mnb-finder", hidden: true }, h("div", { class: "mnb-find" }, this._input, this._count, this._choose, this._toggle), this._list);
+    this.element = h("div", { class: "mnb-finder", hidden: true }, h("div", { class: "mnb-findline" }, this._input, this._count, this._choose, this._toggle), this._list);
     this._choose.addEventListener("click", () => this._pick(this._found()));
     this._toggle.addEventListener("click", () => {
       this._open = !this._open;
