@@ -1,0 +1,22 @@
+"""Which tensors may have new memory: those whose memory nothing else shows."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.tensor.references import Held, Memory, Reference
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_tensor_is_alone_until_a_view_of_it_is_held_and_again_when_that_has_ended() -> None:
+    stream: Any = object()
+    held = Held({})
+    tensor, view, other = (held.hold(stream, None, None) for _ in range(3))  # type: ignore[arg-type]
+    assert held.is_alone(tensor)
+    tensor.memory = view.memory = Memory()
+    other.memory = Memory()
+    assert [held.is_alone(one) for one in (tensor, view, other)] == [False, False, True]
+    del view
+    assert held.is_alone(tensor)
+    assert isinstance(other, Reference)
