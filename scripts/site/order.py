@@ -27,6 +27,7 @@ def nav() -> list[Entry]:
                 {"Coverage of PyTorch": "tensor-coverage.md"},
                 {"Architecture": "architecture.md"},
                 {"Promises and tests": "design-tests.md"},
+                {"Faults at random": "chaos.md"},
                 {"Protocol": "protocol.md"},
                 {"Changelog": "changelog.md"},
             ]
