@@ -7,7 +7,7 @@ import pytest
 from tests.browser.lab import SCREENSHOTS, Desk, Lab, panel_built, theme, write_notebook
 
 pytestmark = [
-    pytest.mark.slow,  # beside other tests a cell after it does not end now and then, which is not explained yet
+    pytest.mark.slow,  # eleven seconds of a processor; tests/notebook/test_dap.py has the same without a browser
     pytest.mark.timeout(240),
     # The browser's driver leaves its own odds and ends to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
