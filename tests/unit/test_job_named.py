@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.job import JobsFileError, KubernetesJob, Role, SlurmJob, SSHJob, job_named, make_job
+from monarch_nb.job import AdapterJob, JobsFileError, KubernetesJob, Role, SlurmJob, SSHJob, job_named, make_job
 from monarch_nb.job.named import arguments_of, described_jobs, find_file, job_file
 
 pytestmark = pytest.mark.timeout(20)
@@ -73,3 +73,12 @@ def test_the_arguments_of_a_kind_are_known() -> None:
     assert {"partition", "time_limit", "env"} <= arguments_of("slurm")
     assert {"namespace", "image", "resources"} <= arguments_of("kubernetes")
     assert isinstance(make_job("ssh", {"a": ["b"]}), SSHJob)
+
+
+def test_how_long_unused_hosts_are_kept_is_said_in_the_file_or_in_a_cell() -> None:
+    kept = make_job("process", {"trainers": 1}, keep="2h")
+    assert isinstance(kept, AdapterJob)
+    assert kept.keep == 7200
+    assert "keep" in arguments_of("ssh")
+    with pytest.raises(ValueError, match=r"live until kill\(\)"):
+        make_job("kubernetes", {"trainers": 1}, namespace="lab", keep="2h")
