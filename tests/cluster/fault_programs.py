@@ -370,7 +370,7 @@ def only(spare: int) -> Iterator[None]:
                 os.close(fd)
 
 
-def few_descriptors() -> None:
+def few_descriptors(only_some: str) -> None:
     """A few descriptors are left in the controller: enough to begin something, and not to end it."""
     quiet()
     peer._STARVED_S = 0.5
@@ -389,8 +389,9 @@ def few_descriptors() -> None:
         "spawn": (lambda: spawn()[1].pid.call().get(SOON), 3),
         "heal": (lambda: heal_mesh(procs), 3),
     }
+    few = {"large": [2], "spawn": [0], "heal": []} if only_some else {}
     for name, (way, most) in ways.items():
-        for spare in range(most):
+        for spare in few.get(name, range(most)):
             if name == "heal":
                 kill()
             began = time.monotonic()

@@ -207,8 +207,40 @@ def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mes
         torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4, msg=name)  # type: ignore[attr-defined]
 
 
+def layers(mesh: Mesh, dropout: float) -> tuple[nn.Module, torch.Tensor]:
+    """Two of them, the first cut by columns and the second by rows, and what to give them."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(16, 8), nn.Dropout(dropout), nn.Linear(8, 4))
+    x = monarch_nb.distribute(torch.randn(8, 16), mesh, ["data", None])
+    return monarch_nb.module_to_mesh(model, mesh, {"0": "column", "2": "row"}), x
+
+
+def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh) -> None:
+    gradients = []
+    for checkpointed in (False, True):
+        model, x = layers(mesh, 0.3)
+        torch.manual_seed(7)
+        out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+        out.square().sum().backward()
+        gradients.append([parameter.grad.full_tensor() for parameter in model.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_autocast_computes_products_in_lower_precision(mesh: Mesh) -> None:
+    model, x = layers(mesh, 0.0)
+    whole = model(x).full_tensor()
+    with torch.autocast("mesh", torch.bfloat16):
+        out = model(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.full_tensor().float(), whole, atol=0.02, rtol=0.02)
+    out.float().square().sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}  # type: ignore[union-attr]
+
+
 @pytest.mark.slow
-def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: torch.Tensor) -> None:
+def test_a_model_with_checkpoints_and_dropout_and_one_under_autocast_have_the_losses_they_should(
+    mesh: Mesh, text: torch.Tensor
+) -> None:
     words = monarch_nb.distribute(text, mesh, ["data", None])
     gradients = []
     for checkpointed in (False, True):
@@ -219,13 +251,8 @@ def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh, text: to
         loss_of(model, words).backward()
         gradients.append([parameter.grad.full_tensor() for parameter in model.parameters()])  # type: ignore[union-attr]
     torch.testing.assert_close(gradients[1], gradients[0])
-
-
-@pytest.mark.slow
-def test_autocast_computes_products_in_lower_precision(mesh: Mesh, text: torch.Tensor) -> None:
     local = model_of()
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, COLUMNS_AND_ROWS)
-    words = monarch_nb.distribute(text, mesh, ["data", None])
     with torch.autocast("mesh", torch.bfloat16):
         assert model(words[:, :-1]).dtype == torch.bfloat16
         loss = loss_of(model, words)

@@ -112,9 +112,11 @@ def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> Non
 
 def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
     port = free_port()
-    with workers_at(f"service<2MuA>@tcp://localhost:{port}@tcp://127.0.0.1:{port}"):
+    with workers_at(f"service<2MuA>@tcp://localhost:{port}@tcp://0.0.0.0:{port}"):
         hosts = attach(f"service<2MuA>@tcp://127.0.0.1:{port}")
         assert hosts.initialized.get(30) is True
+        with pytest.raises(ConnectionRefusedError):  # which reaches 0.0.0.0: without a key, only where it is dialled
+            socket.create_connection(("127.0.0.2", port), timeout=SOON)
         hosts.shutdown().get(SOON)
 
 
