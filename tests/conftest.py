@@ -41,6 +41,14 @@ settings.register_profile(
 settings.load_profile("ours")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that tests start read test modules without importing pytest, which costs more than all else they do."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        light, found = str(HERE / "light"), os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([light, *([found] if found else [])])
+        sys.path.insert(0, light)  # processes of meshes have the path of their controller
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Each worker reads other modules first: what pytest makes of their asserts is then made once, not by all."""
