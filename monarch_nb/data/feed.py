@@ -82,7 +82,7 @@ class Feed:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
             coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
-        self._server.finish.call_one(self._number, rank, step).get()
+        self._server.finish.call_one(self._number, rank).get()
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """The same for actors with an event loop, which goes on meanwhile."""
@@ -93,7 +93,7 @@ class Feed:
             yield _tensors(batch) if self._arrays == "torch" else batch
             step += 1
             coming.append(self._ask(rank, part, step + self._prefetch - 1, step))
-        await self._server.finish.call_one(self._number, rank, step)
+        await self._server.finish.call_one(self._number, rank)
 
     def state_dict(self) -> dict[str, int]:
         """What `state=` takes: how many rows all ranks are done with. Blocks for a moment."""

@@ -49,14 +49,12 @@ class Serving:
         self._rows_of_steps: list[int] = []
         self._bytes = 0
 
-    async def pull(self, rank: int, part: int, step: int) -> Encoded | None:
-        """A rank's part of a step, once it is there; None after the last."""
+    async def pull(self, part: int, step: int) -> Encoded | None:
+        """A part of a step, once it is there; None after the last."""
         while True:
             held: Step | None = self.ledger.step(step)
             if held is not None:
-                if held.parts[part] is None:  # the last step has nothing for this part
-                    await self.finish(rank, step + 1)
-                return held.parts[part]
+                return held.parts[part]  # None: the last step has nothing for this part
             if self.ledger.ended is not None and step >= self.ledger.ended:
                 return None
             self._read_on()
@@ -69,6 +67,10 @@ class Serving:
                 self._read_on()
             async with self._changed:
                 self._changed.notify_all()
+
+    async def end(self, rank: int) -> None:
+        """There is nothing more for a rank in what was read."""
+        await self.finish(rank, self.ledger.next)
 
     async def stop(self) -> None:
         """Whoever waits is told; the source is let go once what is being read has come."""
@@ -158,12 +160,12 @@ class FeedServer(Actor):
         """A rank's batch of a step, once it is there; None after the last. `done` is what it needs no more."""
         serving = self._of(feed)
         await serving.finish(rank, done)
-        return await serving.pull(rank, part, step)
+        return await serving.pull(part, step)
 
     @concurrent_endpoint
-    async def finish(self, feed: int, rank: int, done: int) -> None:
-        """A rank needs its first `done` batches no more."""
-        await self._of(feed).finish(rank, done)
+    async def finish(self, feed: int, rank: int) -> None:
+        """A rank has had its last batch, and needs none any more."""
+        await self._of(feed).end(rank)
 
     @concurrent_endpoint
     async def progress(self, feed: int) -> Progress:

@@ -15,6 +15,9 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, heal_mesh, this_host
 from monarch_nb.data import Feed
+from monarch_nb.data.rows import Rows
+from monarch_nb.data.server import Serving
+from monarch_nb.wire import decode
 from tests.cluster.actor_tools import Faults
 from tests.cluster.fault_tools import until
 
@@ -230,6 +233,22 @@ def test_waiting_for_a_rank_that_never_comes_ends_and_names_it(procs: ProcMesh) 
     with pytest.raises(ActorError, match=r"has waited 0.3 s for rank 1, 2, 3, still at batch 0"):
         later.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed).get(60)
     later.stop().get()
+
+
+def test_a_rank_that_has_nothing_of_the_last_step_gets_all_before_it() -> None:
+    """Its request for the last step may be answered before that for the one before it."""
+
+    async def told() -> tuple[Any, Any, int]:
+        rows = Rows(iter(batches(5, 5)))
+        serving = Serving(rows, ranks=2, parts=2, batch_size=2, ahead=2, drop_last=False, patience=20)
+        await serving.finish(0, 2)  # the other one is through
+        both = [await serving.pull(part, step) for part, step in ((1, 1), (1, 0))]
+        await serving.end(1)
+        return both[0], both[1], serving.ledger.done[1]
+
+    last, before, done = asyncio.run(told())
+    assert (last, done) == (None, 2)
+    assert decode([bytes(frame) for frame in before.frames])["x"].tolist() == [2, 3]
 
 
 def test_a_loader_actor_feeds_others(readers: Any) -> None:
