@@ -88,7 +88,7 @@ def test_an_owner_whose_memory_nobody_uses_takes_no_time_of_a_processor(owner: A
     until(lambda: owner.leases.call_one().get() == 0)
     before = owner.seconds.call_one().get()
     time.sleep(1)
-    assert owner.seconds.call_one().get() - before < 0.1
+    assert owner.seconds.call_one().get() - before < 0.3, "NIXL's own thread would have taken all of that second"
 
 
 def test_a_stopped_owner_is_waited_for_until_time_is_up_and_serves_afterwards(owner: Any) -> None:
