@@ -24,6 +24,7 @@ def nav() -> list[Entry]:
             "Behind it": [
                 {"Compatibility": "compatibility.md"},
                 {"Performance": "performance.md"},
+                {"Comparison": "comparison.md"},
                 {"Coverage of PyTorch": "tensor-coverage.md"},
                 {"Architecture": "architecture.md"},
                 {"Promises and tests": "design-tests.md"},

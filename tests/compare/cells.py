@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from facts import fact
+from facts import ANSI, fact
 from jupyter_client.manager import KernelManager
 
 RICH = "application/vnd.jupyter-distributed.rank+json"
@@ -43,7 +43,9 @@ def run(client: Any, code: str) -> dict[str, Any]:
 def errors(shown: dict[str, Any]) -> list[str]:
     """What ranks failed of."""
     return [
-        f"[Rank {rank['rank']} — {rank['status']}] {output['content']['ename']}: {output['content']['evalue']}"
+        f"[Rank {rank['rank']} — {rank['status']}]\n"
+        + ANSI.sub("", "\n".join(output["content"]["traceback"]))
+        + f"\n{output['content']['ename']}: {output['content']['evalue']}"
         for rank in shown.get(RICH, {}).get("ranks", ())
         for output in rank["outputs"]
         if output["type"] == "error"

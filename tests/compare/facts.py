@@ -2,17 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import time
+import traceback
 from typing import Any
 
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 now = time.perf_counter
 
 
 def fact(name: str, value: Any) -> None:
-    """Tells one thing that was found; what raises is shown as its user sees it."""
+    """Tells one thing that was found; of an exception, all that its user sees where nobody catches it."""
     if isinstance(value, BaseException):
-        value = f"{type(value).__name__}: {value}"
+        own = getattr(value, "_render_traceback_", None)  # what IPython asks for
+        value = "\n".join(own()) if own is not None else "".join(traceback.format_exception(value))
+        value = ANSI.sub("", value)
     print(json.dumps({"fact": name, "value": value}), flush=True)
 
 

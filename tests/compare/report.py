@@ -66,6 +66,7 @@ def markdown(environment: Found, runs: Runs, systems: Iterable[str]) -> str:
             for system in systems:
                 said = str(best(runs[story].get(system, ())).get("what is said", ""))
                 if said:
-                    lines = said.splitlines()
-                    parts += ["", f"{system} says, in {len(lines)} lines:", "", "```text", *lines[:12], "```"]
+                    lines = [line for line in said.splitlines() if line.strip()]
+                    parts += ["", f"{system} says, in {len(lines)} lines, the last of which are:"]
+                    parts += ["", "```text", *lines[-8:], "```"]
     return "\n".join(parts) + "\n"
