@@ -13,6 +13,7 @@ import pytest
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.session.thread import ThreadDebugger
+from monarch_nb.transport import calm
 from tests.effort import tries
 from tests.unit.debug_tools import SESSION, debugged, go, on_thread, source
 
@@ -149,6 +150,7 @@ class Reference(bdb.Bdb):
                 self.reset()
                 self.botframe = sys._getframe()
                 self.set_continue()
+                calm()  # as ours does: an exception that was thrown into a thread of an earlier test holds traced ones
                 sys.settrace(self.trace_dispatch)
             try:
                 exec(code, names)
