@@ -31,7 +31,7 @@ class Effective:
     # Starting
     host_spawn_ready_timeout = seconds(30, "how long a host agent may take to start")
     host_prestart = flag(True, "whether %load_ext starts the host agent in the background")
-    host_light_procs = count(2, "how many processes a host starts before its template has imported torch")
+    host_light_procs = count(4, "how many processes a host starts before its template has imported torch")
     mesh_proc_spawn_max_idle = seconds(30, "how long a host agent may take to answer a spawn")
     actor_spawn_max_idle = seconds(0, "how long __init__ of an actor may take; 0s: any time", optional=True)
     mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
