@@ -11,12 +11,12 @@ from monarch_nb.runtime.actors.endpoint import (
     undeclared_name,
 )
 from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
+from monarch_nb.runtime.actors.roles import Feature
 from monarch_nb.runtime.arrivals import SPAWN
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.feature import Feature
 from monarch_nb.runtime.features import DEBUG
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held

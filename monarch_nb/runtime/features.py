@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from monarch_nb.runtime.feature import Feature
+from monarch_nb.runtime.actors.roles import Feature
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:

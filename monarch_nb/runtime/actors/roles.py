@@ -1,7 +1,7 @@
 """What the parts of a runtime ask of each other and of their process: each names here what it needs, and no more."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -11,12 +11,20 @@ from monarch_nb.transport import Transport
 from monarch_nb.wire import Header, Lane, Status, Verb
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.feature import Feature
     from monarch_nb.transport import Parcel
 
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 T = TypeVar("T")
+
+
+class Feature(Generic[T]):
+    """The name of a part that a process loads when it is first needed, and its type."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class Messenger(Protocol):
@@ -48,7 +56,7 @@ class Process(Home, Protocol):
     def context(self) -> Context:
         """The current context; the root client's outside actors."""
 
-    def feature(self, feature: "Feature[T]") -> T:
+    def feature(self, feature: Feature[T]) -> T:
         """A feature of this process, which is loaded now if it has not been."""
 
     def bound(self, dst: str, frames: Sequence[Any]) -> None:
