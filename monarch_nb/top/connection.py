@@ -49,7 +49,7 @@ def folder() -> Path:
 
 def made(what: str = "") -> tuple[Path, Connection]:
     """The file of this process, not written yet, and what will be in it."""
-    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    name = secrets.token_hex(4)  # short: so must be the path of a socket
     place = folder()
     program = what or f"the program {Path(sys.argv[0]).name or 'python'}"
     return place / f"{name}.json", Connection(

@@ -39,10 +39,14 @@ class StoreServer:
         self._watchers: set[_Watcher] = set()
         self._closed = False
         self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(self._connection.socket)
-        os.chmod(self._connection.socket, 0o600)
-        self._listening.listen(4)
-        files.write(self.path, self._connection)
+        try:
+            self._listening.bind(self._connection.socket)
+            os.chmod(self._connection.socket, 0o600)
+            self._listening.listen(4)
+            files.write(self.path, self._connection)
+        except OSError:
+            self._listening.close()
+            raise
         threading.Thread(target=self._accept, name="monarch-top", daemon=True).start()
 
     def close(self) -> None:

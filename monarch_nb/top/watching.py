@@ -26,9 +26,13 @@ class Watching:
         self._changed = changed
         self._ready = threading.Event()
         self._peer = socket.socket(socket.AF_UNIX)
-        self._peer.settimeout(_CONNECT_S)
-        self._peer.connect(connection.socket)
-        self._peer.sendall(f"{connection.secret}\n".encode())
+        try:
+            self._peer.settimeout(_CONNECT_S)
+            self._peer.connect(connection.socket)
+            self._peer.sendall(f"{connection.secret}\n".encode())
+        except OSError:
+            self._peer.close()
+            raise
         self._peer.settimeout(None)
         threading.Thread(target=self._read, name="monarch-watching", daemon=True).start()
 

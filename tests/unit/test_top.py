@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,13 +52,14 @@ def filled(hosts: int) -> Store:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, StoreServer]]:
-    monkeypatch.setattr(files, "base_folder", lambda: tmp_path)
-    store = filled(2)
-    server = StoreServer(store, "the notebook train.ipynb")
-    yield store, server
-    server.close()
-    store.close()
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, StoreServer]]:
+    with tempfile.TemporaryDirectory(prefix="mnb-") as folder:  # pytest's own are too long for a socket
+        monkeypatch.setattr(files, "base_folder", lambda: Path(folder))
+        store = filled(2)
+        server = StoreServer(store, "the notebook train.ipynb")
+        yield store, server
+        server.close()
+        store.close()
 
 
 def watch(server: StoreServer) -> Watching:
