@@ -52,14 +52,20 @@ def filled(hosts: int) -> Store:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, StoreServer]]:
-    with tempfile.TemporaryDirectory(prefix="mnb-") as folder:  # pytest's own are too long for a socket
+def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connection files are in a folder of the test's own: pytest's are too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="mnb-") as folder:
         monkeypatch.setattr(files, "base_folder", lambda: Path(folder))
-        store = filled(2)
-        server = StoreServer(store, "the notebook train.ipynb")
-        yield store, server
-        server.close()
-        store.close()
+        yield
+
+
+@pytest.fixture
+def served(short_folder: None) -> Iterator[tuple[Store, StoreServer]]:
+    store = filled(2)
+    server = StoreServer(store, "the notebook train.ipynb")
+    yield store, server
+    server.close()
+    store.close()
 
 
 def watch(server: StoreServer) -> Watching:
@@ -240,8 +246,7 @@ def drive(store: Store, steps: Any) -> None:
         store.close()
 
 
-def test_keys_sort_find_open_a_host_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "base_folder", lambda: tmp_path)
+def test_keys_sort_find_open_a_host_and_come_back(short_folder: None) -> None:
 
     async def steps(app: Any, pilot: Any) -> None:
         assert len(app.table.rows) == 1250
@@ -264,8 +269,7 @@ def test_keys_sort_find_open_a_host_and_come_back(tmp_path: Path, monkeypatch: p
     drive(filled(1250), steps)
 
 
-def test_a_storm_of_changes_is_looked_at_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "base_folder", lambda: tmp_path)
+def test_a_storm_of_changes_is_looked_at_twice_a_second(short_folder: None) -> None:
     store = filled(2)
 
     async def steps(app: Any, pilot: Any) -> None:
