@@ -34,6 +34,9 @@ class Named:
     def __call__(self, *given: Any, **named: Any) -> Any:
         return getattr(_itself(), self._name)(*given, **named)
 
+    def __getitem__(self, parameters: Any) -> "Named":
+        return self
+
     def __or__(self, other: Any) -> "Named":
         return self
 
