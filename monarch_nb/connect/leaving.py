@@ -74,6 +74,7 @@ class Leaving:
 
         Blocks for as long as it takes to write that down; does nothing where nothing has changed.
         """
+        self._hold_due()  # what is under way, too: notes that were taken before the cell's end may be without its names
         for state in self._mine() if self._held else ():
             if state.uid in self._held and self._noted(state) != self._notes.get(state.uid):
                 with self._lock:

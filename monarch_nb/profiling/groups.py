@@ -82,8 +82,9 @@ def _noise(
 def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) -> list[Difference]:
     """The functions that groups spend different shares of the time in, by how much, the most first.
 
-    Of functions that call each other the innermost that still differs as much is named: not the endpoint, but the call
-    in it that makes it slow.
+    What they wait for messages comes last: mostly it is what is left of the time, for work that differs. Of functions
+    that call each other the innermost that still differs as much is named: not the endpoint, but the call in it that
+    makes it slow.
     """
     if len(groups) < 2:
         return []
@@ -107,4 +108,4 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
                 look(child, (*path, child.place), at)
 
     look(root, (), ("", 0))
-    return sorted(found, key=lambda difference: (-difference.spread, difference.names))
+    return sorted(found, key=lambda one: (one.path == (WAITS,), -one.spread, one.names))

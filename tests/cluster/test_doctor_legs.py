@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.connect import hosts
 from monarch_nb.doctor import legs, shut
+from monarch_nb.host import packages
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import HostProcess, key, nothing_left, user_hosts
 from tests.ports import free_port
@@ -46,5 +46,5 @@ def test_the_first_leg_that_is_shut_is_named_with_what_to_do(
     assert last(agent.endpoint, other).startswith("key: ")
     assert "needs a key" in last(agent.endpoint, None)
     assert last(agent.endpoint, tmp_path / "none").startswith("key: there is no key file")
-    monkeypatch.setattr(hosts, "__version__", "9.9.9")
+    monkeypatch.setattr(packages, "__version__", "9.9.9")
     assert last(agent.endpoint, key).startswith("versions: ")
