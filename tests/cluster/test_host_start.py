@@ -71,11 +71,14 @@ def waits_for(tmp_path: Path) -> tuple[dict[str, str], Path]:
 def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: Path) -> None:
     env, gate = waits_for(tmp_path)
     with hosted(env=env) as (handle, client):
-        first = client.started(*client.spawn(2, heavy=False))
-        assert [one.how for one in first] == ["fork"] * 2
-        assert client.status().template_seconds is None
+        first = client.started(*client.spawn(4, heavy=False))
+        assert [one.how for one in first] == ["fork"] * 4
         for one in first:
             wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
+        os.kill(first[0].pid, signal.SIGKILL)
+        wait_until(lambda: not alive(first[0].pid))
+        assert client.started(*client.spawn(1, heavy=False))[0].how == "fork"  # in the place of the one that died
+        assert client.status().template_seconds is None
         more, heavy = client.spawn(1, heavy=False), client.spawn(1)  # one too many, and one that wants the imports
         gate.touch()
         assert [one.how for one in client.started(*more, *heavy)] == ["fork"] * 2

@@ -17,6 +17,7 @@ class Child(Struct, eq=False):
     state: str = "starting"
     pid: int = 0
     how: str = ""
+    light: bool = False  # forked before the template had imported what it imports
     why: str = ""
     channel: ProcChannel | None = None
     requested_at: float = field(default_factory=time.monotonic)

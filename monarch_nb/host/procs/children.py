@@ -68,7 +68,6 @@ class Children:
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
         self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
-        self._light_left = settings.host_light_procs
         if early is not None:
             if early.light is not None:
                 self._light.adopt(early.light, early.pid)
@@ -107,7 +106,10 @@ class Children:
             else:
                 forks.append(channel)
         if forks:
-            self._forker_for(len(forks), heavy).fork(forks)
+            forker = self._forker_for(len(forks), heavy)
+            for channel in forks:
+                self._starts[channel][0].light = forker is self._light
+            forker.fork(forks)
         self._forget_old()
 
     def _forker_for(self, count: int, heavy: bool) -> Forker:
@@ -116,10 +118,10 @@ class Children:
         More of them, or such as import torch anyway, are there sooner if they share what the template imports.
         """
         light = self._light.coming or self._light.ready
-        if heavy or count > self._light_left or not light or not self.forker.coming:
+        if heavy or not light or not self.forker.coming:
             return self.forker
-        self._light_left -= count
-        return self._light
+        there = sum(child.light and child.alive for child in self._children.values())  # who replaces one may be one
+        return self._light if there + count <= settings.host_light_procs else self.forker
 
     def _retire_light(self) -> None:
         """The template is ready: the light one goes, once what it was asked for is under way."""
