@@ -58,15 +58,16 @@ def markdown(environment: Found, runs: Runs, systems: Iterable[str]) -> str:
         for system in systems:
             found = best(runs[story].get(system, ()))
             if "lines" not in found:
-                parts.append(f"| {system} | cannot do that" + " | " * len(columns) + "|")
+                parts.append(f"| {system} | cannot do that |" + " |" * (len(columns) - 1))
             else:
                 wrong = " (did not end well)" if "wrong" in found else ""
                 parts.append(f"| {system}{wrong} | " + " | ".join(cell(found.get(name)) for name, _ in columns) + " |")
-        if story in ("training", "broken_rank"):
+        if story == "training":
             for system in systems:
                 said = str(best(runs[story].get(system, ())).get("what is said", ""))
                 if said:
                     lines = [line for line in said.splitlines() if line.strip()]
+                    first = max((at for at, line in enumerate(lines) if "Error: " in line), default=0)
                     parts += ["", f"{system} says, in {len(lines)} lines, the last of which are:"]
-                    parts += ["", "```text", *lines[-8:], "```"]
+                    parts += ["", "```text", *lines[first:], "```"]
     return "\n".join(parts) + "\n"
