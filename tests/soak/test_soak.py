@@ -12,8 +12,8 @@ from scripts.processes import MARK, left_behind
 from tests.soak.samples import MEGABYTE, Samples
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = float(os.environ.get("SOAK_SECONDS", "14"))
-PAUSE = 0.5  # between rounds, which leaves others the processor
+SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
+PAUSE = 2.5  # seconds between rounds, which leave others the processor
 
 
 def soak(seconds: float, pause: float, body: int) -> None:
