@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 import threading
@@ -209,10 +210,14 @@ class Loop(Actor):
 
 
 @pytest.mark.parametrize("method", ["end_by_task", "end_by_callback", "end_by_stop"])
-def test_whatever_ends_the_loop_of_an_actor_fails_the_actor(pair: ProcMesh, faults: Faults, method: str) -> None:
+def test_whatever_ends_the_loop_of_an_actor_fails_the_actor_and_is_told_once(
+    pair: ProcMesh, faults: Faults, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     actor = pair.slice(gpus=0).spawn("loops", Loop)
     with contextlib.suppress(SupervisionError):  # where it waits for its end
         getattr(actor, method).call().get(SECONDS)
     assert "has ended" in faults.next().report()
     with pytest.raises(SupervisionError, match=r"the thread that runs .* has ended"):
         actor.alive.call().get(SECONDS)
+    gc.collect()  # the task that ended it, too
+    assert "never retrieved" not in caplog.text

@@ -205,6 +205,7 @@ class AsyncExecutor:
             try:
                 runner.run(self._main())
             except BaseException as error:  # also of a task or a callback of the user's own: those end a loop
+                _told_already(runner.get_loop(), error)
                 if self._cell.thread_lost(error):
                     runner.run(self._finish())
 
@@ -281,3 +282,18 @@ async def aside(function: Callable[..., None], *args: Any) -> None:
 
     threading.Thread(target=run, name="monarch-aside", daemon=True).start()
     await done
+
+
+def _told_already(loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
+    """asyncio says nothing more of what has ended a loop, when it comes to throw away the task that raised it."""
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context.get("exception") is error:
+            return
+        if before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
