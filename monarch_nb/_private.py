@@ -1,8 +1,9 @@
-"""Folders that are this user's own: what is checked is what was opened, so that nobody can put another in its place."""
+"""Folders and files of this user alone: what is checked is what was opened, so that nobody can put another there."""
 
 import contextlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 _OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,6 +39,32 @@ def is_private(folder: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def read_private(path: Path) -> bytes:
+    """What is in a file that nobody else can read or has written. No link is followed, and nothing is waited for.
+
+    Raises PermissionError for any other file, and OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} can be read or was written by others: it is not used")
+        return file.read()
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Puts a file there that only this user can read, whole or not at all. Raises OSError."""
+    fd, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # mode 0600
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 def _objection(folder: Path) -> str:

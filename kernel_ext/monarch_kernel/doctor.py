@@ -1,6 +1,5 @@
 """What the doctor finds in a notebook kernel; `python -m monarch_kernel.doctor` starts one and writes that as JSON."""
 
-import importlib.metadata
 import queue
 import sys
 import time
@@ -11,6 +10,7 @@ import msgspec
 
 from monarch_nb._about import HOMEPAGE
 from monarch_nb.doctor import Finding
+from monarch_nb.host.packages import installed
 
 from .front_ends import facts_of, levels
 
@@ -29,20 +29,13 @@ def kernel_findings(shell: Any) -> list[Finding]:
     if kernel is None:
         advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
         return [Finding("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
-    told = ", ".join(f"{name} {_version(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
+    told = ", ".join(f"{name} {installed(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
     return [
         Finding("kernel", "ok", f"{told}; %load_ext works"),
         _comm(kernel),
         _widgets(),
         *levels(facts_of(shell)),
     ]
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _comm(kernel: Any) -> Finding:
@@ -65,7 +58,7 @@ def _widgets() -> Finding:
         return Finding(
             "widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup."
         )
-    return Finding("widgets", "ok", f"anywidget {_version('anywidget')}, ipywidgets {_version('ipywidgets')}")
+    return Finding("widgets", "ok", f"anywidget {installed('anywidget')}, ipywidgets {installed('ipywidgets')}")
 
 
 def _asked() -> list[Finding]:

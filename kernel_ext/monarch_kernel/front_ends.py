@@ -1,6 +1,5 @@
 """Which front end a kernel runs for, by facts of its process, and how much of each feature that front end gives."""
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from monarch_nb._about import page
 from monarch_nb.doctor import Finding
+from monarch_nb.host.packages import installed
 
 from .views.bundle import built
 
@@ -61,10 +61,10 @@ def facts_of(shell: Any) -> Facts:
         modules=frozenset(name for name in ("google.colab", "marimo") if name in sys.modules),
         variables=frozenset(name for name in getattr(shell, "user_ns", {}) if str(name).startswith("__")),
         kernel=kernel is not None,
-        ipykernel=_version("ipykernel"),
+        ipykernel=installed("ipykernel"),
         subshells="kernel subshells" in info.get("supported_features", ()),
         comms=getattr(kernel, "comm_manager", None) is not None,
-        widgets=bool(_version("anywidget") and _version("ipywidgets")) and built(),
+        widgets=bool(installed("anywidget") and installed("ipywidgets")) and built(),
         stdin=bool(request.get("content", {}).get("allow_stdin", True)),
         debugger=getattr(kernel, "debugger", None) is not None,
         panel=panel_installed(),
@@ -79,13 +79,6 @@ def panel_installed() -> bool:
         return False
     folders = jupyter_path("labextensions")
     return any(os.path.isfile(os.path.join(folder, "monarch-nb-lab", "package.json")) for folder in folders)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def recognised(facts: Facts) -> tuple[str, str]:

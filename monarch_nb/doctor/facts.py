@@ -1,6 +1,5 @@
 """The facts of a machine that matter here. Looking changes nothing and takes milliseconds."""
 
-import importlib.metadata
 import os
 import platform
 import resource
@@ -14,6 +13,7 @@ from msgspec import Struct
 
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
+from monarch_nb.host.packages import installed
 from monarch_nb.lifecycle.devices import devices
 from monarch_nb.transport import Host, host_of
 
@@ -73,14 +73,8 @@ def facts_of_this_machine() -> Facts:
 
 
 def _versions() -> dict[str, str]:
-    versions = {}
-    for name in (*_WANTED, *_ALSO):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if name in _WANTED:
-                versions[name] = ""
-    return versions
+    found = {name: installed(name) for name in (*_WANTED, *_ALSO)}
+    return {name: version for name, version in found.items() if version or name in _WANTED}
 
 
 def _limits(which: int) -> tuple[int, int]:

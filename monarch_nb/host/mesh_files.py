@@ -7,15 +7,13 @@ what became of the mesh, until somebody has read that.
 import contextlib
 import os
 import re
-import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from monarch_nb._private import is_private
+from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.protocol import Holder
 
@@ -28,9 +26,7 @@ class Way(msgspec.Struct, frozen=True):
     host: str
     endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that nobody can dial
     key: str = ""  # as a key file has it
-    tunnel: str = (
-        ""  # what opens a tunnel to it anew, as its job has written it: the endpoint was the end of the old one
-    )
+    tunnel: str = ""  # what opens one to it anew, as its job has written it: the endpoint was the end of the old one
     gateway: "Way | None" = None  # the host that dials it
     calls: str = ""  # the endpoint that its agent dials, where nobody can dial it
 
@@ -77,30 +73,15 @@ def path_of(uid: str, name: str) -> Path:
 
 def write(path: Path, mesh: MeshFile) -> None:
     """Writes it, whole or not at all. Raises OSError."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # mode 0600
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(mesh))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_private(path, msgspec.json.encode(mesh))
 
 
 def read(path: Path) -> MeshFile | None:
     """What it says; None where it is not there, not this user's own, or nonsense."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        return msgspec.json.decode(read_private(path), type=MeshFile)
+    except (OSError, msgspec.DecodeError):
         return None
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
-            return None
-        try:
-            return msgspec.json.decode(file.read(), type=MeshFile)
-        except msgspec.DecodeError:
-            return None
 
 
 def change(path: Path, **changes: Any) -> None:

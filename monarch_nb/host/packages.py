@@ -2,19 +2,25 @@
 
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from monarch_nb._version import __version__
 from monarch_nb.host.protocol import HostState
 
 
-@cache
-def torch_version() -> str:
-    """That of PyTorch as it is installed, such as "2.6.0+cu124"; "" where there is none. Imports nothing of it."""
+def installed(name: str) -> str:
+    """The version of a package as it is installed; "" where there is none. Imports nothing of it."""
+    from importlib.metadata import PackageNotFoundError, version  # an agent has no need of it when it starts
+
     try:
-        return version("torch")
+        return version(name)
     except PackageNotFoundError:
         return ""
+
+
+@cache
+def torch_version() -> str:
+    """That of PyTorch, such as "2.6.0+cu124"."""
+    return installed("torch")
 
 
 def differences(endpoint: str, state: HostState) -> tuple[str, bool]:

@@ -1,6 +1,5 @@
 """Jobs as text: what is kept of a job in a file, and who may have written that file. No pickles."""
 
-import contextlib
 import importlib
 import json
 import os
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from monarch_nb._private import write_private
 
 FORMAT = "monarch-nb job 1"
 _LARGEST = 1 << 20
@@ -119,16 +120,7 @@ def write(path: str, data: bytes) -> None:
     """Replaces a job's file at once, for this user only; follows a link at `path`. Makes its folder."""
     place = Path(os.path.realpath(path))
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.replace(draft, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
+    write_private(place, data)
 
 
 def ago(then: float) -> str:

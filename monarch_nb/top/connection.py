@@ -5,13 +5,12 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import msgspec
 
-from monarch_nb._private import is_private
+from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb._version import __version__
 from monarch_nb.host.folders import base_folder
 
@@ -60,22 +59,15 @@ def made(what: str = "") -> tuple[Path, Connection]:
 
 def write(path: Path, connection: Connection) -> None:
     """Writes a file that only this user can read, whole or not at all."""
-    fd, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft")  # mode 0600
-    with open(fd, "wb") as file:
-        file.write(msgspec.json.encode(connection))
-    Path(draft).replace(path)
+    write_private(path, msgspec.json.encode(connection))
 
 
 def read(path: Path) -> Connection:
     """What is in a file. Raises ValueError or OSError, whose text says what is wrong with it."""
-    with path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{path} can be read or was written by others: it is not used")
-        try:
-            return msgspec.json.decode(file.read(), type=Connection)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{path} is no connection file: {error}") from error
+    try:
+        return msgspec.json.decode(read_private(path), type=Connection)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is no connection file: {error}") from error
 
 
 def connections() -> list[tuple[Path, Connection]]:
