@@ -5,6 +5,10 @@ are others each time, and a failure prints how to meet it again.
 """
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 # What a user's procs are born with once their host has been idle for a while; at once, or each would import it itself.
 AS_LATER = ",".join(
@@ -15,6 +19,11 @@ AS_LATER = ",".join(
 )
 
 EFFORT = int(os.environ.get("MONARCH_TEST_EFFORT", "1"))
+
+
+def daily(values: Iterable[Any], count: int) -> list[Any]:
+    """Parameters of which the first `count` are for every day, and the others, which go the same way, are slow."""
+    return [value if at < count else pytest.param(value, marks=pytest.mark.slow) for at, value in enumerate(values)]
 
 
 def tries(count: int) -> int:

@@ -116,6 +116,7 @@ def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(no
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_four_ranks_stop_at_two_lines_the_panel_shows_both_groups_and_continue_from_there_ends_the_cell(
     notebook: Lab,
 ) -> None:

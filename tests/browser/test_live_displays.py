@@ -170,6 +170,7 @@ def test_a_killed_rank_turns_red_and_the_button_heals_it(notebook: Lab, grid: An
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_several_ranks_are_selected_by_keys_and_give_a_slice(notebook: Lab, grid: Any) -> None:
     grid.locator('.mnb-cell[data-index="0"]').focus()
     for key in ("ArrowRight", "Enter", "Shift+ArrowRight"):
@@ -179,6 +180,7 @@ def test_several_ranks_are_selected_by_keys_and_give_a_slice(notebook: Lab, grid
     grid.locator(".mnb-details").wait_for(state="hidden")
 
 
+@pytest.mark.slow
 def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> None:
     curves = notebook.run("trainers.metrics")
     curves.get_by_text("no metrics yet").wait_for(timeout=10_000)
@@ -253,6 +255,7 @@ def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: 
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, grid: Any) -> None:
     output = notebook.run("trainers.slice(gpus=2).divide.broadcast(0)")
     failure = output.locator(".mnb-failure")
@@ -268,6 +271,7 @@ def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, gri
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_what_a_call_raised_has_a_bar_that_opens_the_frames(notebook: Lab, grid: Any) -> None:
     output = notebook.run("trainers.slice(gpus=slice(1, 3)).divide.call(0).get()")
     bar = output.locator(".mnb-failure")

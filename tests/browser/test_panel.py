@@ -142,6 +142,7 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel
     assert panel.lab.errors == []
 
 
+@pytest.mark.slow
 def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Panel) -> None:
     pid = pids(panel)[2]
     seen = Seen(panel.shown, {"panel": row("gpus=2", "failed"), "status bar": (".mnb-status-item", "1 failed")})
@@ -211,6 +212,7 @@ def test_a_view_that_the_kernel_brings_has_a_section_and_is_drawn_there(panel: P
     panel.node.locator("#mnb-section-view-ticks").wait_for(state="detached", timeout=10_000)
 
 
+@pytest.mark.slow
 def test_a_page_loaded_again_while_a_cell_blocks_shows_it_all_again_and_lives(panel: Panel) -> None:
     shown = panel.shown
     panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")

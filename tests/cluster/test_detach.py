@@ -73,6 +73,7 @@ def test_with_mesh_keep_a_killed_controller_leaves_its_mesh_and_only_then(place:
     assert second.said("counts") == [["16", "16"]]
 
 
+@pytest.mark.slow
 def test_when_the_lease_ends_all_ends_and_who_comes_late_is_told_once(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave", "1s").done()
@@ -88,6 +89,7 @@ def shell(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_another_version_is_refused_by_name_and_at_a_shell_what_was_left_is_listed_and_ended(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave").done()
@@ -104,6 +106,7 @@ def test_another_version_is_refused_by_name_and_at_a_shell_what_was_left_is_list
     assert (again.returncode, again.stderr) == (1, "there is no mesh 'trainers' to attach; there are: none\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave").done()
@@ -165,6 +168,7 @@ def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of
     come_back(place, Controller(place, "leave_hosts", str(key), *endpoints).done())
 
 
+@pytest.mark.slow
 def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
@@ -173,6 +177,7 @@ def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     come_back(place, Controller(place, "leave_behind", str(key), endpoints[0], *endpoints).done())
 
 
+@pytest.mark.slow
 def test_a_mesh_of_hosts_that_dial_is_attached_where_they_dial(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:

@@ -10,11 +10,11 @@ from tests.cluster.fault_tools import Program
 from tests.cluster.hosts_tools import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
-SLOW = ("set-up", "idle", "broadcast", "stop")
+SLOW = ("call", "set-up", "idle", "broadcast", "stop")
 
 
 @pytest.mark.parametrize(
-    "stage", ["spawning", "call", "heal", *(pytest.param(stage, marks=pytest.mark.slow) for stage in SLOW)]
+    "stage", ["spawning", "heal", *(pytest.param(stage, marks=pytest.mark.slow) for stage in SLOW)]
 )
 def test_a_controller_that_is_killed_leaves_nothing(stage: str, own_place: Path) -> None:
     with Program("killed", stage) as program:

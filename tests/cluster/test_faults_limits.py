@@ -52,6 +52,7 @@ class Hoarder(Worker):
         return int(other.rank.call_one().get(SOON))
 
 
+@pytest.mark.slow
 def test_no_descriptors_left_in_the_controller() -> None:
     with Program("descriptors") as program:
         program.line("done")
@@ -145,6 +146,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
 def test_a_full_disk(small_disk: Path) -> None:
     with Program("full_disk", small_disk, env={**os.environ, "XDG_RUNTIME_DIR": str(small_disk)}) as program:

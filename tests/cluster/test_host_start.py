@@ -121,8 +121,8 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
     [
         ({"bootstrap_env_cold": True}, "asked for"),
         ({"env": ({"OMP_PROC_BIND": "true"},)}, "OMP_PROC_BIND is read when libraries load"),
-        ({"proc_bind": ({"cpus": "0"},)}, "proc_bind"),
-        ({"python": sys.executable}, "another interpreter"),
+        pytest.param({"proc_bind": ({"cpus": "0"},)}, "proc_bind", marks=pytest.mark.slow),
+        pytest.param({"python": sys.executable}, "another interpreter", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_fork_could_not_honour_takes_the_cold_path_and_says_why(wish: dict[str, Any], why: str) -> None:

@@ -61,7 +61,7 @@ def by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "DIRECT", 2)
 
 
-@pytest.mark.parametrize(("which", "hosts"), [("six", 3), ("many", 1)])
+@pytest.mark.parametrize(("which", "hosts"), [pytest.param("six", 3, marks=pytest.mark.slow), ("many", 1)])
 def test_answers_of_a_host_come_folded(
     request: Any, which: str, hosts: int, arrived: Counter[Kind], by_tree: None
 ) -> None:

@@ -141,7 +141,7 @@ def context() -> "Iterator[zmq.Context[Any]]":
         made.destroy(0)
 
 
-@pytest.mark.parametrize("whose", ["none", "other"])
+@pytest.mark.parametrize("whose", ["none", pytest.param("other", marks=pytest.mark.slow)])
 def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, place: Path, whose: str) -> None:
     with context() as ctx:
         for name in (b"h0/c|0|1", b"x", f"{runtime().address}|1|ffffffffffffffff".encode()):

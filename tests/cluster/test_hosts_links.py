@@ -127,6 +127,7 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(
         asked.get(SOON)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
     tmp_path: Path, key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +185,8 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_lives(
     tmp_path: Path, key: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ class Where(Actor):
         return os.environ["MARK"], os.getpid()
 
 
-@pytest.fixture(params=[True, False], ids=["MonarchMesh", "StatefulSet"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["MonarchMesh", "StatefulSet"])
 def operator(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

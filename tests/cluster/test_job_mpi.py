@@ -44,6 +44,7 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
         job.kill()
 
 
+@pytest.mark.slow
 def test_nothing_outlives_an_mpirun_that_was_killed(shown: list[Any]) -> None:
     job = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT)
     try:

@@ -114,6 +114,7 @@ def test_killing_a_busy_job_asks_nobody_and_is_no_failure(folder: Path, job: Pro
     assert shown == []
 
 
+@pytest.mark.slow
 def test_a_job_whose_workers_are_frozen_is_killed_too(
     folder: Path, job: ProcessJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +237,7 @@ def test_another_process_finds_the_job_and_is_told_which_one_it_is(folder: Path,
     assert not Path(".monarch/job_state.json").exists()
 
 
+@pytest.mark.slow
 def test_a_job_lives_on_when_its_client_has_gone(folder: Path, job: ProcessJob) -> None:
     first = elsewhere().stdout.split()[0]
     state = job.state()
@@ -243,6 +245,7 @@ def test_a_job_lives_on_when_its_client_has_gone(folder: Path, job: ProcessJob) 
     assert state.trainers.initialized.get(30) is True
 
 
+@pytest.mark.slow
 def test_a_job_that_is_gone_is_noticed_and_told(folder: Path, job: ProcessJob, caplog: Any, shown: list[Any]) -> None:
     job.state().trainers.initialized.get(30)
     first, pid = job.apply_id, pids_of(job)[0]
@@ -462,6 +465,7 @@ class OwnWorkers(ProcessJob):
         self._host_to_pid["hosts_0"] = ProcessState(self.process.pid, address)
 
 
+@pytest.mark.slow
 def test_a_job_may_start_its_workers_itself_and_a_host_mesh_tells_that_it_was_shut_down() -> None:
     job = OwnWorkers({"hosts": 1})
     try:

@@ -103,6 +103,7 @@ def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: 
     assert none_alive([pid])
 
 
+@pytest.mark.slow
 def test_a_mesh_behind_tunnels_is_attached_by_another_process_which_opens_its_own(
     server: SSHServer, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ print("started", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_by_a_program_that_is_killed_while_it_starts_a_job(server: SSHServer) -> None:
     words = [PYTHON, str(server.identity), str(server.known_hosts), server.name]
     with subprocess.Popen([sys.executable, "-c", KILLED, *words], stdout=subprocess.PIPE) as program:
@@ -144,6 +146,7 @@ def remotes() -> list[Any]:
     return list(runtime().part(Routes).attached.values())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_there_is_told_with_where_it_was(server: SSHServer, shown: list[Any]) -> None:
     job = job_at(server, env=LIGHT)
     try:

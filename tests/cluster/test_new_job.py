@@ -141,6 +141,7 @@ def test_jobs_of_kinds_that_are_not_there_are_refused(racks: Racks) -> None:
         AdapterJob("local", {"mine": 2}).apply()
 
 
+@pytest.mark.slow
 def test_hosts_that_are_missing_are_named_with_the_reason_until_they_come(racks: Racks) -> None:
     racks.full = True
     job = AdapterJob("racks", {"trainers": 1, "loaders": 2}, env={"TORCH_TEST_MARK": "1"})
@@ -159,6 +160,7 @@ def test_hosts_that_are_missing_are_named_with_the_reason_until_they_come(racks:
         job.kill()
 
 
+@pytest.mark.slow
 def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_one_are_refused(racks: Racks) -> None:
     job = AdapterJob("racks", {"trainers": Role(gpus=4), "loaders": Role(gpus=2)})
     try:

@@ -226,6 +226,7 @@ until(lambda: sum(holders.held.call().get(20).values()) == 0)  # they are told w
 """
 
 
+@pytest.mark.slow
 def test_between_containers_of_one_machine_streams_take_the_place_of_the_kernel(tmp_path: Path) -> None:
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if os.geteuid() != 0 or subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:

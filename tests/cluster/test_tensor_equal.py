@@ -17,7 +17,7 @@ from monarch_nb.distributed import GatherWarning, Mesh, TensorError
 from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from tests.cluster.actor_tools import spawned
 from tests.cluster.tensor_programs import difference
-from tests.effort import tries
+from tests.effort import daily, tries
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
 
@@ -410,7 +410,7 @@ def compare(local: Pool, ours: Pool, story: list[str]) -> None:
         assert torch.equal(one, values.full_tensor()), (at, one, values.full_tensor(), "\n".join(story))
 
 
-@pytest.mark.parametrize("seed", range(tries(12)))
+@pytest.mark.parametrize("seed", daily(range(tries(12)), 3))
 def test_random_programs_of_views_and_writes_see_what_local_tensors_see(mesh: Mesh, seed: int) -> None:
     a_program(seed, mesh, 14)
 
@@ -418,7 +418,7 @@ def test_random_programs_of_views_and_writes_see_what_local_tensors_see(mesh: Me
 # -- random values ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(tries(6)))
+@pytest.mark.parametrize("seed", daily(range(tries(6)), 2))
 def test_random_programs_compute_what_local_tensors_do_forward_and_backward(mesh: Mesh, seed: int) -> None:
     assert not (text := difference(seed, mesh, 8)), text
 

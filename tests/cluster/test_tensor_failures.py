@@ -75,6 +75,7 @@ def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: M
         assert kept.tolist() == [1.0 + round_] * 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_in_a_compiled_step_breaks_the_mesh_until_it_is_healed(
     mesh: Mesh, faults: Faults, tmp_path: Path
 ) -> None:

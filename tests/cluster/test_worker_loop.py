@@ -75,6 +75,7 @@ def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Pa
             hosts.spawn_procs()
 
 
+@pytest.mark.slow
 def test_slices_and_copies_neither_stop_nor_shut_down(folder: Path) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address):
@@ -242,6 +243,7 @@ def test_a_worker_that_nobody_started_is_named(folder: Path) -> None:
             hosts.spawn_procs()
 
 
+@pytest.mark.slow
 def test_an_address_may_be_a_future(folder: Path) -> None:
     port, receiver = Channel[str].open()
     hosts = attach(receiver.recv())

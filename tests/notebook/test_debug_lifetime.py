@@ -30,6 +30,7 @@ def stop_two(nb: Debugged) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in found.strip("'").split()]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_restarted_while_ranks_are_stopped_begins_anew(nb: Debugged) -> None:
     workers = stop_two(nb)
     nb.manager.restart_kernel(now=True)

@@ -73,6 +73,7 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
         notebook.close()
 
 
+@pytest.mark.slow
 def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_one_that_had_it(files: Path) -> None:
     notebook = Notebook()
     try:

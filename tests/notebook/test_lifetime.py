@@ -43,7 +43,7 @@ def shut_down(notebook: Notebook) -> None:
     notebook.manager.shutdown_kernel(now=False)
 
 
-@pytest.mark.parametrize("end", [shut_down, kill])
+@pytest.mark.parametrize("end", [shut_down, pytest.param(kill, marks=pytest.mark.slow)])
 def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
     notebook = Notebook()
     try:
@@ -80,6 +80,7 @@ def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_
         notebook.close()
 
 
+@pytest.mark.slow
 def test_where_it_is_not_wanted_ahead_loading_the_extension_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_NB_HOST_PRESTART", "0")
     notebook = Notebook()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import tries
+from tests.effort import daily, tries
 from tests.unit.supervision_world import SIZE, World
 
 
@@ -44,7 +44,7 @@ def step(world: World, random: Random) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("block", range(tries(8)))
+@pytest.mark.parametrize("block", daily(range(tries(8)), 2))
 def test_every_order_of_events_keeps_the_promises(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
         try:
