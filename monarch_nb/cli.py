@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb._about import page
 from monarch_nb._version import __version__
+from monarch_nb.wire import json_decoder
 
 if TYPE_CHECKING:
     from monarch_nb.doctor import Finding
@@ -160,7 +161,7 @@ def _kernel() -> "list[Finding]":
     command = [sys.executable, "-m", "monarch_kernel.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_KERNEL_SECONDS, check=True)
-        return msgspec.json.decode(done.stdout, type=list[Finding])
+        return json_decoder(list[Finding]).decode(done.stdout)
     except (subprocess.SubprocessError, msgspec.DecodeError) as error:
         last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
         advice = "Install its parts again: pip install --upgrade --force-reinstall 'monarch-nb[notebook]'"

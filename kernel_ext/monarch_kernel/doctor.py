@@ -11,6 +11,7 @@ import msgspec
 from monarch_nb._about import HOMEPAGE
 from monarch_nb.doctor import Finding
 from monarch_nb.host.packages import installed
+from monarch_nb.wire import json_decoder
 
 from .front_ends import facts_of, levels
 
@@ -85,7 +86,7 @@ def _asked() -> list[Finding]:
             elif message["msg_type"] == "error":
                 raise RuntimeError(f"%load_ext monarch failed: {content['ename']}: {content['evalue']}")
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return msgspec.json.decode(text.encode(), type=list[Finding])
+                return json_decoder(list[Finding]).decode(text.encode())
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)

@@ -14,6 +14,7 @@ from monarch_nb.connect import Leaving, Return, come_back, left_meshes, listing
 from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.settings import DurationError, parse_duration, settings
+from monarch_nb.wire import json_decoder
 
 from .arguments.words import is_name
 from .front import Front
@@ -55,7 +56,7 @@ class Notebook:
 def bind(session: Session, back: Return) -> list[str]:
     """Gives the meshes that have come back the names they had; tells which variables are taken by something else."""
     try:
-        notes = msgspec.json.decode(back.notes, type=Notes) if back.notes else Notes()
+        notes = json_decoder(Notes).decode(back.notes) if back.notes else Notes()
     except msgspec.DecodeError:
         notes = Notes()
     meshes: list[Any] = [back.procs, *back.actors]

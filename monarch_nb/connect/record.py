@@ -8,7 +8,7 @@ from monarch_nb.lifecycle.actor_spawn import ActorBirth
 from monarch_nb.lifecycle.proc_spawn import ProcBirth
 from monarch_nb.mesh.reference import ActorForm, ProcForm, actor_form, proc_form
 from monarch_nb.runtime import ActorState, Held, MeshState, ProcState, Runtime
-from monarch_nb.wire import decode, encode, error_line
+from monarch_nb.wire import decode, encode, error_line, msgpack_decoder
 
 PROCS = "procs"  # the part of the procs; those of actors go under the uids of their meshes
 NOTES = "notes"  # what the notebook has to say of it
@@ -38,7 +38,7 @@ def _packed(engine: Runtime, value: Any) -> bytes:
 
 
 def _unpacked(engine: Runtime, name: str, part: bytes) -> Any:
-    frames = msgspec.msgpack.decode(part, type=list[bytes])
+    frames = msgpack_decoder(list[bytes]).decode(part)
     try:
         return decode([frames[0], *map(bytearray, frames[1:])], engine)
     except Exception as error:

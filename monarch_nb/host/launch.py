@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.protocol import Ready
 from monarch_nb.transport import descriptors_for, is_descriptor_limit
+from monarch_nb.wire import json_decoder
 
 _LINES = 20  # of an agent's log that its failure to start tells
 
@@ -146,7 +145,7 @@ class ComingAgent:
         assert process.stdout is not None
         try:
             with process.stdout as out:
-                ready = msgspec.json.decode(_first_line(out.fileno(), timeout_s), type=Ready)
+                ready = json_decoder(Ready).decode(_first_line(out.fileno(), timeout_s))
         except (TimeoutError, EOFError) as error:
             process.kill()
             process.stdin.close()

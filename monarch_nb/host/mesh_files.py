@@ -16,6 +16,7 @@ import msgspec
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.protocol import Holder
+from monarch_nb.wire import json_decoder
 
 _TOLD_S = 7 * 86400.0  # how long the end of a mesh is kept for who comes late
 
@@ -79,7 +80,7 @@ def write(path: Path, mesh: MeshFile) -> None:
 def read(path: Path) -> MeshFile | None:
     """What it says; None where it is not there, not this user's own, or nonsense."""
     try:
-        return msgspec.json.decode(read_private(path), type=MeshFile)
+        return json_decoder(MeshFile).decode(read_private(path))
     except (OSError, msgspec.DecodeError):
         return None
 

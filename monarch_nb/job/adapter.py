@@ -13,6 +13,7 @@ import msgspec
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.role import Role
 from monarch_nb.transport import Keys
+from monarch_nb.wire import json_decoder
 
 HERE = "here"  # the join address of the controller's own host
 
@@ -165,7 +166,7 @@ def kept_jobs(folder: Path, kind: str) -> dict[str, Running]:
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # it ends just now
             if file.stat().st_uid != os.geteuid():
                 continue
-            job = msgspec.json.decode(file.read_bytes(), type=Running)
+            job = json_decoder(Running).decode(file.read_bytes())
             if job.kind == kind and job.folder == str(file.parent):
                 jobs[job.job] = job
     return jobs

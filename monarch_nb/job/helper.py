@@ -18,6 +18,7 @@ import msgspec
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.adapter import Agent, EngineError, Running, Seen, state_folder
 from monarch_nb.job.processes import Processes
+from monarch_nb.wire import json_decoder
 
 HELLO = '{"monarch-nb helper":'  # begins the first line, after whatever a login shell may have said
 _AGENTS = "mnb-agents-"  # of the names of folders, one for each job
@@ -105,7 +106,7 @@ class Helper:
         agents: dict[str, Agent] = {}
         with contextlib.suppress(FileNotFoundError):
             text = (folder / f"{os.uname().nodename}.{_LIST}").read_bytes()
-            agents = msgspec.json.decode(text, type=dict[str, Agent])
+            agents = json_decoder(dict[str, Agent]).decode(text)
         return Running(ask.job, str(folder), agents)
 
     def _kill(self, job: Running, folder: Path) -> None:
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] = ()) -> int:
     for line in sys.stdin.buffer:
         ask = None
         try:
-            ask = msgspec.json.decode(line, type=Ask)
+            ask = json_decoder(Ask).decode(line)
             answer = helper.answer(ask)
         except msgspec.MsgspecError as error:
             answer = Answer(error=f"not a request: {error}")

@@ -23,6 +23,7 @@ from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.trait import JobTrait
 from monarch_nb.mesh import HostMesh
+from monarch_nb.wire import converted
 
 logger = logging.getLogger("monarch_nb.job")
 FILE = "monarch.toml"
@@ -129,7 +130,7 @@ def _role(name: str, said: Any) -> "int | Role":
     if isinstance(said, (int, Role)):
         return said
     try:
-        return msgspec.convert(said, Role)
+        return converted(said, Role)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._private import write_private
+from monarch_nb.wire import json_decoder
 
 FORMAT = "monarch-nb job 1"
 _LARGEST = 1 << 20
@@ -76,7 +77,7 @@ def decode(data: bytes, where: str) -> Record:
             "remove it, or choose another path"
         )
     try:
-        record = msgspec.json.decode(data, type=Record)
+        record = json_decoder(Record).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise JobFileError(f"{where} holds no job: {error}. Remove it, or choose another path") from None
     if record.format != FORMAT:

@@ -6,6 +6,7 @@ from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.tunnels import Tunnel
 from monarch_nb.transport import knock
+from monarch_nb.wire import json_decoder
 
 _KNOCK_S = 1.0
 
@@ -16,7 +17,7 @@ def opened(written: str) -> str:
     Raises EngineError, in the words of the engine.
     """
     try:
-        tunnel = msgspec.json.decode(written, type=Tunnel)
+        tunnel = json_decoder(Tunnel).decode(written)
         adapter = adapter_of(tunnel.job.kind)
     except (msgspec.MsgspecError, LookupError) as error:
         raise EngineError(f"there is no way to it that this version knows: {error}") from None

@@ -10,6 +10,7 @@ import msgspec
 
 from monarch_nb._version import __version__
 from monarch_nb.lifecycle.devices import devices
+from monarch_nb.wire import json_decoder
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,7 +52,7 @@ def write_report(path: Path, told: Report) -> None:
 def read_report(path: Path) -> Report | None:
     """The report in a file; None while there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return json_decoder(Report).decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
 

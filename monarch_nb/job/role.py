@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.wire import converted
+
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One mesh of a job: `hosts` machines, each with at least so much; what is left open is the engine's default.
@@ -42,4 +44,4 @@ def saved_roles(roles: Mapping[str, Role]) -> dict[str, Any]:
 
 def loaded_roles(data: Mapping[str, Any]) -> dict[str, Role]:
     """Roles from plain data. Raises ValueError."""
-    return msgspec.convert(dict(data), dict[str, Role])
+    return converted(dict(data), dict[str, Role])

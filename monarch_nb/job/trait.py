@@ -15,6 +15,7 @@ from monarch_nb.job import record as files
 from monarch_nb.job.record import JobFileError, Origin, Record
 from monarch_nb.job.state import JobState
 from monarch_nb.job.upstream import UpstreamServices
+from monarch_nb.wire import converted
 
 logger = logging.getLogger("monarch_nb.job")
 
@@ -227,7 +228,7 @@ def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
     fields = files.plain(record.fields, _OWN | cls._transient)
     try:
         if cls._form is not None:
-            fields.update(msgspec.structs.asdict(msgspec.convert(fields, cls._form)))
+            fields.update(msgspec.structs.asdict(converted(fields, cls._form)))
         vars(job).update(fields)
         job._restored()
     except Exception as error:

@@ -14,6 +14,7 @@ import msgspec
 
 from monarch_nb.connect import run_worker_until_killed
 from monarch_nb.job.report import own_addresses, report, write_report
+from monarch_nb.wire import json_decoder
 
 ANY = "tcp://0.0.0.0:0"
 _LARGEST = 4096
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     key, told = given.key, given.report
     if given.folder is not None:
         rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
-        me = msgspec.json.decode((given.folder / given.wanted).read_bytes(), type=list[Wanted])[rank]
+        me = json_decoder(list[Wanted]).decode((given.folder / given.wanted).read_bytes())[rank]
         os.environ.update(me.env)
         key, told = given.folder / "key", given.folder / f"{me.name}.json"
     if given.bound or given.folder is not None:

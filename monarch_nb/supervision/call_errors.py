@@ -3,8 +3,6 @@
 import threading
 from typing import Any
 
-import msgspec
-
 from monarch_nb.runtime import Local, MeshState, PendingCall, error_of
 from monarch_nb.shape import Region, runs
 from monarch_nb.supervision.cause import stop_cause
@@ -12,7 +10,7 @@ from monarch_nb.supervision.causes import FAILED, Causes, Refusal
 from monarch_nb.supervision.errors import SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
 from monarch_nb.supervision.machine import Machine
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import Header, Kind, msgpack_decoder
 
 
 class CallErrors(Causes):
@@ -54,7 +52,7 @@ class CallErrors(Causes):
 
     def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
-        refusal = msgspec.msgpack.decode(data, type=Refusal)
+        refusal = msgpack_decoder(Refusal).decode(data)
         if call is None:
             return self._error(MeshFailure(mesh_name=refusal.cause.actor, cause=refusal.cause), None)
         known = refusal.cause.kind in FAILED

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import msgspec
 
-from monarch_nb.wire import Harmless
+from monarch_nb.wire import Harmless, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
 from .cause import Cause
@@ -151,7 +151,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         raise TypeError("a MeshFailure cannot be pickled: send its report() instead")
 
 
-_decoder = msgspec.msgpack.Decoder(MeshFailure)
+_decoder = msgpack_decoder(MeshFailure)
 
 
 def decode_failure(data: bytes | memoryview) -> MeshFailure:

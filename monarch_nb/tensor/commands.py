@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.tensor.propagation import Layout, Meta, Program
+from monarch_nb.wire import msgpack_decoder
 
 OBJECT = -1  # the next of the batch's objects
 FREE = -2
@@ -25,7 +26,7 @@ FIRST_MAKING = -16  # plans that make something of nothing count down from here,
 Number = int | float
 
 encode_numbers = msgspec.msgpack.Encoder().encode
-decode_numbers = msgspec.msgpack.Decoder(list[Number]).decode
+decode_numbers = msgpack_decoder(list[Number]).decode
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import msgspec
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb._version import __version__
 from monarch_nb.host.folders import base_folder
+from monarch_nb.wire import json_decoder
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ def write(path: Path, connection: Connection) -> None:
 def read(path: Path) -> Connection:
     """What is in a file. Raises ValueError or OSError, whose text says what is wrong with it."""
     try:
-        return msgspec.json.decode(read_private(path), type=Connection)
+        return json_decoder(Connection).decode(read_private(path))
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no connection file: {error}") from error
 

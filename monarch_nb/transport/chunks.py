@@ -12,10 +12,11 @@ from monarch_nb.transport import shared
 from monarch_nb.transport.envelope import CHUNKED, Item
 from monarch_nb.transport.parcel import Body, Parcel, length_of
 from monarch_nb.transport.shared import MemoryFile
+from monarch_nb.wire import msgpack_decoder
 from monarch_nb.wire.header import Header, encode_header
 
 SIZE = 1 << 20  # bytes of a piece, and the largest body that travels whole
-_lengths = msgspec.msgpack.Decoder(tuple[int, ...])
+_lengths = msgpack_decoder(tuple[int, ...])
 
 
 def pack_chunked(header: Header, parcel: Parcel) -> list[Item]:

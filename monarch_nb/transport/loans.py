@@ -10,9 +10,12 @@ from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
+from monarch_nb.wire import msgpack_decoder
 from monarch_nb.wire.header import Header, Kind
 
 __all__ = ["Loans"]
+
+_numbers = msgpack_decoder(list[int])
 
 
 class Loans:
@@ -30,7 +33,7 @@ class Loans:
     def returned(self, header: Header, parcel: Parcel) -> None:
         """A GIVEN_BACK message."""
         with contextlib.suppress(msgspec.MsgspecError, IndexError):
-            self._pool.returned(msgspec.msgpack.decode(parcel.frames[0], type=list[int]), header.src)
+            self._pool.returned(_numbers.decode(parcel.frames[0]), header.src)
 
     def give_back(self, to: str, number: int) -> None:
         """A loan of `to` is not needed any more; it hears of it soon. Also in a finalizer."""

@@ -3,12 +3,13 @@
 import msgspec
 
 from monarch_nb.transport.parcel import Parcel
+from monarch_nb.wire import msgpack_decoder
 from monarch_nb.wire.header import Header, Kind
 from monarch_nb.wire.plain import decode_plain
 
 __all__ = ["missed", "reason_of", "reason_parcel", "returned"]
 
-_reasons = msgspec.msgpack.Decoder(tuple[str])
+_reasons = msgpack_decoder(tuple[str])
 
 
 def reason_parcel(reason: str) -> Parcel:

@@ -31,7 +31,7 @@ from monarch_nb.wire.header import (
 )
 from monarch_nb.wire.pickler import REDUCERS
 from monarch_nb.wire.pieces import Pieces
-from monarch_nb.wire.plain import decode_plain
+from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 from monarch_nb.wire.tensors import without_modes
 from monarch_nb.wire.texts import Cut, Harmless, error_line, full_name, harmless, repr_of, text_of, type_name
@@ -80,6 +80,7 @@ __all__ = [
     "agent_of",
     "check_size",
     "controller_address",
+    "converted",
     "current_codec",
     "decode",
     "decode_display",
@@ -100,6 +101,8 @@ __all__ = [
     "gather_sources",
     "harmless",
     "host_of",
+    "json_decoder",
+    "msgpack_decoder",
     "parse_address",
     "pickle_failure",
     "proc_address",

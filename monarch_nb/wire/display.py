@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.wire.plain import json_decoder
+
 NOW, LATER = 1, 2  # what a display clears: what was displayed before at once, or once the next one is there
 
 
@@ -50,4 +52,4 @@ def decode_display(line: bytes) -> Display | None:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
-_decoder = msgspec.json.Decoder(Display)
+_decoder = json_decoder(Display)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch_nb.wire.header import Header, Kind, Status
-from monarch_nb.wire.plain import decode_plain
+from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 _SAME = 1024  # bytes up to which answers are compared
 _MOST = 1 << 24  # ranks
@@ -82,7 +82,7 @@ def _joined(spans: list[range]) -> Iterator[range]:
     yield range(start, stop)
 
 
-_decoder = msgspec.msgpack.Decoder(list[_Part])
+_decoder = msgpack_decoder(list[_Part])
 
 
 def unfold(header: Header, frames: Sequence[Any]) -> list[Folded]:

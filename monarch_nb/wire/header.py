@@ -5,7 +5,7 @@ from enum import IntEnum, IntFlag
 import msgspec
 
 from monarch_nb.wire.address import proc_address
-from monarch_nb.wire.plain import decode_plain
+from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 
 class Kind(IntEnum):
@@ -133,7 +133,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
 _MOST_RANKS = 1 << 24
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgpack_decoder(Header)
 
 
 def encode_header(header: Header) -> bytes:

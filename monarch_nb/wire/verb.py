@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-from monarch_nb.wire.plain import decode_plain
+from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -67,7 +67,7 @@ class Verb(Generic[Q, R]):
         """The request in a body. Raises MalformedMessageError."""
         decoder = self._requests
         if decoder is None:
-            decoder = self._requests = msgspec.msgpack.Decoder(self.request)
+            decoder = self._requests = msgpack_decoder(self.request)
         try:
             return decode_plain(body, decoder)
         except msgspec.DecodeError as error:
@@ -79,7 +79,7 @@ class Verb(Generic[Q, R]):
         if decoder is None:
             if self.reply is None:
                 raise TypeError(f"{self.name} is not answered")
-            decoder = self._replies = msgspec.msgpack.Decoder(self.reply)
+            decoder = self._replies = msgpack_decoder(self.reply)
         try:
             return decode_plain(body, decoder)
         except msgspec.DecodeError as error:
@@ -99,4 +99,4 @@ def decode_refusal(body: bytes | memoryview) -> str:
         return f"it was refused, and the reason cannot be read: {error}"
 
 
-_refusals = msgspec.msgpack.Decoder(Refused)
+_refusals = msgpack_decoder(Refused)

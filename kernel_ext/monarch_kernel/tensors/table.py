@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.runtime import Runtime
 from monarch_nb.shape import spans
@@ -11,6 +9,7 @@ from monarch_nb.store import store_of
 from monarch_nb.tensor.placement import size_text
 from monarch_nb.tensor.placement.words import mesh_text
 from monarch_nb.tensor.summary import Row, Summary, Wait, busy_text, by_dimension, moved_text
+from monarch_nb.wire import converted
 
 HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
 MOVED = ("mesh dimension", "collective", "times", "bytes of a rank")
@@ -25,7 +24,7 @@ class Tensors:
     def __init__(self, engine: Runtime, *, waits: bool = False) -> None:
         found = store_of(engine).document().get("tensors", {})
         self.waits = waits
-        self.meshes: dict[str, Summary] = {key: msgspec.convert(record, Summary) for key, record in found.items()}
+        self.meshes: dict[str, Summary] = {key: converted(record, Summary) for key, record in found.items()}
 
     def __repr__(self) -> str:
         if not self.meshes:

@@ -12,6 +12,7 @@ from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.session.thread import ThreadDebugger
 from monarch_nb.runtime import ActorCell, Runtime
+from monarch_nb.wire import msgpack_decoder
 
 _ENGINE = "monarch_nb."
 
@@ -53,7 +54,7 @@ class WantedBreakpoints:
 
     def prepare(self, cell: ActorCell, cls: type) -> None:
         """An actor is about to be constructed, on its thread: what is wanted holds in its `__init__`, too."""
-        sets: dict[str, BreakSet] = msgspec.msgpack.decode(cell.spec.debug or b"\x80", type=dict[str, BreakSet])
+        sets: dict[str, BreakSet] = msgpack_decoder(dict[str, BreakSet]).decode(cell.spec.debug or b"\x80")
         with self._lock:
             for src, wanted in sets.items():
                 known = self._sets.get(src)

@@ -8,11 +8,9 @@ import os
 import socket
 from collections.abc import Callable
 
-import msgspec
-
 from monarch_nb.host.loop import READ, WRITE, Loop
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.wire import encode_body
+from monarch_nb.wire import encode_body, msgpack_decoder
 
 PING = b"?"
 
@@ -116,7 +114,7 @@ class AgentChannel:
     def read_spec(self) -> ProcSpec:
         """Wait for the spec. Raises EOFError if the agent is gone."""
         length = int.from_bytes(self._exactly(4), "big")
-        return msgspec.msgpack.decode(self._exactly(length), type=ProcSpec)
+        return msgpack_decoder(ProcSpec).decode(self._exactly(length))
 
     def serve(self, on_end: Callable[[], None]) -> None:
         """Answer pings until the agent is gone, then call `on_end`."""

@@ -11,6 +11,7 @@ import msgspec
 from monarch_nb.connect import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.helper import Answer, Ask
+from monarch_nb.wire import json_decoder
 
 _SPACE = "monarch-nb"  # Ray's namespace of these actors
 _ANSWER_S = 2.0
@@ -27,7 +28,7 @@ class Keeper:
         from monarch_nb.job.helper import Helper
 
         self._helper = Helper()
-        self._job = msgspec.json.decode(request, type=Ask)
+        self._job = json_decoder(Ask).decode(request)
         self._helper.answer(self._job)
         threading.Thread(target=self._end_with_agent, name="monarch-keeper", daemon=True).start()
 
@@ -41,7 +42,7 @@ class Keeper:
 
     def ask(self, request: bytes) -> bytes:
         """The helper's answer."""
-        return msgspec.json.encode(self._helper.answer(msgspec.json.decode(request, type=Ask)))
+        return msgspec.json.encode(self._helper.answer(json_decoder(Ask).decode(request)))
 
 
 def _leave_ray() -> None:
@@ -111,7 +112,7 @@ class Ray(JobAdapter):
                 seen[name] = Seen("waiting", "waits for a node of Ray's with what it needs, or its Ray actor is busy")
                 continue
             try:
-                told = msgspec.json.decode(ray.get(answer), type=Answer)
+                told = json_decoder(Answer).decode(ray.get(answer))
                 seen[name] = told.seen.get(name, Seen("ended", told.error or "did not start"))
             except ray.exceptions.RayError as error:
                 words = str(error).strip().splitlines()

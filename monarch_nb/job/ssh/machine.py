@@ -10,6 +10,7 @@ import msgspec
 
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.helper import HELLO, Answer, Ask
+from monarch_nb.wire import json_decoder
 
 _CONNECT_S = 20.0
 _HELLO_S = 60.0  # for an interpreter on a slow file system
@@ -44,7 +45,7 @@ class Machine:
                     line = await asyncio.wait_for(helper.stdout.readline(), _ANSWER_S)
                     if not line:
                         raise ConnectionError("the connection was closed")
-                    answer = msgspec.json.decode(line, type=Answer)
+                    answer = json_decoder(Answer).decode(line)
                 except (OSError, asyncssh.Error, TimeoutError, msgspec.MsgspecError) as error:
                     self._drop()
                     if fresh or attempt or request.do == "start":

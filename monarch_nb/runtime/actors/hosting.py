@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.actors.cell_host import CellHost
 from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
@@ -13,9 +11,9 @@ from monarch_nb.runtime.actors.parking import Parking
 from monarch_nb.runtime.local import Local
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import Header, Kind, msgpack_decoder
 
-_spawn_decoder = msgspec.msgpack.Decoder(SpawnActor)
+_spawn_decoder = msgpack_decoder(SpawnActor)
 
 
 class Hosting:
