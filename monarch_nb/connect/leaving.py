@@ -48,6 +48,7 @@ class Leaving:
         self._engine = engine
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
+        self._got: dict[str, tuple[int, int]] = {}  # the grant and the turn with which each has come here
         self.tellers: list[Callable[[tuple[str, ...]], bytes]] = []  # what is to be kept with meshes, for the notebook
         self._held: set[str] = set()  # meshes that agents know how to keep
         self._due: set[str] = set()
@@ -88,9 +89,9 @@ class Leaving:
             known = tell((state.uid, *state.actors))
         return known
 
-    def came_back(self, uid: str, secret: str, notes: bytes) -> None:
-        """A mesh has come to this process, whose secret and notes are these."""
-        self._secrets[uid] = secret
+    def came_back(self, uid: str, secret: str, notes: bytes, got: tuple[int, int]) -> None:
+        """A mesh has come to this process, whose secret and notes are these, with this grant and turn."""
+        self._secrets[uid], self._got[uid] = secret, got
         if notes:
             self._notes[uid] = notes
         self._held.add(uid)
@@ -172,6 +173,7 @@ class Leaving:
         secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
         hosts = list(dict.fromkeys(state.layout.hosts))
         actors = [actors for actors in state.actors.values() if actors.stopped is None]
+        grant, turn = self._got.get(state.uid, (0, 0))
         shape = ", ".join(f"{label}={size}" for label, size in state.region.extent.items())
         written = MeshFile(
             uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(state, host) for host in hosts),
@@ -182,6 +184,7 @@ class Leaving:
         first = p.Hold(
             uid=state.uid, name=state.name, secret=secret, seconds=seconds, keep=keep, holder=self.holder,
             meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
+            grant=grant, turn=turn,
         )  # fmt: skip
         other = msgspec.structs.replace(first, parts={}, file="")
         return {host: other if host != hosts[0] else first for host in hosts}

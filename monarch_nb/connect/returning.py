@@ -3,7 +3,7 @@
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from monarch_nb._version import __version__
 from monarch_nb.connect.following import follow
 from monarch_nb.connect.hosts import AttachError
 from monarch_nb.connect.leaving import Leaving
+from monarch_nb.connect.lives import Lives
 from monarch_nb.connect.record import NOTES, actors_from, procs_from
 from monarch_nb.connect.routes import Routes
 from monarch_nb.connect.story import Story, listing, story_of
@@ -27,7 +28,7 @@ from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime
+from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import TransportError
@@ -149,7 +150,9 @@ def _ask(engine: Runtime, mesh: MeshFile, hosts: Sequence[str], *, steal: bool) 
     wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal)
     try:
         first = request(engine, agent_of(hosts[0]), verbs.ATTACH, wanted).get(_ANSWER_S)
-        follow = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, grant=first.grant)
+        follow = p.Attach(
+            uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, grant=first.grant, turn=first.turn
+        )
         asked: list[Future[p.Attached]] = [request(engine, agent_of(host), verbs.ATTACH, follow) for host in hosts[1:]]
         return [first, *(answer.get(_ANSWER_S) for answer in asked)]
     except (RuntimeError, TimeoutError, TransportError) as error:
@@ -165,6 +168,8 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
     driver.feed(lambda machine: machine.disown(mesh.uid))  # it may have been known here before
     registry.own(engine.root, procs)
     actors = actors_from(engine, procs, first.parts)
+    lives = Lives(engine, procs, actors)
+    lives.outdo(first.turn)
     for each in actors:
         registry.own(engine.root, each)
     watcher, events = engine.part(ProcessWatcher), engine.part(MeshEvents)
@@ -175,13 +180,14 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
     exits = tuple(gone for answer in answers for gone in answer.exits)
     for gone in exits:
         watcher.gone_meanwhile(gone)
-    welcomes = _greet(engine, procs, actors, first.turn, list(living))
+    welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
+    lives.announce()
     watcher.watch(*(procs.address(rank) for rank in range(procs.layout.size)))  # who has ended since is told again
     for state in (procs, *actors):
         events.tell(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")
-    engine.part(Leaving).came_back(mesh.uid, mesh.secret, notes)
-    story = story_of(engine, procs, actors, first, exits, welcomes)
+    engine.part(Leaving).came_back(mesh.uid, mesh.secret, notes, (first.grant, first.turn))
+    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended))
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return Return(ProcMesh(procs, procs.region), whole, story, notes)
 
@@ -197,7 +203,7 @@ def _follow_lives(procs: ProcState, addresses: Sequence[str]) -> None:
 
 
 def _greet(engine: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
-           ) -> dict[str, p.Welcome]:  # fmt: skip
+           lives: Lives) -> dict[str, p.Welcome]:  # fmt: skip
     """Tells the processes who owns them, and takes what they have to tell; the silent are not waited for."""
     meshes = (procs.uid, *(each.uid for each in actors))
     news = p.NewOwner(meshes=meshes, owner=engine.address, turn=turn)
@@ -207,9 +213,22 @@ def _greet(engine: Runtime, procs: ProcState, actors: Sequence[ActorState], turn
     for address, answer in asked.items():
         try:
             answers[address] = answer.get(max(0.0, until - time.monotonic()))
-        except (RuntimeError, TimeoutError):  # it has ended, or is stopped: it hears when it goes on
+        except TimeoutError:  # it is stopped: it hears when it goes on, and tells then
+            when_done(answer, _later(lives, address))
+        except RuntimeError:  # it has ended
             continue
+        else:
+            lives.learn(address, answers[address])
     return answers
+
+
+def _later(lives: Lives, address: str) -> Callable[[Future[p.Welcome]], None]:
+    def learn(answer: Future[p.Welcome]) -> None:
+        if answer.exception(0) is None:
+            lives.learn(address, answer.get(0))
+            lives.announce()
+
+    return learn
 
 
 def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorMesh[object] | str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from monarch_nb.connect.lives import Ended
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import MeshFile
@@ -42,10 +43,11 @@ def story_of(
     answer: p.Attached,
     exits: Sequence[p.Exited],
     welcomes: Mapping[str, p.Welcome],
+    ended: Sequence[Ended] = (),
 ) -> Story:
     """What a mesh's hosts and processes have told of the time since it was left."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
-    events = [*_ends(procs, exits), *_missed(states, welcomes), *_running(states, welcomes)]
+    events = [*_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes)]
     with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
     living = len(welcomes)
     how_many = f"{living} of {len(procs.region)} procs" if living < len(procs.region) else _procs(len(procs.region))
@@ -74,6 +76,21 @@ def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]
             how = gone.reason.removeprefix("the process this actor was running on failed: ")
             ended = f"{procs.name} {where} ended: {how}"
             told.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
+    return told
+
+
+def _failed(states: Mapping[str, MeshState], ended: Sequence[Ended]) -> list[tuple[float, str]]:
+    groups: dict[tuple[str, str], list[Ended]] = {}
+    for each in ended:
+        groups.setdefault((each.mesh, each.cause.likeness), []).append(each)
+    told = []
+    for (mesh, _), group in groups.items():
+        state, cause = states[mesh], group[0].cause
+        where = places_of(state.region, sorted(each.rank for each in group))
+        failed = f"{state.name} {where}".rstrip()
+        told.append(
+            (cause.at, f"{clock(cause.at)} {failed} failed: {cause.text or cause.kind}; heal_mesh brings it back")
+        )
     return told
 
 

@@ -82,7 +82,7 @@ def compose(
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
     watcher = parts.add(ProcessWatcher, ProcessWatcher(engine, driver, events.tell))
     versions = parts.add(ClassVersions, ClassVersions(engine))
-    updates = ReferenceUpdates(engine, driver, watcher, versions)
+    updates = parts.add(ReferenceUpdates, ReferenceUpdates(engine, driver, watcher, versions))
     registry = parts.add(
         MeshRegistry,
         MeshRegistry(
@@ -102,7 +102,7 @@ def compose(
             await_host=role.await_host,
         ),
     )
-    parts.add(Handover, Handover(engine, driver, registry, watcher, events))
+    parts.add(Handover, Handover(engine, driver, registry, watcher, updates, events))
     if not role.is_worker:
         parts.add(Leaving, Leaving(engine))
     this_proc = ThisProc(engine, registry)

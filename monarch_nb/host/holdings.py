@@ -78,6 +78,7 @@ class Holdings:
             raise HeldError(f"{wanted.name} is not yours any more: {self._held_by(known)}")
         known.seconds, known.keep, known.holder = wanted.seconds, wanted.keep, wanted.holder
         known.meshes, known.file = wanted.meshes, wanted.file
+        known.grant, known.turn = max(known.grant, wanted.grant), max(known.turn, wanted.turn)
         known.parts = {name: part for name, part in {**known.parts, **wanted.parts}.items() if part}
         return known
 
@@ -102,10 +103,11 @@ class Holdings:
         one.turn += 1
         return one
 
-    def attach(self, uid: str, secret: str, newcomer: Holder, *, steal: bool = False, grant: int = 0) -> Holder | None:
+    def attach(self, uid: str, secret: str, newcomer: Holder, *, steal: bool = False, grant: int = 0, turn: int = 0
+               ) -> Holder | None:  # fmt: skip
         """Somebody comes for a mesh, and has it now. Who had it, if somebody did. Raises HeldError.
 
-        `grant` is what the mesh's first host has given it; 0 there.
+        `grant` and `turn` are what the mesh's first host has given it; 0 there.
         """
         known = self._all.get(uid)
         if known is None:
@@ -119,7 +121,7 @@ class Holdings:
             raise HeldError(f"{self._held_by(known)}; steal=True (%attach {known.name} --steal) takes it over")
         before = known.holder
         known.grant = grant or known.grant + 1
-        known.turn += 1
+        known.turn = max(known.turn + 1, turn)
         known.holder, known.until = newcomer, 0.0
         return before if before is not None and before.address != newcomer.address else None
 

@@ -73,7 +73,8 @@ class Keeper:
         if child.exit is not None:
             self._holdings.exited(uid, child.exit)
         one = self._holdings.get(uid)
-        if one is not None and not one.left and not self._alive(one):  # its owner has stopped it, or says it anew
+        stopped = child.exit is not None and child.exit.expected
+        if one is not None and stopped and not one.left and not self._alive(one):  # by its owner
             self._holdings.end(uid)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -91,7 +92,8 @@ class Keeper:
         why, left_at = ("", 0.0) if one is None else (one.why, one.left_at)
         who = wanted.holder
         try:
-            before = self._holdings.attach(wanted.uid, wanted.secret, who, steal=wanted.steal, grant=wanted.grant)
+            before = self._holdings.attach(wanted.uid, wanted.secret, who, steal=wanted.steal, grant=wanted.grant,
+                                            turn=wanted.turn)  # fmt: skip
         except HeldError as error:
             asker.refuse(str(error))
             return None

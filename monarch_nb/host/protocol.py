@@ -189,7 +189,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """agent.hold: a mesh that can be left. `keep`: it is, for `seconds`, when its owner ends.
 
     `meshes` are the uids of the procs and of the actors on them; `parts` is what makes the mesh usable by another
-    controller, by part, opaque to the agent (an empty part is taken out); `file` is the mesh's file.
+    controller, by part, opaque to the agent (an empty part is taken out); `file` is the mesh's file. `grant` and `turn`
+    are those with which the owner has got it, which an agent that was started anew cannot know.
     """
 
     uid: str
@@ -201,6 +202,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     meshes: tuple[str, ...] = ()
     parts: dict[str, bytes] = {}
     file: str = ""
+    grant: int = 0
+    turn: int = 0
 
 
 class Detach(msgspec.Struct, frozen=True):
@@ -211,13 +214,14 @@ class Detach(msgspec.Struct, frozen=True):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
-    """agent.attach: the sender wants a mesh. `grant` is what the mesh's first host has given it, 0 when asking that."""
+    """agent.attach: the sender wants a mesh. `grant` and `turn` are the first host's, 0 when that is asked."""
 
     uid: str
     secret: str
     holder: Holder
     steal: bool = False
     grant: int = 0
+    turn: int = 0
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,11 +263,22 @@ class Missed(Harmless, frozen=True, kw_only=True):
     well: bool
 
 
+class ActorThere(msgspec.Struct, frozen=True, array_like=True):
+    """The latest incarnation of an actor that a process knows of."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    end: bytes = b""  # why it has ended, an encoded `supervision.Cause`; empty while it lives
+
+
 class Welcome(msgspec.Struct, frozen=True):
     """Reply to proc.owner: what is of interest to a new owner."""
 
     missed: tuple[Missed, ...] = ()
     running: tuple[tuple[str, int, str, float], ...] = ()  # mesh, rank, endpoint, since (wall clock)
+    actors: tuple[ActorThere, ...] = ()
+    bare: bool = False  # its set-up has never come: who started it is gone
 
 
 class Pressed(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,43 +1,39 @@
 """A process whose mesh changes hands: it knows its new owner, and what it could tell nobody meanwhile is told then."""
 
 import logging
-import threading
 import time
+
+import msgspec
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host.verbs import NEW_OWNER
+from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.runtime import MeshState, Runtime
+from monarch_nb.runtime import MeshState, RunsOn, Runtime
 from monarch_nb.supervision import Driver, Refusal
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Status
 
 logger = logging.getLogger(__name__)
-_FAILURES = 256  # of actors, that are kept for a new owner
 
 
 class Handover:
     """One per process; takes the word of host agents and of new owners, on the reading thread."""
 
     def __init__(self, engine: Runtime, driver: Driver, registry: MeshRegistry, watcher: ProcessWatcher,
-                 events: MeshEvents) -> None:  # fmt: skip
-        self._engine, self._driver = engine, driver
+                 updates: ReferenceUpdates, events: MeshEvents) -> None:  # fmt: skip
+        self._engine, self._driver, self._updates = engine, driver, updates
         self._registry, self._watcher, self._events = registry, watcher, events
         self._turns: dict[str, int] = {}  # by mesh
-        self._refusals: list[tuple[str, Refusal]] = []  # owners that left, and what they were to be told
-        self._lock = threading.Lock()
         engine.verbs.handle(NEW_OWNER, self._changed)
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:
-        """An actor has failed: its owner is told, or whoever comes after it."""
-        with self._lock:
-            if process in self._engine.local.away:
-                self._refusals = [*self._refusals[-_FAILURES:], (process, refusal)]
-                return
-        self._engine.tell(process, ACTOR_FAILED, refusal)
+        """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
+        if process not in self._engine.local.away:
+            self._engine.tell(process, ACTOR_FAILED, refusal)
 
     def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
         states = [state for uid in news.meshes if (state := self._engine.meshes.get(uid)) is not None]
@@ -64,15 +60,12 @@ class Handover:
         if cells:
             self._watcher.watch_owner(owner)
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
-        with self._lock:
-            local.away.discard(owner)
-            waiting = [refusal for _, refusal in self._refusals if refusal.mesh in news.meshes]
-            self._refusals = [told for told in self._refusals if told[1].mesh not in news.meshes]
-        for refusal in waiting:
+        local.away.discard(owner)
+        for state in states:  # it does not know yet who holds references
             try:
-                self._engine.tell(owner, ACTOR_FAILED, refusal)
+                self._updates.subscribe(state)
             except TransportError:
-                logger.debug("%s cannot be told of a failure", owner, exc_info=True)
+                logger.debug("%s cannot be told of a reference", owner, exc_info=True)
         self._events.tell(OwnerChanged(owner))
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
@@ -90,4 +83,14 @@ class Handover:
             for cell in tuple(local.cells.values())
             if cell.mesh in meshes and (runs := cell.running) is not None
         )
-        return p.Welcome(missed, running)
+        actors = tuple(
+            p.ActorThere(mesh, rank, incarnation, b"" if cause is None else msgspec.msgpack.encode(cause))
+            for (mesh, rank), (incarnation, cause) in self._engine.latest_actors(meshes).items()
+        )
+        return p.Welcome(missed, running, actors, self._bare())
+
+    def _bare(self) -> bool:
+        """Whether what is to be set up here has never been said."""
+        consoles = [cell for cell in tuple(self._engine.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
+        idle = all(not cell.queued() and not cell.calls for cell in consoles)
+        return idle and self._registry.started_in is None

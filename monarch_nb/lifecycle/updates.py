@@ -34,6 +34,18 @@ class ReferenceUpdates:
         """Have the owner of a mesh tell this process."""
         self._engine.tell(state.home, SUBSCRIBE, Subscribe(state.uid))
 
+    def announce(self, state: MeshState) -> None:
+        """Tells everybody who holds a reference how a mesh is; waits for nobody."""
+        for process in tuple(self._holders.get(state.uid, ())):
+            self._tell_of(state, process)
+
+    def _tell_of(self, state: MeshState, holder: str) -> None:
+        update = Update(state.uid, state.incarnations, state.version, (), self._driver.since(state.uid))
+        try:
+            self._engine.tell(holder, UPDATE, update)
+        except UnreachableError:
+            self._holders[state.uid].discard(holder)
+
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Tells everybody who holds a reference, and blocks until they know."""
         asked: list[tuple[str, str, Future[Any]]] = []
@@ -71,9 +83,7 @@ class ReferenceUpdates:
         if state is None:
             return
         if state.version:
-            self._engine.tell(
-                holder, UPDATE, Update(uid, state.incarnations, state.version, (), self._driver.since(uid))
-            )
+            self._tell_of(state, holder)
         self._versions.greet(holder, uid)
         if state.stopped is not None:
             self._engine.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))

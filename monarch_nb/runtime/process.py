@@ -104,6 +104,7 @@ class Runtime:
         self.handle, self.undelivered, self.host_lost = arrivals.take, losses.lost, losses.host_lost
         self.host_actor, self.actor_ended, self.watch_gap = hosting.host_actor, hosting.ended, hosting.watch_gap
         self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later
+        self.latest_actors = hosting.latest
 
         self.waits = Waits(local, self, clock, node.flush)
         cancels = Cancels(self, self.cancelled, meshes=local.meshes, cells=local.cells, calls=local.calls)

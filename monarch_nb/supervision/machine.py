@@ -155,6 +155,15 @@ class Machine(MeshQueries):
                 actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
         return actions
 
+    def found(self, mesh_uid: str, rank: int, incarnation: int) -> list[Action]:
+        """A rank of a mesh that was come back to lives, in a later incarnation perhaps than was written down."""
+        mesh = self._records.meshes.get(mesh_uid)
+        if mesh is not None and mesh.ended is None and rank in mesh:
+            known = mesh.at(rank)
+            if known.state == "alive" and incarnation > known.incarnation:
+                mesh.put(rank, "alive", incarnation)
+        return []
+
     def owner_gone(self, process: str, reason: str = "") -> list[Action]:
         """A process that owns meshes known here ended: nobody looks after those any more."""
         why = f": {reason}" if reason else ""

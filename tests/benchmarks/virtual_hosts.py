@@ -24,6 +24,7 @@ from monarch_nb.host.holdings import Holdings
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs.tail import Sending, Tail
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
+from monarch_nb.runtime import SPAWN
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
@@ -74,6 +75,7 @@ class VirtualProc:
 
     def __init__(self, spec: p.ProcSpec) -> None:
         self.spec = spec
+        self.actors: set[str] = set()  # the meshes of those that were spawned on it
 
     def start(self) -> None:
         """It takes messages from now on."""
@@ -120,9 +122,14 @@ class VirtualHost(MemoryHost):
     def _hand_over(self, header: Header) -> None:
         if header.dst not in self.workers:
             raise UnreachableError(f"{header.dst} cannot be reached: it has ended")
+        worker = self.workers[header.dst]
         if header.method == verbs.NEW_OWNER.name:
-            self._sender.answer(header, Status.VALUE, p.Welcome(), Lane.URGENT)
-        elif header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
+            actors = tuple(p.ActorThere(mesh, worker.spec.rank, 0) for mesh in worker.actors)
+            self._sender.answer(header, Status.VALUE, p.Welcome(actors=actors), Lane.URGENT)
+            return
+        if header.method == SPAWN:
+            worker.actors.add(header.mesh)
+        if header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
             self._time.later(THINKS_S, partial(self._answer, header))
 
     def _answer(self, header: Header) -> None:
@@ -172,7 +179,9 @@ class VirtualHost(MemoryHost):
         return Done()
 
     def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached:
-        self._holdings.attach(wanted.uid, wanted.secret, wanted.holder, steal=wanted.steal, grant=wanted.grant)
+        self._holdings.attach(
+            wanted.uid, wanted.secret, wanted.holder, steal=wanted.steal, grant=wanted.grant, turn=wanted.turn
+        )
         one = self._holdings.get(wanted.uid)
         assert one is not None
         for address in self.workers:

@@ -47,6 +47,26 @@ class Counter(Actor):
         return path
 
 
+class Deadly(Actor):
+    """The controller that creates it again is killed by it."""
+
+    def __init__(self, controller: int, armed: str) -> None:
+        if os.path.exists(armed):
+            os.unlink(armed)
+            os.kill(controller, signal.SIGKILL)
+
+
+class Keeper(Actor):
+    """Keeps a reference, which nobody hands to it a second time."""
+
+    def __init__(self, others: Any) -> None:
+        self.others = others
+
+    @endpoint
+    def ask(self) -> list[int]:
+        return list(self.others.add.call(0).get(20).values())
+
+
 def say(*words: object) -> None:
     """One line for the test, which waits for it."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece: the ranks' lines come meanwhile
@@ -161,6 +181,41 @@ def mend(_: str = "") -> None:
     procs.stop().get()
 
 
+def fall(_: str = "") -> None:
+    """Spawns, and is killed in the middle of a heal: some actors are back by then, and others are not."""
+    procs, counter = spawn()
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    keeper: Any = procs.slice(gpus=0).spawn("keeper", Keeper, counter)
+    armed = os.environ["GATE"]
+    procs.spawn("deadly", Deadly, os.getpid(), armed).initialized.get()
+    late: Any = procs.spawn("late", Counter, 100)
+    late.add.call(0).get()
+    keeper.ask.call_one().get()
+    runtime().part(Leaving).keep_up()
+    Path(armed).touch()
+    say("heals")
+    monarch.heal_mesh(procs.slice(gpus=1), kill=True)
+
+
+def pick_up(_: str = "") -> None:
+    """Attaches what was left in the middle of a heal."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    procs: Any = monarch.attach("trainers")
+    counter, late, keeper = (monarch.attach(name) for name in ("counter", "late", "keeper"))
+    say("counts", *counter.add.call(1).get(10).values())
+    began = time.monotonic()
+    try:
+        late.add.call(1).get(10)
+    except RuntimeError as error:
+        say("error", round(time.monotonic() - began), " ".join(str(error).split()))
+    say("kept", *keeper.ask.call_one().get(20))
+    monarch.heal_mesh(procs)
+    say("late", *late.add.call(1).get(10).values())
+    monarch.heal_mesh(procs.slice(gpus=1), kill=True)
+    say("kept", *keeper.ask.call_one().get(20))
+    procs.stop().get()
+
+
 def again(_: str = "") -> None:
     """Leaves, and comes back in the same program: handles that were held work again."""
     store_of(runtime())
@@ -177,5 +232,5 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, again)
+    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, fall, pick_up, again)
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

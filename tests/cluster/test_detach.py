@@ -118,6 +118,23 @@ def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: P
     assert second.said("counts") == [["16", "11"]]
 
 
+def test_a_controller_killed_in_the_middle_of_a_heal_leaves_a_mesh_whose_next_owner_knows_what_is_back(
+    place: Path,
+) -> None:
+    first = Controller(place, "fall", MONARCH_NB_MESH_KEEP="60s")
+    first.until("heals")
+    first.process.wait(SOON)
+    first.kill()
+    second = Controller(place, "pick_up").done()
+    assert second.said("counts") == [["16", "11"]], second.lines
+    [told] = second.said("error")
+    assert int(told[0]) <= 2, "a call does not wait for an actor that nobody creates"
+    assert "mesh late, gpus=1" in " ".join(told)
+    assert any("late gpus=1 failed: the controller that was to create it ended" in line for line in second.lines)
+    assert second.said("late") == [["101", "101"]]
+    assert second.said("kept") == [["16", "11"], ["16", "10"]], "a reference follows heals of the new owner, too"
+
+
 def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_told(place: Path) -> None:
     (place / "gate").touch()
     Controller(place, "leave").done()

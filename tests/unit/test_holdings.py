@@ -112,6 +112,17 @@ def test_other_hosts_follow_the_latest_grant_of_the_first() -> None:
     assert one(holdings).holder == THIRD
 
 
+def test_a_first_host_that_was_started_anew_goes_on_from_what_the_owner_was_given() -> None:
+    other = left()
+    other.attach("p1", "s", FIRST, grant=5, turn=9)
+    anew = Holdings()
+    anew.hold(wanted(grant=5, turn=9), FIRST.address)
+    anew.attach("p1", "s", SECOND, steal=True)
+    assert (one(anew).grant, one(anew).turn) == (6, 10)
+    assert other.attach("p1", "s", SECOND, grant=6, turn=10) == FIRST
+    assert one(other).turn == one(anew).turn
+
+
 def test_only_who_has_a_mesh_may_leave_it_or_say_how_it_is_kept() -> None:
     holdings = held()
     holdings.attach("p1", "s", SECOND, steal=True)

@@ -1,7 +1,7 @@
 """The actors of one process: spawned, found no more, ended."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from monarch_nb.runtime.actors.cell import ActorCell
@@ -13,6 +13,7 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel
 from monarch_nb.wire import Header, Kind, msgpack_decoder
 
+_REPLACED = "the actor has been replaced by a newer one"
 _spawn_decoder = msgpack_decoder(SpawnActor)
 
 
@@ -31,6 +32,10 @@ class Hosting:
         spec = _spawn_decoder.decode(parcel.frames[0])
         key = (header.mesh, header.rank)
         old = self._local.cells.get(key)
+        if old is not None and old.incarnation > header.incarnation:  # asked for by an owner who is gone
+            self._process.node.consumed(parcel)
+            self._process.refuse(header, self._process.supervisor.lost_cause(header, _REPLACED))
+            return ()
         cell = ActorCell(self._process, spec, header, parcel)
 
         def arrive() -> None:
@@ -63,8 +68,7 @@ class Hosting:
                 again(header, parcel)
             return
         self._process.node.consumed(parcel)
-        why = "the actor has been replaced by a newer one"
-        self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, why))
+        self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, _REPLACED))
 
     def _never_came(self, message: tuple[Header, Parcel]) -> None:
         header, parcel = message
@@ -105,6 +109,17 @@ class Hosting:
         self._process.supervisor.actor_ended(cell)
         for listener in tuple(self._listeners):
             listener(cell)
+
+    def latest(self, meshes: Collection[str]) -> dict[tuple[str, int], tuple[int, object]]:
+        """Of actors of these meshes the latest incarnation here, and why it has ended, if it has. Any thread."""
+        found: dict[tuple[str, int], tuple[int, object]] = {}
+        for mesh, rank, incarnation, cause in self._parking.ends_of(meshes):
+            if incarnation >= found.get((mesh, rank), (0, None))[0]:
+                found[mesh, rank] = (incarnation, cause)
+        for cell in tuple(self._local.cells.values()):
+            if cell.mesh in meshes and cell.spec.runs_on is not RunsOn.MAIN_THREAD:
+                found[cell.mesh, cell.rank] = (cell.incarnation, cell.cause)
+        return found
 
     def on_end(self, listener: Callable[[ActorLife], object]) -> None:
         """Calls `listener` with each actor that is gone from now on, on whichever thread ended it."""

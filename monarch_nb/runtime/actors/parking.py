@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from monarch_nb.settings import settings
@@ -37,6 +37,11 @@ class Parking:
     def end_of(self, mesh: str, rank: int, incarnation: int) -> object:
         """Why that actor is gone; None if that is not known."""
         return self._ends.get((mesh, rank, incarnation))
+
+    def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, object]]:
+        """Mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
+        with self._lock:
+            return [(*which, cause) for which, cause in self._ends.items() if which[0] in meshes]
 
     def park(self, message: "Message", here: Callable[[], bool], give_up: Callable[["Message"], None]) -> bool:
         """Keeps a message for an actor to come; False if it is `here` by now. After a while it is given up."""
