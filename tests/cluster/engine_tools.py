@@ -55,7 +55,7 @@ class SSHServer:
             "Port": str(self.port), "ListenAddress": address, "HostKey": str(host_key), "UsePAM": "no",
             "AuthorizedKeysFile": str(folder / "authorized_keys"), "StrictModes": "no", "PidFile": "none",
             "PasswordAuthentication": "no", "PermitRootLogin": "prohibit-password",
-            "SetEnv": f"XDG_STATE_HOME={folder / 'there'}", **settings,
+            "SetEnv": f"XDG_STATE_HOME={folder / 'there'} MONARCH_NB_PRELOAD=", **settings,
         }  # fmt: skip
         config = folder / f"sshd_config_{self.port}"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))

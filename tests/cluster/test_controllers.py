@@ -61,7 +61,7 @@ def controller(name: str, cls: type, *args: Any) -> Any:
 def test_all_get_the_one_that_was_made_first(host: Any) -> None:
     assert controller("one", Counter, 10).add.call_one().get(SOON) == (11, os.getpid())
     assert controller("one", Counter, 99).add.call_one().get(SOON) == (12, os.getpid())
-    with spawned(host, 2, env={"TORCH_TEST_MARK": "1"}) as procs:
+    with spawned(host, 2) as procs:
         asker: Any = procs.spawn("asker", Asker)
         assert sorted(asker.ask.call("one").get(SOON).values()) == [(13, os.getpid()), (14, os.getpid())]
         assert sorted(asker.ask.call("made by an actor").get(SOON).values()) == [

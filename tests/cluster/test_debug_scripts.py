@@ -56,7 +56,7 @@ def aside(future):
     return said[0]
 
 if __name__ == "__main__":
-    trainers = this_host().spawn_procs(per_host={"gpus": 2}, env={"TORCH_TEST_MARK": "1"}).spawn("trainers", Trainer)
+    trainers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("trainers", Trainer)
     for wait in (getting, awaiting, aside):
         open(sys.argv[1], "w").close()
         future = trainers.step.call(sys.argv[1])
@@ -74,7 +74,7 @@ if __name__ == "__main__":
 
 ASKS = """
 if __name__ == "__main__":
-    trainers = this_host().spawn_procs(per_host={"gpus": 2}, env={"TORCH_TEST_MARK": "1"}).spawn("trainers", Trainer)
+    trainers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("trainers", Trainer)
     open(sys.argv[1], "w").close()
     future = trainers.step.call(sys.argv[1])
     threading.Timer(0.3, lambda: print("go", file=open(sys.argv[1], "w", buffering=1))).start()

@@ -41,7 +41,7 @@ from tests.cluster.hosts_tools import (
     user_hosts,
     wait_until,
 )
-from tests.cluster.worker_tools import cold, short_folder, where, workers_at
+from tests.cluster.worker_tools import short_folder, where, workers_at
 from tests.processes import alive
 from tests.proxy import Proxy
 
@@ -260,9 +260,9 @@ def test_what_is_attached_through_a_worker_needs_its_address_no_more_and_this_ho
         attach(f"ipc://{folder}/worker")
         (folder / "worker").unlink()
         hosts = attach_to_workers(ca="trust_all_connections", workers=[f"ipc://{folder}/worker"])
-        far = cold(hosts, per_host={"slots": 2})
+        far = hosts.spawn_procs(per_host={"slots": 2})
         assert len(where(far).pid.call().get(SOON)) == 2
         assert this_host().region == this_proc().host_mesh.region
-        here = where(cold(this_host(), per_host={"local": 1}))
+        here = where(this_host().spawn_procs(per_host={"local": 1}))
         assert far.spawn("relay", Relay, here).ask.call().get(SOON).values() == [here.pid.call_one().get(SOON)] * 2
         hosts.shutdown().get(SOON)

@@ -49,7 +49,7 @@ def job_on(cluster: Cluster, **more: Any) -> KubernetesJob:
 
 def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bool, tmp_path: Path) -> None:
     cluster.held = True
-    job = job_on(cluster, env={"MARK": "of the user", "TORCH_TEST_MARK": "1"})
+    job = job_on(cluster, env={"MARK": "of the user"})
     job.add_mesh("trainers", 2, image_spec=IMAGE)
     try:
         state = job.state(cached_path=str(tmp_path / "job.json"))
@@ -99,7 +99,7 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     job.add_mesh("trainers", 2)
     try:
         state = job.state(cached_path=None)
-        where = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"}).spawn("where", Where)
+        where = state.trainers.spawn_procs().spawn("where", Where)
         assert [mark for mark, _ in where.where.call().get(SOON).values()] == ["theirs", "theirs"]
     finally:
         job.kill()
@@ -113,7 +113,7 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
 ) -> None:
     monkeypatch.setenv("PATH", f"{cluster.kubectl()}:{os.environ['PATH']}")
     job = KubernetesJob("lab", kubeconfig=KubeConfig.from_path(str(cluster.config)),
-                        env={"MARK": "far", "TORCH_TEST_MARK": "1"})  # fmt: skip
+                        env={"MARK": "far"})  # fmt: skip
     job.add_mesh("trainers", 2, image_spec=IMAGE, port=26612)
     try:
         state = job.state(cached_path=None)

@@ -106,7 +106,7 @@ class Where(Actor):
 
 
 def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp_path: Path) -> None:
-    job = LightningJob({"trainers": 2}, "L4", python_exe=PYTHON, env={"MARK": "far", "TORCH_TEST_MARK": "1"})
+    job = LightningJob({"trainers": 2}, "L4", python_exe=PYTHON, env={"MARK": "far", "MONARCH_NB_PRELOAD": ""})
     try:
         found = job.state(str(tmp_path / "job.json")).trainers.spawn_procs().spawn("where", Where).mark.call().get(SOON)
         assert [mark for mark, _ in found.values()] == ["far", "far"]

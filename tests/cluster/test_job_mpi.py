@@ -15,7 +15,7 @@ from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 needs("mpirun", package="openmpi-bin")
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 ARGS = "--allow-run-as-root --oversubscribe" if os.geteuid() == 0 else "--oversubscribe"
-LIGHT = {"TORCH_TEST_MARK": "1", "MARK": "7"}
+LIGHT = {"MONARCH_NB_PRELOAD": "", "MARK": "7"}
 
 
 @pytest.fixture(autouse=True)

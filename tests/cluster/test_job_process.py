@@ -34,7 +34,7 @@ from monarch_nb.job import (
 )
 from monarch_nb.job.later import ProcessState
 from tests.cluster.fault_tools import ROOT, SOON, until
-from tests.cluster.worker_tools import cold, light_host, start_worker, where  # noqa: F401 - a fixture
+from tests.cluster.worker_tools import light_host, start_worker, where  # noqa: F401 - a fixture
 from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
@@ -66,7 +66,7 @@ def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None
     try:
         assert (len(state.trainers), len(state.loaders)) == (2, 1)
         assert state.trainers.initialized.get(40) is True
-        found = where(cold(state.trainers)).environment.call("MONARCH_JOB_MARK").get(30)
+        found = where(state.trainers.spawn_procs()).environment.call("MONARCH_JOB_MARK").get(30)
         assert found.values() == ["7", "7"]
         assert job.active
         with pytest.raises(
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_a_program_with_a_busy_job_at_once(folder: Path, how: str) -
 
 LEFT = """
 from monarch_nb.job import ProcessJob
-job = ProcessJob({"trainers": 1}, env={"TORCH_TEST_MARK": "1"})
+job = ProcessJob({"trainers": 1})
 job.keep_for("0.6s")
 procs = job.state("job.json").trainers.spawn_procs(name="trainers")
 procs.initialized.get(40)
@@ -212,7 +212,7 @@ class A(Actor):
     @endpoint
     def one(self): return 1
 state = job.state()
-procs = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"})
+procs = state.trainers.spawn_procs()
 print(job.apply_id, procs.spawn("a", A).one.call().get(30).values(), flush=True)
 if "kill" in sys.argv:
     job.kill()
@@ -438,16 +438,15 @@ def test_each_state_gives_host_meshes_of_its_own_and_a_stop_ends_what_was_spawne
     try:
         first, second = job.state(cached_path=None).hosts, job.state(cached_path=None).hosts
         assert first is not second
-        quick = {"TORCH_TEST_MARK": "1"}
         one, two = (
-            where(hosts.slice(hosts=slice(0, 2)).spawn_procs(per_host={"gpus": 1}, name=name, env=quick))
+            where(hosts.slice(hosts=slice(0, 2)).spawn_procs(per_host={"gpus": 1}, name=name))
             for hosts, name in ((first, "one"), (second, "two"))
         )
         theirs, others = one.pid.call().get(60).values(), two.pid.call().get(60).values()
         first.stop().get(SOON)
         until(lambda: not any(alive(pid) for pid in theirs), "the end of what ran on the first")
         assert two.pid.call().get(SOON).values() == others
-        again = where(first.spawn_procs(env=quick))  # it can be used again
+        again = where(first.spawn_procs())  # it can be used again
         assert len(again.pid.call().get(SOON)) == 2
         second.shutdown().get(SOON)
         until(lambda: not any(alive(pid) for pid in others), "the end of what ran on the second")
@@ -471,7 +470,7 @@ def test_a_job_may_start_its_workers_itself_and_a_host_mesh_tells_that_it_was_sh
     try:
         hosts = job.state(cached_path=None).hosts
         assert pids_of(job) == [job.process.pid]
-        assert len(where(cold(hosts)).pid.call().get(60)) == 1
+        assert len(where(hosts.spawn_procs()).pid.call().get(60)) == 1
         assert hosts._inner_host_mesh is hosts
         hosts.shutdown().get(SOON)
         assert hosts._inner_host_mesh is None

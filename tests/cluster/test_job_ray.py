@@ -31,7 +31,7 @@ def alive(pid):
 monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # a host is lost, which would end a program
 
 if __name__ == "__main__":
-    job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "TORCH_TEST_MARK": "1"})
+    job = RayJob({"trainers": 2}, strategy="PACK", env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
     state = job.state(cached_path=None)
     found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(90).values()
     print("marks", *[mark for mark, _ in found], flush=True)

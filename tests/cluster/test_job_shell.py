@@ -20,7 +20,7 @@ TOML = """
 [jobs.lab]
 kind = "process"
 meshes = { trainers = 2 }
-env = { MARK = "lab", TORCH_TEST_MARK = "1" }
+env = { MARK = "lab" }
 
 [jobs.far]
 kind = "ssh"

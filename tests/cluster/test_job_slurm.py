@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.usefixtures("host"),
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a Slurm of one's own needs root"),
 ]
-LIGHT = {"TORCH_TEST_MARK": "1", "MARK": "a secret of the user"}
+LIGHT = {"MONARCH_NB_PRELOAD": "", "MARK": "a secret of the user"}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ CLIENT = """
 import json, sys
 from monarch_nb.job import SlurmJob
 state = SlurmJob({"any": 1}).state()
-procs = state.trainers.spawn_procs(env={"TORCH_TEST_MARK": "1"})
+procs = state.trainers.spawn_procs()
 import os
 nodes = procs.run(lambda: os.environ["SLURMD_NODENAME"]).get(60).values()
 with open(os.environ["RESULT"], "w") as out:

@@ -20,8 +20,6 @@ from pathlib import Path
 from monarch.actor import Actor, endpoint, this_host
 from monarch.job import ProcessJob
 
-QUICK = {"TORCH_TEST_MARK": "1"}
-
 class Where(Actor):
     @endpoint
     def pid(self): return os.getpid()
@@ -42,8 +40,8 @@ def child(handed, folder, pipe):
     assert pids(actors) == pids(procs.spawn("mine_on_theirs", Where))
     noting = procs.spawn("noting", Where)
     noting.note.call(folder).get(20)
-    own = this_host().spawn_procs(name="own", env=QUICK).spawn("own", Where)
-    there = hosts.spawn_procs(name="there", env=QUICK).spawn("there", Where)
+    own = this_host().spawn_procs(name="own").spawn("own", Where)
+    there = hosts.spawn_procs(name="there").spawn("there", Where)
     actors.take.call(own).get(20)
     assert all(answer == pids(own) for answer in actors.ask.call().get(20).values())
     pipe.send(pids(own) + pids(there))
@@ -64,7 +62,7 @@ def until(condition):
 if __name__ == "__main__":
     job = ProcessJob({"hosts": 1}) if sys.argv[1] == "workers" else None
     hosts = this_host() if job is None else job.state(cached_path=None).hosts
-    procs = hosts.spawn_procs(per_host={"gpus": 2}, env=QUICK)
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
     actors = procs.spawn("actors", Where)
     given = pids(actors)
     spawn = multiprocessing.get_context("spawn")

@@ -104,7 +104,7 @@ def racks() -> Iterator[Racks]:
 
 def test_a_kind_of_jobs_from_outside_gives_hosts_is_listed_found_again_and_tells_who_died(racks: Racks) -> None:
     assert {"local", "process", "racks"} < set(kinds())
-    job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r", "TORCH_TEST_MARK": "1"})
+    job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
     assert trainers.spawn_procs().spawn("where", Where).mark.call_one().get(SOON) == "r"
     folder = Path(racks.jobs[str(job.apply_id)].folder)
@@ -144,7 +144,7 @@ def test_jobs_of_kinds_that_are_not_there_are_refused(racks: Racks) -> None:
 @pytest.mark.slow
 def test_hosts_that_are_missing_are_named_with_the_reason_until_they_come(racks: Racks) -> None:
     racks.full = True
-    job = AdapterJob("racks", {"trainers": 1, "loaders": 2}, env={"TORCH_TEST_MARK": "1"})
+    job = AdapterJob("racks", {"trainers": 1, "loaders": 2})
     try:
         state = job.state(cached_path=None)
         assert state.trainers.initialized.get(SOON) is True  # meshes do not wait for each other
@@ -182,7 +182,7 @@ def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_o
 
 
 def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine(racks: Racks, shown: list[Any]) -> None:
-    job = AdapterJob("racks", {"trainers": 1}, env={"TORCH_TEST_MARK": "1", "MONARCH_JOB_MARK": "r"})
+    job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
     assert where.mark.call_one().get(SOON) == "r"
     racks.taken = True

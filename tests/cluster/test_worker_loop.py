@@ -30,7 +30,6 @@ from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
 from tests.cluster.worker_tools import (
     TRUST_ALL,
-    cold,
     light_host,  # noqa: F401 - a fixture
     short_folder,
     start_worker,
@@ -60,14 +59,14 @@ def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Pa
     assert not hosts.initialized.done()
     with workers_at(*addresses) as processes:
         assert hosts.initialized.get(30) is True
-        first = where(cold(hosts, per_host={"gpus": 2})).pid.call().get(30).values()
+        first = where(hosts.spawn_procs(per_host={"gpus": 2})).pid.call().get(30).values()
         assert len(set(first)) == 4
         hosts.stop().get(SOON)
         until(lambda: not any(alive(pid) for pid in first), "the end of what ran")
         assert all(process.poll() is None for process in processes)
         again = attach(*addresses)
         assert again == hosts
-        assert set(where(cold(again)).pid.call().get(30).values()).isdisjoint(first)
+        assert set(where(again.spawn_procs()).pid.call().get(30).values()).isdisjoint(first)
         hosts.shutdown().get(SOON)
         assert [process.wait(SOON) for process in processes] == [0, 0]
         assert list(folder.iterdir()) == []
@@ -107,7 +106,7 @@ def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> Non
         for wrong in (None, other.to_text()):
             with pytest.raises((TrustError, AttachError), match="key"):
                 attach(address, private_key=wrong).initialized.get(30)
-        assert len(where(cold(hosts, per_host={"x": 2})).pid.call().get(30)) == 2
+        assert len(where(hosts.spawn_procs(per_host={"x": 2})).pid.call().get(30)) == 2
         hosts.shutdown().get(SOON)
 
 
@@ -130,7 +129,7 @@ def test_all_interfaces_without_a_key_are_those_of_this_machine_where_it_is_dial
     ]
     with workers_at(*addresses):
         hosts = attach(*addresses)
-        assert len(where(cold(hosts)).pid.call().get(30)) == 2
+        assert len(where(hosts.spawn_procs()).pid.call().get(30)) == 2
         for port in ports:
             socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
             with pytest.raises(ConnectionRefusedError):  # which reaches 0.0.0.0
@@ -191,7 +190,7 @@ def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() ->
         worker = start_worker(f"tcp://127.0.0.1:fd{fd}", pass_fds=(fd,))
     try:
         hosts = attach(f"tcp://127.0.0.1:{port}")
-        assert len(where(cold(hosts, per_host={"x": 2})).pid.call().get(30)) == 2
+        assert len(where(hosts.spawn_procs(per_host={"x": 2})).pid.call().get(30)) == 2
         hosts.shutdown().get(SOON)
         assert worker.wait(SOON) == 0
         with pytest.raises(ConnectionRefusedError):  # nobody holds it any more
@@ -268,7 +267,7 @@ def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
     hosts = attach(tell(), Future._from_coro(private()))
     with workers_at(*addresses):
         assert hosts.initialized.get(30) is True
-        assert len(where(cold(hosts)).pid.call().get(30)) == 2
+        assert len(where(hosts.spawn_procs()).pid.call().get(30)) == 2
         hosts.shutdown().get(SOON)
 
 
@@ -277,7 +276,7 @@ def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path,
     address = f"ipc://{folder}/w"
     with workers_at(address) as processes:
         hosts = attach(address)
-        actor = where(cold(hosts))
+        actor = where(hosts.spawn_procs())
         pid = actor.pid.call().get(30).values()[0]
         processes[0].send_signal(signal.SIGKILL)
         processes[0].wait(SOON)
@@ -287,7 +286,7 @@ def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path,
         until(lambda: not (folder / "w").exists(), "the end of its agent")
         with workers_at(address):
             anew = attach(address)
-            assert where(cold(anew)).pid.call().get(30).values() != [pid]
+            assert where(anew.spawn_procs()).pid.call().get(30).values() != [pid]
             anew.shutdown().get(SOON)
 
 
@@ -317,7 +316,7 @@ from monarch_nb.actor import Actor, attach_to_workers, endpoint
 class A(Actor):
     @endpoint
     def pid(self): return os.getpid()
-procs = attach_to_workers(ca="trust_all_connections", workers=[sys.argv[1]]).spawn_procs(env={"TORCH_TEST_MARK": "1"})
+procs = attach_to_workers(ca="trust_all_connections", workers=[sys.argv[1]]).spawn_procs()
 print(*procs.spawn("a", A).pid.call().get(30).values(), flush=True)
 sys.stdin.read()
 """
@@ -343,9 +342,9 @@ def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder:
 @pytest.mark.slow
 def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, host: Any) -> None:
     address = f"ipc://{folder}/w"
-    with workers_at(address), spawned(host, 1, env={"TORCH_TEST_MARK": "1"}) as mine:
+    with workers_at(address), spawned(host, 1) as mine:
         hosts = attach(address)
-        there = where(cold(hosts))
+        there = where(hosts.spawn_procs())
 
         def ask(actor: Any) -> Any:
             return actor.pid.call().get(20).values()

@@ -68,16 +68,11 @@ def where(procs: Any) -> Any:
     return procs.spawn("where", Where)
 
 
-def cold(hosts: Any, **more: Any) -> Any:
-    """Processes that need not wait for a template with torch in it."""
-    return hosts.spawn_procs(env={"TORCH_TEST_MARK": "1"}, **more)
-
-
 @pytest.fixture(scope="module", name="host")
 def light_host(nothing_left_by_module: None) -> Iterator[Any]:
     """The host of a controller that has spoken with its agent, whose template nobody has waited for."""
     with controlling() as here:
-        procs = cold(here, name="warm")
+        procs = here.spawn_procs(name="warm")
         where(procs).pid.call().get(60)
         procs.stop().get(SOON)
         # Its threads come with the first socket, which is for the first word to another host, and stay: not of a test
