@@ -9,7 +9,7 @@ import msgspec
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from monarch_nb import configure
+from monarch_nb.config import configure
 from monarch_nb.connect import Leaving, Return, come_back, left_meshes, listing
 from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import Runtime, runtime

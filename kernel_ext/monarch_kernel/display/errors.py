@@ -11,7 +11,7 @@ from typing import Any
 
 import IPython
 
-import monarch_nb
+from monarch_nb import settings
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future, started
 from monarch_nb.shape import places_of
@@ -25,7 +25,10 @@ from .failures import ansi, raised_title
 from .notices import Notice
 
 # What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
-_HIDDEN = tuple(f"{Path(file).parent}/" for file in (monarch_nb.__file__, str(Path(__file__).parent), IPython.__file__))
+_HIDDEN = tuple(
+    f"{folder}/"
+    for folder in (Path(settings.__file__).parents[1], Path(__file__).parents[1], Path(IPython.__file__).parent)
+)
 _OURS = (DeviceMeshError, ActorError, StoppedAtBreakpoint, DebugError)
 SHOWN = (*_OURS, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
 _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run on the ranks
