@@ -21,6 +21,7 @@ KERNELS = {
     "ipykernel-7.4": ("ipykernel==7.4.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
     # What JupyterLab 4.3 and older notebooks have: no subshells.
     "ipykernel-6.31": ("ipykernel==6.31.0", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    "ipykernel-6.17": ("ipykernel==6.17.0", "ipython>=8.6,<9", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
     # What Colab has.
     "colab": (
         *("ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==7.7.1", "jupyter_client==7.4.9", "traitlets==5.7.1"),

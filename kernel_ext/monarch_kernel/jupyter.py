@@ -43,6 +43,16 @@ def cell_text(filename: str) -> str | None:
     return None if entry is None else "".join(entry[2])
 
 
+def give_back_underscores(shell: Any) -> None:
+    """Has the result of the running cell go into `_` though code has used that name, as loops do: IPython would leave
+    it alone from then on. A function of that name, such as gettext's, stays.
+    """
+    for name in ("_", "__", "___"):
+        used = shell.user_ns.get(name)
+        if name in shell.user_ns and not callable(used):
+            shell.user_ns[name] = shell.user_ns_hidden.get(name, getattr(shell.displayhook, name, used))
+
+
 # -- the kernel's own debugger, and requests for it --------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
 from .arguments import read_profile
 from .display.errors import cell_syntax
+from .jupyter import give_back_underscores
 from .session import Session
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ProfileMagics(Magics):
             if found is not None:
                 self._show(found)
             raise
+        give_back_underscores(self.shell)
         return found
 
     def _compiled(self, cell: str) -> tuple[CodeType, CodeType | None]:

@@ -46,6 +46,51 @@ def cable() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
+def bridged(count: int) -> Iterator[list[str]]:
+    """Names of so many namespaces, 10.213.78.1 and on, that reach each other, and this one at 10.213.78.254."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("NOT TESTED HERE: hosts with networks of their own need root and `ip` (iproute2)")
+    bridge = f"mnb{secrets.token_hex(3)}"
+    names = [f"{bridge}{number}" for number in range(1, count + 1)]
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"NOT TESTED HERE: this system lets nobody make bridges ({error.stderr.strip()})")
+    try:
+        ip("address", "add", "10.213.78.254/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate(names, 1):
+            ip("netns", "add", name)
+            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", name, "master", bridge, "up")
+            ip("-n", name, "address", "add", f"10.213.78.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
+
+
+@contextmanager
+def bridged_hosts(folder: Path, count: int) -> Iterator[tuple[Path, list[str]]]:
+    """A host in each of so many namespaces: the key, and their endpoints, which this namespace reaches."""
+    key = folder / "job.key"
+    Keys.load_or_create(key)
+    with bridged(count) as names:
+        agents: list[HostProcess] = []
+        try:
+            for number, name in enumerate(names, 1):
+                inside = ("ip", "netns", "exec", name)
+                agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.78.{number}:0", before=inside))
+            yield key, [agent.endpoint for agent in agents]
+        finally:
+            for agent in agents:
+                agent.close()
+
+
+@contextmanager
 def controller_of_both(
     cable: tuple[str, str], folder: Path, program: str, **environment: str
 ) -> Iterator[tuple[Callable[[str], None], Expect]]:

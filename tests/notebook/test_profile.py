@@ -18,6 +18,18 @@ def test_the_cell_runs_here_and_the_profile_is_its_result(nb: Notebook) -> None:
     assert nb.run("(len(seen), type(_).__name__)").ok().text == "(4, 'Profile')"
 
 
+def test_the_profile_is_in_the_underscore_though_loops_use_that_name_but_functions_of_that_name_stay(
+    nb: Notebook,
+) -> None:
+    nb.run("for _ in range(5): pass").ok()
+    nb.run("%%prof a\nfor _ in range(2):\n    a.work.call(0.05).get()").ok()
+    assert nb.run("type(_).__name__").ok().text == "'Profile'"
+    nb.run("_ = str.upper").ok()
+    nb.run("%%prof a\na.work.call(0.05).get();").ok()
+    assert nb.run("_('text')").ok().text == "'TEXT'"
+    nb.run("del _").ok()
+
+
 def test_a_cell_that_fails_shows_what_was_sampled_and_its_own_error(nb: Notebook) -> None:
     shown = nb.run("%%prof a gpus=0-1\na.work.call(0.2).get()\n1 / 0")
     assert shown.error is not None

@@ -1,15 +1,18 @@
 """Lines that can be stopped at, marks in a gutter, and who is looked at: no kernel, and nothing that runs."""
 
+import threading
 from typing import Any
 
 import pytest
 
 from monarch_kernel.dap.adapter import Adapter
+from monarch_kernel.dap.announcer import Announcer
 from monarch_kernel.dap.focus import Focus
 from monarch_kernel.dap.gutter import Gutter, More, ranks_in
 from monarch_kernel.dap.handles import Handle, Handles, is_ours
 from monarch_kernel.dap.lines import Line, Lines
 from monarch_nb.debug import Frame, Stopped
+from monarch_nb.debug.control.stopped import StoppedThreads
 
 CELL = """\
 import math
@@ -187,6 +190,47 @@ def test_numbers_hold_for_a_stop_and_are_not_those_of_another_debugger() -> None
     assert handles.number(Handle("s0", 1, 0)) == number
     handles.keep([stopped(0, number=2)])
     assert handles.get(number) is None
+
+
+# -- who is told -------------------------------------------------------------------------------------------------------
+
+
+class Looked:
+    """Stands for the adapter, and for the ranks of an announcer: says when front ends are told, and waits a little for
+    what must not happen meanwhile.
+    """
+
+    attached = False
+
+    def __init__(self) -> None:
+        self.controller = self
+        self.stopped = StoppedThreads()
+        self.log: list[str] = []
+        self.begun = threading.Semaphore(0)
+        self.held = threading.Event()
+
+    def events(self) -> list[Any]:
+        self.log.append("telling")
+        self.begun.release()
+        self.log.append("held meanwhile" if self.held.wait(0.2) else "told")
+        return []
+
+
+@pytest.mark.timeout(20)
+def test_front_ends_are_told_before_ranks_are_let_go_or_after_it_but_not_meanwhile() -> None:
+    looked = Looked()
+    announcer = Announcer(looked, looked, lambda event: None)  # type: ignore[arg-type]
+    announcer.wake()
+    assert looked.begun.acquire(timeout=10)
+    with announcer.held():
+        looked.held.set()
+        looked.log.append("held")
+        announcer.wake()
+        assert not looked.begun.acquire(timeout=0.2)
+        looked.held.clear()
+    assert looked.begun.acquire(timeout=10)
+    assert looked.log == ["telling", "told", "held", "telling"]
+    announcer.close()
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------

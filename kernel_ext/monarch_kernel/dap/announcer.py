@@ -31,7 +31,8 @@ class Announcer:
         self._unlisten: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._held = False
+        self._held = 0
+        self._telling = threading.Lock()  # who is looked at stays the same while front ends are told of it
         self._seen: Message = {}
         self.stands = False  # front ends were told of a rank that is stopped
 
@@ -61,12 +62,14 @@ class Announcer:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is told meanwhile: ranks are being let go on, one after the other."""
-        self._held = True
+        """Nothing is told meanwhile: ranks are being let go on, one after the other, or another one is looked at."""
+        with self._telling:
+            self._held += 1
         try:
             yield
         finally:
-            self._held = False
+            with self._telling:
+                self._held -= 1
             self.wake()
 
     def stepped(self, records: Sequence[Stopped], answers: Sequence[Answer]) -> None:
@@ -75,9 +78,10 @@ class Announcer:
 
     def again(self) -> None:
         """Front ends have to hear anew of what is stopped."""
-        lead = self._adapter.focus.lead(self._ranks.records())
-        if lead is not None:
-            self._adapter.focus.move(lead, pinned=self._adapter.focus.pinned)
+        with self._telling:
+            lead = self._adapter.focus.lead(self._ranks.records())
+            if lead is not None:
+                self._adapter.focus.move(lead, pinned=self._adapter.focus.pinned)
         self.wake()
 
     def forget(self) -> None:
@@ -97,7 +101,7 @@ class Announcer:
                 logger.exception("front ends could not be told of what is stopped")
 
     def _is_held(self) -> bool:
-        return self._held
+        return self._held > 0
 
     def _look(self) -> None:
         controller = self._ranks.controller
@@ -110,11 +114,12 @@ class Announcer:
             controller.await_stops(records, answers, OTHERS_S)
         else:
             controller.stopped.settle(TOGETHER_S, LATEST_S)
-        if self._is_held():  # meanwhile
-            return
-        for event in self._adapter.events():
-            self.stands = event["event"] == "stopped"
-            self._tell(event)
+        with self._telling:
+            if self._is_held():  # meanwhile
+                return
+            for event in self._adapter.events():
+                self.stands = event["event"] == "stopped"
+                self._tell(event)
         if not self._adapter.attached:
             return
         seen, self._seen = self._seen, self._adapter.overview()

@@ -146,6 +146,9 @@ class DebugBridge:
             return await self._own.request(message) or {}
         if command in _MOTIONS:
             return await self._go(command, arguments)
+        if command == "monarchFocus":
+            with self.announcer.held():
+                return await self._ours(command, arguments)
         body = await self._ours(command, arguments)
         self.announcer.wake()  # the focus may have moved
         return body

@@ -14,6 +14,7 @@ from monarch_nb.debug.render import named
 from monarch_nb.wire import ActorError
 
 from ..arguments import read_names, read_place
+from ..jupyter import give_back_underscores
 from ..session import Session
 from ..tensors import workers_on
 from .completion import DebugCompletion
@@ -59,7 +60,9 @@ class DebugMagics(Magics):
             every = debug.sessions()
             stopped = f"; stopped: {named(every)}" if every else ""
             raise UsageError(f"%%mdb {line}: none of these ranks is stopped{stopped}")
-        return Results([prompt.do(command) for command in commands(cell)])
+        results = Results([prompt.do(command) for command in commands(cell)])
+        give_back_underscores(self.shell)
+        return results
 
     @no_var_expand
     @line_magic("break")  # type: ignore[arg-type]  # its decorators are typed for bare use only
