@@ -49,14 +49,40 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.path.insert(0, light)  # processes of meshes have the path of their controller
 
 
+# Modules that need torch in the process of the tests, which costs a worker four seconds: one worker alone has them.
+WITH_TORCH = re.compile(
+    r"tests/(cluster/test_tensor_|compat/test_1_1[13]_|memory_network/test_values\."
+    r"|unit/test_(tensor_|placement|wire_tensors|rdma_parts|rdma_parameters|compat_pickling))"
+)
+
+
+def elsewhere(path: Path, config: pytest.Config) -> bool:
+    """Whether a module is another worker's, where several share all tests. The first has all, as one that takes the
+    place of a worker that has crashed."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if not 0 < worker < int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) or not all_of_them(config):
+        return False
+    return WITH_TORCH.match(path.relative_to(HERE.parent).as_posix()) is not None
+
+
+def all_of_them(config: pytest.Config) -> bool:
+    return [config.rootpath / one for one in config.args] == [HERE]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return elsewhere(collection_path, config) or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Each worker reads other modules first: what pytest makes of their asserts is then made once, not by all."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None or [session.config.rootpath / one for one in session.config.args] != [HERE]:
+    if worker is None or not all_of_them(session.config):
         return
     files = [path for folder in session.config.getini("python_files") for path in sorted(HERE.rglob(folder))]
     for path in files[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        if elsewhere(path, session.config):
+            continue
         with contextlib.suppress(Exception, pytest.skip.Exception):  # told when it is collected
             importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 
@@ -84,12 +110,34 @@ def place(nodeid: str) -> int | None:
 
 
 class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
-    """A module at a time, or those that share what is dear."""
+    """A module at a time, or those that share what is dear; each to a worker that has it."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
         at = place(file)
         return file if at is None else FIRST[at].pattern
+
+    def _check_nodes_have_same_collection(self) -> bool:
+        """The one that has all of them comes first, and what the others have is part of that."""
+        longest_first = sorted(self.registered_collections.items(), key=lambda item: -len(item[1]))
+        self.registered_collections = dict(longest_first)
+        (_, every), *others = longest_first
+        self.config.pluginmanager.get_plugin("session").testscollected = len(
+            every
+        )  # of which so many per cent are done
+        return all(set(every).issuperset(collection) for _, collection in others)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """What no other worker has comes first, and then what is next in order."""
+        mine = set(self.registered_collections[node])
+        others = [set(self.registered_collections[other]) for other in self.nodes if other is not node]
+        can = [scope for scope, unit in self.workqueue.items() if mine.issuperset(unit)]
+        if not can:
+            node.shutdown()
+            return
+        alone = (scope for scope in can if not any(have.issuperset(self.workqueue[scope]) for have in others))
+        self.workqueue.move_to_end(next(alone, can[0]), last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
