@@ -92,8 +92,9 @@ $(VENV)/.docs: $(STAMP)
 chaos: setup ## 2,000 faults over a job on three hosts in network namespaces; FAULTS= for more or fewer, SEED= to repeat
 	$(PY) -m tests.chaos --faults $(or $(FAULTS),2000) $(if $(SEED),--seed $(SEED))
 
-docs: setup $(VENV)/.docs ## build the documentation site in build/site; dead links and names without a place are errors
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+docs: setup $(VENV)/.docs ## build the site of this version beside others in build/site; dead links, names without a place are errors
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site/$$($(PY) -c 'from scripts.site.versions import this; print(this())')
+	$(PY) -m scripts.site.versions build/site
 	$(PY) -m scripts.site.check build/site
 
 docs-serve: setup $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build it again as pages change

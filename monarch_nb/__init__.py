@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb import _becoming
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

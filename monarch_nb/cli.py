@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from monarch_nb._about import page
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__, page
 from monarch_nb.wire import json_decoder
 
 if TYPE_CHECKING:

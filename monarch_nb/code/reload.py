@@ -5,6 +5,7 @@ import types
 import warnings
 from typing import Any
 
+from monarch_nb._about import more
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.code.modules import Newest, newest
 from monarch_nb.mesh.actor import ActorMesh, check_class
@@ -50,7 +51,8 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     if _init(old) != _init(new):
         warnings.warn(
             f"{new.__name__}.__init__ has changed, but it does not run again: the living actors of {state.name} "
-            "lack what it sets now. Set that in __reload__(self, old), or spawn a new mesh",
+            "lack what it sets now. Set that in __reload__(self, old), or spawn a new mesh"
+            + more("manual/editing.md#a-class-from-a-cell-or-a-script"),
             stacklevel=2,
         )
     engine = runtime()

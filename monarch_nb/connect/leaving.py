@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.connect.record import NOTES, parts_of
 from monarch_nb.connect.routes import Routes
 from monarch_nb.connect.ways import way_to

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__, more
 from monarch_nb.connect.following import follow
 from monarch_nb.connect.hosts import AttachError
 from monarch_nb.connect.leaving import Leaving
@@ -111,7 +111,9 @@ def _find(name: str) -> tuple[Path, MeshFile]:
     if called:
         raise AttachError.of(f"{name} is gone: its host agent was killed, or the machine was restarted; spawn it anew")
     others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
-    raise AttachError.of(f"there is no mesh {name!r} to attach; there are: {others}")
+    raise AttachError.of(
+        f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#coming-back')}"
+    )
 
 
 def _agent_gone(path: Path, mesh: MeshFile) -> bool:

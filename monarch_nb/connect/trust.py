@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
+from monarch_nb._about import more
 from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress
 from monarch_nb.transport import Keys, TrustError, require_keys
 
@@ -19,7 +20,7 @@ TRUST_ALL: Literal["trust_all_connections"] = "trust_all_connections"
 _HOW = (
     "A job has one key for all, which this makes: "
     "python -c 'from monarch_nb.transport import Keys; Keys.load_or_create(\"job.key\")'. Give every worker and "
-    "the client that file (mode 0600) as private_key=Path('job.key')"
+    "the client that file (mode 0600) as private_key=Path('job.key')" + more("manual/hosts.md#who-is-trusted")
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.engine.memory_worker import MemoryWorker
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs

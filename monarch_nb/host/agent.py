@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.host import folders
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.dialler import Dialler

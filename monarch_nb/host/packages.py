@@ -3,7 +3,7 @@
 import sys
 from functools import cache
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.host.protocol import HostState
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import Routes
@@ -24,6 +25,8 @@ _AT_ONCE = 32
 _TICK_S = 0.5
 _UNKNOWN = Seen("ended", "is not known to its engine any more")
 
+_MORE = more("guides/jobs.md#which-addresses-must-be-open")
+
 
 class HostsMissingError(RuntimeError):
     """Hosts of a job's mesh will not come; `missing` says of each why."""
@@ -31,7 +34,7 @@ class HostsMissingError(RuntimeError):
     def __init__(self, job: str, missing: Mapping[str, str]) -> None:
         self.missing = dict(missing)
         reasons = "\n".join(f"  {name} {why}" for name, why in missing.items())
-        super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}")
+        super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
 
 
 class Arrival:

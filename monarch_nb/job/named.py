@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._about import more
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.kinds import kinds
@@ -37,6 +38,8 @@ _CLASSES: dict[str, type[AdapterJob]] = {
 }
 _OF_IMAGES = tuple(inspect.signature(ImageSpec).parameters)
 
+_MORE = more("guides/jobs.md#in-a-notebook")
+
 
 class JobsFileError(ValueError):
     """A monarch.toml that cannot be read, or that describes no job; the text says where and what."""
@@ -62,7 +65,9 @@ def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
         raise JobsFileError(f"{file}: {error}") from None
     for name, said in jobs.items() if isinstance(jobs, dict) else ():
         if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or not said.get("meshes"):
-            raise JobsFileError(f'{file}: [jobs.{name}] needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}')
+            raise JobsFileError(
+                f'{file}: [jobs.{name}] needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}' + _MORE
+            )
     return dict(jobs)
 
 

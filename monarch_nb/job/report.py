@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.lifecycle.devices import devices
 from monarch_nb.wire import json_decoder
 

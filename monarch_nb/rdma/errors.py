@@ -1,5 +1,7 @@
 """What goes wrong with memory of other processes, by name."""
 
+from monarch_nb._about import more
+
 __all__ = ["BufferDroppedError", "OwnerLostError", "RDMAError", "TransferCancelledError", "owner_lost"]
 
 
@@ -19,6 +21,7 @@ def owner_lost(buffer: object, reason: str) -> OwnerLostError:
     """The error for a buffer whose process does not answer any more, and what to do about it."""
     return OwnerLostError(
         f"{buffer} cannot be reached: {reason}. Heal its mesh (monarch.actor.heal_mesh) and make a new buffer there"
+        + more("manual/data.md#how-long-a-buffer-lives")
     )
 
 

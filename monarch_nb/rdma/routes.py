@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monarch_nb._about import more
 from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
@@ -105,6 +106,7 @@ class Routes:
         raise RDMAError(
             f"{moves[0].handle} cannot be reached by any mover that is allowed here ({', '.join(allowed) or 'none'}): "
             f"{why}. monarch.config.configure(rdma_movers=...) says which are"
+            + more("manual/data.md#which-way-do-my-bytes-go")
         )
 
     def _warn(self, route: Route) -> None:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._about import more
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.actors.roles import Messenger
 from monarch_nb.runtime.calls import DeadlockError
@@ -145,7 +146,7 @@ class Waits:
         """A wait of this process is part of a deadlock, and the one that ends."""
         call = self._local.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
-            call.fail(DeadlockError(deadlock.story))
+            call.fail(DeadlockError(deadlock.story + more("manual/supervision.md#hanging")))
 
 
 def _holds_up(cell: "ActorCell") -> bool:

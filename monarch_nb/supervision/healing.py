@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
 
+from monarch_nb._about import more
+
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
 from .failure import MeshFailure
 from .intensity import Intensity
@@ -206,7 +208,7 @@ class Healing:
         return (
             f"{mesh.name} at {at} was healed {limit.limit} times within {limit.window:g} s and failed again{last}. "
             f"Find the cause first: it can be healed again in {max(wait, 1):.0f} s (heal_max_restarts, heal_window). "
-            "Its other ranks work meanwhile"
+            "Its other ranks work meanwhile" + more("manual/supervision.md#healing")
         )
 
     def _root(self, mesh: Mesh) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from monarch_nb._about import more
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.origin import Origin, Place, origin_of
@@ -61,7 +62,7 @@ def gone(mesh: str, reason: str) -> str:
     """Why nothing can be done with the tensors of a mesh, and what to do."""
     return (
         f"the tensors of {mesh} are gone: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back; then "
-        "restore them"
+        "restore them" + more("manual/tensors.md#failures-and-what-is-lost")
     )
 
 

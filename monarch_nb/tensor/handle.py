@@ -7,6 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.utils._mode_utils import no_dispatch
 
+from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, Put
 from monarch_nb.tensor.notices import heed
@@ -307,7 +308,7 @@ def _with_numbers_uploaded(
             raise RuntimeError(
                 f"{func}: a local tensor of shape {tuple(value.shape)} on {value.device} among tensors of mesh "
                 f"{stream.title}. Send it there first: monarch.distribute(tensor, mesh), or "
-                f"tensor.to({str(stream.device)!r})"
+                f"tensor.to({str(stream.device)!r})" + more("manual/tensors.md#cutting-tensors")
             )
         found = True
         return upload(stream, value, replicated(stream.layout))

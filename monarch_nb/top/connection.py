@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from monarch_nb._about import __version__
 from monarch_nb._private import is_private, read_private, write_private
-from monarch_nb._version import __version__
 from monarch_nb.host.folders import base_folder
 from monarch_nb.wire import json_decoder
 

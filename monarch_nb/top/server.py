@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb._version import __version__
+from monarch_nb._about import __version__
 from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files

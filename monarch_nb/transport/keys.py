@@ -13,6 +13,7 @@ from pathlib import Path
 
 import zmq
 
+from monarch_nb._about import more
 from monarch_nb.transport.errors import TrustError, descriptors_for
 
 __all__ = ["Keys", "require_keys"]
@@ -20,7 +21,7 @@ __all__ = ["Keys", "require_keys"]
 _TITLE = "monarch-nb key 1"
 _HOW = (
     "Make one with `Keys.load_or_create(path)` (monarch_nb.transport), give every host the same file with mode 0600, "
-    "and pass it on both sides."
+    "and pass it on both sides." + more("manual/hosts.md#who-is-trusted")
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Protocol
 
+from monarch_nb._about import more
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
@@ -100,7 +101,7 @@ def check_size(frames: Sequence[Sent]) -> None:
     if size > most:
         raise MessageTooLargeError(
             f"a message of {size:,} bytes is larger than codec_max_frame_length ({most:,}): send it in parts, or "
-            "monarch.config.configure(codec_max_frame_length=...)"
+            "monarch.config.configure(codec_max_frame_length=...)" + more("configuration.md#keys-that-do-something")
         )
 
 

@@ -1,11 +1,43 @@
-"""python -m scripts.site.check FOLDER: whether a site that was built has every public name, described."""
+"""python -m scripts.site.check FOLDER: whether a site that was built is whole.
+
+Every public name has its heading and a text below it; links, pictures and anchors within the site lead somewhere, also
+those that docstrings and themes bring; every picture is there for light and dark; the switch between versions works.
+"""
 
 import re
 import sys
+from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+from scripts.site import versions
 from scripts.site.names import first_home, modules, names
 from scripts.site.reference import page_of
+
+
+class Page(HTMLParser):
+    """What a page leads to, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.leads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes links and anchors."""
+        for key, value in attrs:
+            if value and (key in ("id", "name")):
+                self.anchors.add(value)
+            elif value and key in ("href", "src"):
+                self.leads.append(value)
+
+
+@cache
+def read(path: Path) -> Page:
+    """A page, parsed once."""
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def missing(folder: Path) -> list[str]:
@@ -18,14 +50,46 @@ def missing(folder: Path) -> list[str]:
         for name in names(module):
             here = not name.home or first_home()[name.home] != name
             if name.anchor not in texts or not (here or "doc-contents" in texts[name.anchor]):
-                found.append(name.full)
+                found.append(f"{name.full} is not described")
     return found
 
 
+def dead(folder: Path) -> list[str]:
+    """Links, pictures and anchors of its pages that are not there. 404.html is served from anywhere: it is left out."""
+    found = []
+    for path in sorted(folder.rglob("*.html")):
+        if path.name == "404.html":
+            continue
+        for address in sorted(set(read(path).leads)):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            there = there / "index.html" if there.is_dir() else there
+            anchor = unquote(parts.fragment)
+            shown = anchor in ("only-light", "only-dark", "__skip")
+            if not there.exists() or (anchor and not shown and anchor not in read(there).anchors):
+                found.append(f"{path.relative_to(folder)} leads to {address}, which is not there")
+    return found
+
+
+def one_sided(folder: Path) -> list[str]:
+    """Pictures that only one of the two colour schemes has."""
+    names = {path.name for path in (folder / "images").glob("*.png")}
+    other = {"light": "dark", "dark": "light"}
+    return [
+        f"images/{name} is there for one colour scheme only"
+        for name in sorted(names)
+        if (side := re.fullmatch(r"(.+)-(light|dark)\.png", name)) and f"{side[1]}-{other[side[2]]}.png" not in names
+    ]
+
+
 def main() -> int:
-    gone = missing(Path(sys.argv[1]))
-    for name in gone:
-        print(f"{name} is not described on the site")
+    site = Path(sys.argv[1])
+    folder = site / versions.this()
+    gone = [*missing(folder), *dead(folder), *one_sided(folder), *versions.wrong(site)]
+    for what in gone:
+        print(what)
     return 1 if gone else 0
 
 

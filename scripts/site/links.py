@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 
 HOME = "https://github.com/monarch-nb/monarch-nb/blob/main/"
-_LINK = re.compile(r"(?<!`)(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+_LINK = re.compile(r"`[^`\n]*`|(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")  # what is code within a line leads nowhere
 _PICTURE = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
     r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)"></picture>'
@@ -45,6 +45,8 @@ def adapted(page: str, text: str) -> str:
     folder = posixpath.dirname(file_of(page))
 
     def link(found: re.Match[str]) -> str:
+        if not found[1]:
+            return found[0]
         target = posixpath.normpath(posixpath.join(folder, found[2]))
         there = page_at(target)
         moved = f"{HOME}{target}" if there is None else posixpath.relpath(there, posixpath.dirname(page) or ".")
@@ -90,5 +92,5 @@ def slug_of(heading: str) -> str:
 def links(text: str) -> list[tuple[str, str]]:
     """The pages, or files, that a page leads to, each with the anchor there, "" for none."""
     plain = _FENCED.sub("", text)
-    found = [(each[2], (each[3] or "").removeprefix("#")) for each in _LINK.finditer(plain)]
+    found = [(each[2], (each[3] or "").removeprefix("#")) for each in _LINK.finditer(plain) if each[1]]
     return found + [("", each[1]) for each in re.finditer(r"\]\(#([^)\s]+)\)", plain)]

@@ -6,94 +6,24 @@
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts.site import order, reference, stories
+import monarch_nb
+from monarch_nb.rdma.errors import owner_lost
+from monarch_nb.transport import TrustError
+from monarch_nb.transport.keys import require_keys
+from scripts.site import order, reference, stories, versions
 from scripts.site.links import adapted, anchors, file_of, links, page_at
 from scripts.site.names import Name, example, first_home, modules, names
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for module in modules() for name in names(module)]
-
-# Public names that no cell of the documentation uses, by module. A name leaves this table with its first example.
-WITHOUT_EXAMPLE: dict[str, set[str]] = {
-    "actor": {
-        "AttachError",
-        "BootstrapCommand",
-        "ChannelTransport",
-        "Context",
-        "DeadlockError",
-        "PortReceiver",
-        "ProcId",
-        "RankedPortReceiver",
-        "Shape",
-        "Uid",
-        "UndeliverableMessageEnvelope",
-        "WouldBlockRuntime",
-        "accept_hosts",
-        "attach_hosts",
-        "breakpoint_if",
-        "default_bootstrap_cmd",
-        "enable_transport",
-        "get_or_spawn_controller",
-        "local_hosts",
-        "returns_future",
-        "run_worker_loop_forever",
-        "run_worker_loop_until_shutdown",
-        "this_proc",
-    },
-    "config": {
-        "Encoding",
-        "parametrize_config",
-        "parametrize_config_pointwise",
-    },
-    "data": {
-        "ArrowError",
-    },
-    "exceptions": {
-        "AddressError",
-        "AgentStartError",
-        "DescriptorLimitError",
-        "HealError",
-        "MessageTooLargeError",
-        "RequestError",
-        "TransportError",
-    },
-    "rdma": {
-        "BufferDroppedError",
-        "OwnerLostError",
-        "ParameterSource",
-        "Put",
-        "RDMAError",
-        "RDMAReadTransferWarning",
-        "RDMATcpFallbackWarning",
-        "RDMAWriteTransferWarning",
-        "is_rdma_available",
-        "put",
-    },
-    "spmd": {
-        "AddrType",
-        "SPMDActor",
-        "setup_torch_elastic_env",
-        "setup_torch_elastic_env_async",
-    },
-    "telemetry": {
-        "Meter",
-    },
-    "testing": {
-        "Cluster",
-        "MemoryNetwork",
-        "MemoryNode",
-        "NetworkFaults",
-        "VirtualClock",
-    },
-}
-UNDER_WAY = frozenset({"", "debug", "distributed", "job"})  # modules whose chapters are being written
 
 
 def test_every_page_of_docs_is_in_the_order_and_nothing_else_is() -> None:
@@ -136,11 +66,12 @@ def test_a_dead_link_is_found() -> None:
 def test_links_of_files_are_links_of_pages_on_the_site() -> None:
     text = (
         "[a](../../examples/debugging.ipynb) [b](../quickstart.md#actors) [c](../../LICENSE) "
-        "`[d](e)`\n```output\n[f](g)\n```"
+        "`[d](e)` [`h`](../../examples/debugging.ipynb)\n```output\n[f](g)\n```"
     )
     assert adapted("manual/debugging.md", text) == (
         "[a](../stories/debugging.md) [b](../quickstart.md#actors) "
-        "[c](https://github.com/monarch-nb/monarch-nb/blob/main/LICENSE) `[d](e)`\n```text\n[f](g)\n```"
+        "[c](https://github.com/monarch-nb/monarch-nb/blob/main/LICENSE) `[d](e)` [`h`](../stories/debugging.md)\n"
+        "```text\n[f](g)\n```"
     )
     assert adapted("index.md", "[a](docs/manual/README.md)") == "[a](manual/README.md)"
     picture = (
@@ -173,12 +104,9 @@ def test_every_public_name_is_described_once() -> None:
     assert sorted(name.home for name in described) == sorted({name.home for name in NAMES if name.home})
 
 
-def test_public_names_have_an_example_that_tests_run() -> None:
-    without: dict[str, set[str]] = {}
-    for name in NAMES:
-        if name.module not in UNDER_WAY and name.home and first_home()[name.home] == name and example(name) is None:
-            without.setdefault(name.module, set()).add(name.name)
-    assert without == WITHOUT_EXAMPLE, "give new names an example in the manual; names that have one leave the table"
+def test_every_public_name_has_an_example_that_tests_run() -> None:
+    described = [name for name in NAMES if name.home and first_home()[name.home] == name]
+    assert [name.full for name in described if example(name) is None] == []
 
 
 def test_an_example_uses_the_name() -> None:
@@ -187,23 +115,63 @@ def test_an_example_uses_the_name() -> None:
     assert "run_on" in (shown.text if (shown := example(Name("actor", "run_on"))) else "run_on")
 
 
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def built(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "index.html").write_text(name)
+
+
+def test_the_switch_offers_all_versions_that_are_built_the_newest_first(tmp_path: Path) -> None:
+    built(tmp_path, "0.9", "0.10", "images")
+    (tmp_path / "0.8").mkdir()  # not built
+    versions.write(tmp_path)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert [entry["version"] for entry in listed] == ["0.10", "0.9"]
+    assert listed[0] == {"version": "0.10", "title": "0.10", "aliases": ["latest"]}
+    assert 'url=0.10/"' in (tmp_path / "index.html").read_text()
+    assert versions.wrong(tmp_path) == []
+
+
+def test_a_version_that_is_not_listed_or_not_there_is_found(tmp_path: Path) -> None:
+    assert versions.wrong(tmp_path) == ["there is no versions.json"]
+    built(tmp_path, "0.1")
+    versions.write(tmp_path)
+    built(tmp_path, "0.2")
+    assert versions.wrong(tmp_path) == ["versions.json lists 0.1, and there are 0.2, 0.1", "index.html leads to 0.1"]
+
+
+def test_the_version_of_this_tree_has_a_folder_of_its_own() -> None:
+    assert monarch_nb.__version__.startswith(f"{versions.this()}.")
+
+
 # -- what errors say ---------------------------------------------------------------------------------------------------
 
 
 def addresses() -> Iterator[tuple[str, str]]:
     """The pages, and anchors, that the code leads to, with the file."""
     for path in (*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Name(id="page"), args=[ast.Constant(value=str(address))]):
-                    yield path.relative_to(ROOT).as_posix(), address
+                case ast.Call(func=ast.Name(id="page" | "more"), args=args) if file != "monarch_nb/_about.py":
+                    assert isinstance(args[0], ast.Constant), f"{file}:{node.lineno} does not name its page"
+                    yield file, str(args[0].value)
 
 
 def test_pages_and_anchors_that_messages_lead_to_are_there() -> None:
     found = list(addresses())
-    assert len(found) >= 3
     for file, address in found:
         page, _, anchor = address.partition("#")
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert not anchor or anchor in anchors(text), f"{file} leads to {address}"
         assert page_at(f"docs/{page}") in order.pages(order.nav())
+    assert len([address for _, address in found if "#" in address]) >= 15, "texts of errors lead to headings"
+
+
+def test_an_error_that_a_page_explains_says_where() -> None:
+    with pytest.raises(TrustError, match=r"needs a key.*\nMore: https://\S+/docs/manual/hosts\.md#who-is-trusted$"):
+        require_keys("tcp://192.0.2.1:22222", None, insecure_loopback=False)
+    assert str(owner_lost("buffer 1", "it died")).endswith("/docs/manual/data.md#how-long-a-buffer-lives")

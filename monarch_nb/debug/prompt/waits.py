@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._about import more
 from monarch_nb.debug.control.asking import asking
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
@@ -167,7 +168,9 @@ class WaitPrompt:
         story = future.told() or "the call waits"
         message = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
         how = self._how_for(records)
-        return StoppedAtBreakpoint(f"{message}They stay stopped and the call stays under way. {how}", records, table)
+        explained = more("manual/debugging.md#where-nobody-can-type")
+        text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
+        return StoppedAtBreakpoint(text, records, table)
 
     def _prompt(self, future: Future[Any]) -> DebugPrompt:
         key = future.wait_id or "any"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_nb._about import more
 from monarch_nb.tensor import device
 from monarch_nb.tensor.compiled.capture import Capture, captured, parameters
 from monarch_nb.tensor.compiled.difference import Difference
@@ -172,7 +173,7 @@ class CompiledStep:
         raise CompileError(
             f"{self._name} does something else by now than when it was captured: {text}\n"
             f"This call ran as it is written; the {self._check_every - 1} before ran as captured. "
-            "It is captured anew"
+            "It is captured anew" + more("manual/compile.md#when-it-is-captured-anew")
         )
 
     def _look_at_optimizers(self, watched: Watched) -> None:
@@ -185,7 +186,7 @@ class CompiledStep:
                     option = "fused=True" if "fused" in group else "capturable=True"
                     raise CompileError(
                         f"{name} counts its steps in Python, which a compiled step does not run: "
-                        f"make it {name}(..., {option})"
+                        f"make it {name}(..., {option})" + more("manual/compile.md#what-a-step-needs")
                     )
         self._checked_optimizers = True
 

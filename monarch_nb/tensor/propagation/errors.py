@@ -1,6 +1,10 @@
 """What cannot be done with a sharded tensor, said when the operation is issued."""
 
+from monarch_nb._about import more
+
 __all__ = ["DataDependentShapeError", "NoRuleError", "PropagationError", "ViewWriteError"]
+
+_MORE = more("manual/tensors.md#what-goes-wrong")
 
 
 class PropagationError(RuntimeError):
@@ -9,7 +13,7 @@ class PropagationError(RuntimeError):
     def __init__(self, operation: str, reason: str, instead: str = "", line: str = "") -> None:
         self.operation, self.reason, self.instead, self.line = operation, reason, instead, line
         at = f" (at {line})" if line else ""
-        super().__init__(f"{operation}{at}: {reason}" + (f". {instead}" if instead else ""))
+        super().__init__(f"{operation}{at}: {reason}" + (f". {instead}" if instead else "") + _MORE)
 
 
 class DataDependentShapeError(PropagationError):
