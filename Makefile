@@ -100,8 +100,8 @@ docs: setup $(VENV)/.docs ## build the site of this version beside others in bui
 docs-serve: setup $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build it again as pages change
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-screenshots: setup browser ## take the pictures of docs/images that README shows again
-	$(PY) scripts/screenshots.py --readme
+screenshots: setup browser ## take the pictures of docs/images that README and the pages of docs/ show again
+	$(PY) scripts/screenshots.py --pages
 
 clean: ## remove what the other targets made, but .venv
 	rm -rf build dist labextension/lib labextension/built .hypothesis .mypy_cache .pytest_cache .ruff_cache

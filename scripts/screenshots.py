@@ -1,22 +1,32 @@
 """Takes the pictures of the live displays: a real JupyterLab, real ranks where few will do, told ones where many are.
 
     .venv/bin/python scripts/screenshots.py [FOLDER] [SCENE ...]
-    .venv/bin/python scripts/screenshots.py --readme
+    .venv/bin/python scripts/screenshots.py --pages
 
-Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER); with --readme, in docs/images, those
-that README.md shows, and nothing else.
+Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER); with --pages, in docs/images, those
+that README.md and the pages of docs/ show, and nothing else.
 """
 
+import contextlib
+import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.browser.lab import ROOT, SCREENSHOTS, lab, page, run_cell, theme, write_notebook
+from scripts.kernels import PATH, interpreter
+from tests.browser.lab import ROOT, SCREENSHOTS, browser, lab, page, run_cell, theme, write_notebook
+from tests.ports import free_port
+
+_PICTURED = re.compile(r"images/([\w-]+)-light\.png")
 
 BEGIN = """
 %load_ext monarch
@@ -127,6 +137,18 @@ for rank in range(1, 4):
 keepers.slice(gpus=0).pull.call_one(buffers[3], 2, "streams").get()
 keepers.slice(gpus=2).pull.call_one(buffers[3], 1, "messages").get()
 buffers[1].read_into(bytearray(40_000_000)).get()
+time.sleep(1)
+"""
+
+
+# A mesh that is left, loses a rank meanwhile, and is found again.
+LEFT = """
+import os, signal
+learners = fleet.spawn("learners", Trainer)
+learners.step.call(80).get()
+victim = fleet.slice(gpus=1).run(os.getpid).get().item()
+%detach fleet --lease 2h
+os.kill(victim, signal.SIGKILL)
 time.sleep(1)
 """
 
@@ -390,6 +412,24 @@ place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [
         width=1200,
         height=860,
     ),
+    "doctor": Scene("%monarch doctor", "text=side panel", width=1200),
+    "job": Scene(
+        "%stop --all\n%mesh trainers hosts=2 gpus=2 --job process\ntrainers.initialized.get()\ntrainers",
+        '[data-state="idle"]',
+    ),
+    "detached": Scene("%stop --all\n%mesh fleet gpus=2\n%detach fleet --lease 2h\n%attach", "text=%attach fleet"),
+    "attached": Scene(
+        "clear_output()\n%attach fleet\nfleet",
+        '[data-state="idle"]',
+        before="%stop --all\n%mesh fleet gpus=2\n" + LEFT,
+    ),
+    "static": Scene(
+        "from monarch_kernel import show\nfrom IPython.display import HTML\nHTML(show(workers)._repr_html_())",
+        "text=workers",
+        before="%stop --all\n%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\n"
+        "trainers.step.call(30).get()\nimport os, signal\n"
+        "os.kill(workers.slice(gpus=2).run(os.getpid).get().item(), signal.SIGKILL)\ntime.sleep(1)",
+    ),
     "empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output"),
 }
 
@@ -435,35 +475,103 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
 
 
 def published() -> set[str]:
-    """The scenes that README.md shows."""
-    shown = set(re.findall(r"docs/images/([\w-]+)-light\.png", (ROOT / "README.md").read_text(encoding="utf-8")))
-    if unknown := shown - set(SCENES):
-        raise SystemExit(f"README.md shows pictures that nothing here takes: {', '.join(sorted(unknown))}")
+    """The scenes that README.md and the pages of docs/ show."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    shown = {name for page in pages for name in _PICTURED.findall(page.read_text(encoding="utf-8"))}
+    if unknown := shown - set(SCENES) - set(ELSEWHERE):
+        raise SystemExit(f"pages show pictures that nothing here takes: {', '.join(sorted(unknown))}")
     return shown
+
+
+def take_all(wanted: list[str], folder: Path) -> None:
+    """Takes scenes in one notebook, one after the other."""
+    with tempfile.TemporaryDirectory() as made:
+        notebook = write_notebook(Path(made) / "pictures.ipynb", [BEGIN])
+        # Meshes that are left are those of these pictures, not of whoever takes them.
+        with lab(Path(made) / "lab", notebook, {"XDG_STATE_HOME": made}) as address, page(address) as shown:
+            shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+            run(shown, BEGIN)
+            for name in wanted:
+                take(shown, SCENES[name], folder, name)
+
+
+def marimo(folder: Path) -> None:
+    """The program of marimo's guide, in marimo's own page, which has run its cells."""
+    for kind in ("light", "dark"):
+        with tempfile.TemporaryDirectory() as made:
+            settings = Path(made) / "marimo"
+            settings.mkdir()
+            (settings / "marimo.toml").write_text(f'[display]\ntheme = "{kind}"\ncode_editor_font_size = 13\n')
+            program = shutil.copy(ROOT / "tests" / "notebook" / "marimo_page.py", Path(made) / "workers.py")
+            with marimo_server(Path(program), made) as address, browser() as started:
+                shown = started.new_page(viewport={"width": 1000, "height": 1150})
+                shown.goto(address)
+                shown.get_by_text("gpus=1", exact=False).first.wait_for(timeout=120_000)
+                shown.wait_for_timeout(4000)
+                shown.screenshot(path=folder / f"marimo-{kind}.png")
+    print(f"marimo: {folder / 'marimo'}-light.png, -dark.png")
+
+
+@contextlib.contextmanager
+def marimo_server(program: Path, settings: str) -> Iterator[str]:
+    """marimo with a program open for editing; the address of its page."""
+    port = free_port()
+    words = (
+        "-m",
+        "marimo",
+        "edit",
+        str(program),
+        "--headless",
+        "--no-token",
+        "--skip-update-check",
+        "--port",
+        str(port),
+    )
+    env = {**os.environ, "PYTHONPATH": PATH, "XDG_CONFIG_HOME": settings, "MONARCH_NB_PRELOAD": ""}
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen([interpreter("marimo"), *words], env=env, stdout=log, stderr=log, cwd=program.parent)
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait()
+
+
+ELSEWHERE = {"marimo": marimo}  # pictures of other front ends than JupyterLab
+
+
+def smaller(folder: Path, name: str) -> None:
+    """Its two pictures with at most 256 colours: a third of the bytes, and nothing that anybody sees."""
+    from PIL import Image
+
+    for kind in ("light", "dark"):
+        file = folder / f"{name}-{kind}.png"
+        Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    shown_there = published() if arguments == ["--readme"] else None
-    if shown_there:
-        arguments = [
-            str(ROOT / "docs" / "images"),
-            "idle",
-            *(name for name in SCENES if name in shown_there - {"idle"}),
-        ]
+    if arguments == ["--pages"]:
+        arguments = [str(ROOT / "docs" / "images"), *sorted(published())]
     folder = Path(arguments[0]) if arguments else SCREENSHOTS
-    wanted = arguments[1:] or list(SCENES)
+    wanted = arguments[1:] or [*SCENES, *ELSEWHERE]
     folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
-        notebook = write_notebook(Path(made) / "pictures.ipynb", [BEGIN])
-        with lab(Path(made) / "lab", notebook, {}) as address, page(address) as shown:
-            began = time.monotonic()
-            shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
-            run(shown, BEGIN)
-            for name in wanted:
-                wanted_there = shown_there is None or name in shown_there  # "idle" makes the processes of others
-                take(shown, SCENES[name], folder if wanted_there else Path(made), name)
-            print(f"{time.monotonic() - began:.0f} s")
+        aside = Path(made)
+        take_all([name for name in SCENES if name in {"idle", *wanted}], aside)  # "idle" makes the processes of others
+        for name in wanted:
+            if name in ELSEWHERE:
+                ELSEWHERE[name](aside)
+            smaller(aside, name)
+            for kind in ("light", "dark"):
+                shutil.copy(aside / f"{name}-{kind}.png", folder)
+    print(f"{time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":
