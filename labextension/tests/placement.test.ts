@@ -55,7 +55,10 @@ describe("what moved", () => {
 
   it("and sizes have three digits, as the kernel writes them", () => {
     expect([0, 512, 1000, 1 << 20, 15 * 1024, 300 * (1 << 20)].map(size)).toEqual(["0 B", "512 B", "0.98 kB", "1.00 MB", "15.0 kB", "300 MB"]);
-    expect(factsOf({ labels: ["data"], sizes: [4], count: 1, nbytes: 64, largest: 16 })).toBe("data=4 · 1 tensor · 64 B · 16 B on the fullest rank");
+    const one = { labels: ["data"], sizes: [4], count: 1, nbytes: 64, largest: 16, lost: "", gone: 0 };
+    expect(factsOf(one)).toBe("data=4 · 1 tensor · 64 B · 16 B on the fullest rank");
+    expect(factsOf({ ...one, count: 3, gone: 2 })).toBe("data=4 · 3 tensors · 2 of them lost · 64 B · 16 B on the fullest rank");
+    expect(factsOf({ ...one, lost: "the mesh was stopped", gone: 1 })).toBe("data=4 · 1 tensor, lost · 64 B");
   });
 });
 
@@ -114,8 +117,8 @@ describe("the picture", () => {
 });
 
 describe("the list of tensors", () => {
-  const row = (number: number, name: string): TensorRow => ({ number, name, title: "4×4 float32", placement: ["Shard(0)"], nbytes: 64, each: 16, line: { at: "Cell In[1]:2", source: "" }, picture: [] });
-  const tensors = (...rows: TensorRow[]): Tensors => ({ name: "tensors", mesh: "u", ranks: [0], labels: ["data"], sizes: [4], count: rows.length, nbytes: 64, live: [16], largest: 16, rows, moved: [], waits: [], busy: [], memory: null });
+  const row = (number: number, name: string): TensorRow => ({ number, name, title: "4×4 float32", placement: ["Shard(0)"], nbytes: 64, each: 16, line: { at: "Cell In[1]:2", source: "" }, picture: [], lost: false });
+  const tensors = (...rows: TensorRow[]): Tensors => ({ name: "tensors", mesh: "u", ranks: [0], labels: ["data"], sizes: [4], count: rows.length, nbytes: 64, lost: "", gone: 0, live: [16], largest: 16, rows, moved: [], waits: [], busy: [], memory: null });
 
   it("keeps a tensor open while the list changes, and when it is hidden and shown again; it closes with the tensor", async () => {
     let tell: (message: FromKernel) => void = () => undefined;

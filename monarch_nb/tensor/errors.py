@@ -58,6 +58,11 @@ def by_operation(failures: Sequence[Failure]) -> Mapping[int, list[Failure]]:
     return found
 
 
+def ended(reason: str) -> str:
+    """Why nothing can be done with the tensors of a mesh that was stopped."""
+    return f"the mesh was stopped: {reason}"
+
+
 def gone(mesh: str, reason: str) -> str:
     """Why nothing can be done with the tensors of a mesh, and what to do."""
     return (

@@ -13,6 +13,7 @@ from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories, kernels
 from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
+from monarch_nb.tensor.errors import ended
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.processes import processes_of, shrunk
@@ -256,7 +257,7 @@ class Mesh(MeshTrait):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Ends its processes, and its tensors with them."""
-        self.stream.lose(f"the mesh was stopped: {reason}")
+        self.stream.lose(ended(reason))
         return self._procs.stop(reason)
 
     def __enter__(self) -> Self:

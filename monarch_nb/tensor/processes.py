@@ -13,7 +13,7 @@ from monarch_nb.runtime import Context, Future, ProcState, current, runtime, tol
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
-from monarch_nb.tensor.errors import ContentsLostError, gone
+from monarch_nb.tensor.errors import ContentsLostError, ended, gone
 from monarch_nb.tensor.groups.keeper import Keeper
 from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.stream import Stream
@@ -125,8 +125,9 @@ class Processes:
 
     def _lose(self, reason: str) -> None:
         """A process is gone, and with it a part of all tensors (engine thread)."""
-        for stream in tuple(self._streams.values()):
-            stream.lost = gone(self._state.name, self._over or reason)  # the word of a death may come after the end
+        stopped = self._state.stopped
+        for stream in tuple(self._streams.values()):  # the word of a death may come after the end
+            stream.lost = ended(stopped) if stopped is not None else gone(self._state.name, self._over or reason)
 
     @property
     def over(self) -> int:

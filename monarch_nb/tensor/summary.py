@@ -1,7 +1,7 @@
 """The live tensors of one mesh, what lines have moved and where they waited: as the store has it and faces show it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One tensor. `name` is how the program calls it, if it does."""
+    """One tensor. `name` is how the program calls it, if it does; `lost` says that its contents are."""
 
     number: int
     name: str
@@ -35,6 +35,7 @@ class Row(msgspec.Struct, frozen=True):
     each: int  # of the largest part on a rank
     line: Line
     picture: tuple[Box, ...] = ()
+    lost: bool = False
 
 
 class Movement(msgspec.Struct, frozen=True):
@@ -73,13 +74,18 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All of one mesh; times and counts are those of the cell that used it last."""
+    """All of one mesh; times and counts are those of the cell that used it last.
+
+    `lost` says why its tensors are all gone, where they are; `gone` is how many are, also after a heal.
+    """
 
     name: str
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     count: int = 0
     nbytes: int = 0  # of all tensors, each once
+    lost: str = ""
+    gone: int = 0
     live: tuple[int, ...] = ()  # bytes on each rank, of at most RANKS
     largest: int = 0  # bytes on the rank that has most
     rows: tuple[Row, ...] = ()
@@ -124,13 +130,18 @@ def summary_of(
     file_name: FileName = str,
     used: Sequence[Used] | None = None,
     cell: int = 0,
+    lost: str = "",
+    gone: Container[int] = (),
 ) -> Summary:
     """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable.
 
-    `used` is what its ranks have told, of which times are those of this `cell`.
+    `used` is what its ranks have told, of which times are those of this `cell`. The contents of tensors with the
+    numbers in `gone` are lost; those of all, for this reason, where it says one.
     """
     known = names or {}
-    held = [each.live for each in used] if used else live_bytes((one.meta for one in live), layout.size)
+    missing = {one.number for one in live if lost or one.number in gone}
+    there = (one.meta for one in live if one.number not in missing)
+    held = [each.live for each in used] if used else live_bytes(there, layout.size)
     shown = sorted(live, key=lambda one: (-placement_of(one.meta).largest, one.number not in known, one.number))[:ROWS]
     line = _liner(file_name)
     return Summary(
@@ -139,9 +150,11 @@ def summary_of(
         tuple(layout.shape),
         len(live),
         sum(placement_of(one.meta).nbytes for one in live),
+        lost,
+        len(missing),
         tuple(held[:RANKS]),
         max(held, default=0),
-        tuple(_row(one, known.get(one.number, ""), line) for one in shown),
+        tuple(_row(one, known.get(one.number, ""), line, one.number in missing) for one in shown),
         tuple(
             Movement(line(one.origin), one.operation, _collective(one.collective), one.dimension, one.count, one.nbytes)
             for one in moved
@@ -207,7 +220,7 @@ def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _row(one: Any, name: str, line: Callable[[Any], Line]) -> Row:
+def _row(one: Any, name: str, line: Callable[[Any], Line], lost: bool) -> Row:
     placement = placement_of(one.meta)
     return Row(
         one.number,
@@ -218,6 +231,7 @@ def _row(one: Any, name: str, line: Callable[[Any], Line]) -> Row:
         placement.largest,
         line(one.origin),
         thumbnail(placement),
+        lost,
     )
 
 

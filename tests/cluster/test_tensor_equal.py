@@ -1,6 +1,7 @@
 """What a mesh computes is what local tensors give, or an error: views and writes, random programs, what is refused."""
 
 import copy
+import linecache
 import random
 import threading
 import warnings
@@ -19,7 +20,11 @@ from tests.cluster.actor_tools import spawned
 from tests.cluster.tensor_programs import difference
 from tests.effort import daily, tries
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning"),
+    pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated"),
+]
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 PLACEMENTS = (R, S0, S1)
@@ -71,6 +76,25 @@ def test_what_is_written_to_a_view_is_seen_in_the_tensor_and_in_its_other_views(
     assert torch.equal(t.full_tensor(), expected)
     assert last.tolist() == expected[4].tolist()
     assert column.tolist() == expected[:, 1].tolist()
+
+
+def test_what_is_written_to_an_expanded_tensor_and_its_views_is_written_once_for_all_that_is_one_in_memory(
+    mesh: Mesh,
+) -> None:
+    def writes(t: Any, mask: Any) -> None:
+        twice = t.unsqueeze(0).expand(2, 5, 3)
+        twice[:, 1:][0, 0].add_(50)
+        twice[:, 2:].masked_fill_(mask, -1.0)
+        twice.masked_fill_(mask[:, :1], -2.0)
+
+    mask = torch.zeros(2, 3, 3, dtype=torch.bool)
+    mask[1, :, 2] = mask[0, 2, 0] = True
+    for placement in PLACEMENTS:
+        expected = numbers(5, 3)
+        t = monarch_nb.distribute(expected, mesh, [placement])
+        writes(expected, mask)
+        writes(t, monarch_nb.distribute(mask, mesh))
+        assert torch.equal(t.full_tensor(), expected), placement
 
 
 def test_a_view_whose_tensor_is_gone_keeps_what_was_written_last(mesh: Mesh) -> None:
@@ -340,6 +364,9 @@ def a_write(draw: random.Random, x: torch.Tensor, others: list[int]) -> Callable
             lambda pool, t: t.__setitem__(slice(start, None), number),
             lambda pool, t: t.select(dim, start).add_(number),
             lambda pool, t: t.cumsum_(dim),
+            lambda pool, t: t.masked_fill_(torch.arange(float(t.shape[-1]), device=t.device) >= start, number),
+            lambda pool, t: t.index_fill_(dim, torch.tensor([start], device=t.device), number),
+            lambda pool, t: t.index_put_((torch.tensor([start % max(t.shape[0], 1)], device=t.device),), t[:1] * 2),
             lambda pool, t: t.transpose_(0, dim),
         ]
     if others:
@@ -374,16 +401,16 @@ def a_program(seed: int, mesh: Mesh, length: int) -> None:
     """Runs the same random program here and there; fails where a value differs."""
     draw = random.Random(seed)
     whole = numbers(*draw.choice([(4, 3), (5, 2), (3, 4), (6,), (2, 3, 2)]))
-    placement = draw.choice(PLACEMENTS if whole.dim() > 1 else PLACEMENTS[:2])
+    placed = [draw.choice(PLACEMENTS if whole.dim() > 1 else PLACEMENTS[:2]) for _ in mesh.shape]
     local: Pool = [whole.clone()]
-    ours: Pool = [monarch_nb.distribute(whole, mesh, [placement])]
-    story = [f"seed {seed}: {tuple(whole.shape)} {placement}"]
+    ours: Pool = [monarch_nb.distribute(whole, mesh, placed)]
+    story = [f"seed {seed} on {mesh.shape}: {tuple(whole.shape)} {placed}"]
     for _ in range(length):
         _, move = a_move(draw, local)
         trial = copy.deepcopy(local)
         try:
             expected = move(trial)
-        except (RuntimeError, IndexError, ValueError):
+        except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
             continue  # local tensors cannot do it either
         try:
             found = move(ours)
@@ -396,11 +423,16 @@ def a_program(seed: int, mesh: Mesh, length: int) -> None:
         if expected is not None and found is not None:
             local.append(expected)
             ours.append(found)
-        code = move.__closure__ or ()
-        story.append(", ".join(str(getattr(cell.cell_contents, "__code__", cell.cell_contents)) for cell in code))
+        story.append(", ".join(told(cell.cell_contents) for cell in move.__closure__ or ()))
         if draw.random() < 0.3:
             compare(local, ours, story)
     compare(local, ours, story)
+
+
+def told(value: object) -> str:
+    """A move by its line here, what it is done to as it is."""
+    code = getattr(value, "__code__", None)
+    return linecache.getline(code.co_filename, code.co_firstlineno).strip() if code is not None else str(value)
 
 
 def compare(local: Pool, ours: Pool, story: list[str]) -> None:
@@ -431,3 +463,4 @@ def test_many_random_programs_compute_what_local_tensors_do_on_two_dimensions(me
         assert not (text := difference(seed, grid, 8)), text
         assert not (text := difference(seed, mesh, 8)), text
         a_program(seed, mesh, 16)
+        a_program(seed, grid, 16)

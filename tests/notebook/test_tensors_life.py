@@ -154,3 +154,6 @@ def test_a_mesh_is_stopped_without_a_word_of_what_it_had_to_do(nb: Notebook) -> 
     after = nb.run("left.get()\nleft = None\nimport gc, time; gc.collect(); time.sleep(0.2)").ok()
     assert "waited" not in cell.stderr + after.stderr
     assert "stopped" in nb.run("t.sum()").traceback
+    told = nb.run("%tensors").ok().text
+    assert "the mesh was stopped: stopped by client" in told
+    assert re.search(r"t +4 float32 +Shard\(0\) +lost", told)

@@ -13,7 +13,6 @@ from monarch_nb.tensor.propagation import (
     Call,
     DataDependentShapeError,
     Layout,
-    Ledger,
     Meta,
     PropagationError,
     Propagator,
@@ -181,12 +180,20 @@ def test_propagation_leaves_the_process_group_of_the_process_alone(propagator: P
         dist.destroy_process_group()
 
 
-def test_a_ledger_adds_up_what_lines_have_moved(propagator: Propagator) -> None:
-    plan, _, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8, placed=COLUMNS)))
-    ledger = Ledger()
-    ledger.add(plan, "cell:1")
-    ledger.add(plan, "cell:1")
-    assert list(ledger.rows().values()) == [(2, 2 * 48)]
+def test_what_is_a_view_of_a_copy_is_a_copy_of_what_that_was_a_view_of() -> None:
+    plane = Propagator(Layout((2, 2), ("data", "model")))
+    for shards in ((Shard(0), Shard(1)), (Shard(1), Shard(0))):
+        for shape in ((5, 2), (4, 2)):
+            part = Meta.of(plane.layout, shape, torch.float32, shards, copied=True)
+            for func, args in (
+                (aten.view.default, ([10 if shape[0] == 5 else 8],)),
+                (aten.unsqueeze.default, (0,)),
+                (aten.expand.default, ([3, *shape],)),
+                (aten.select.int, (0, 1)),
+                (aten.t.default, ()),
+            ):
+                plan, _, _ = plane.plan(func, (part, *args))
+                assert [one.copied for one in plan.made] == [True], (func, shards, shape)
 
 
 def test_ways_between_placements_that_are_remembered_are_those_that_a_search_finds(

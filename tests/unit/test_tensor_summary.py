@@ -97,6 +97,21 @@ def test_ranks_tell_how_long_they_were_busy_in_the_cell_and_how_much_they_have()
     assert summary_of("tensors", LAYOUT, [], [], [], used=told, cell=3).busy == ()  # it is of what was moved
 
 
+def test_tensors_of_a_mesh_that_is_gone_are_listed_with_why_and_those_lost_before_a_heal_are_marked() -> None:
+    live = [LiveTensor(1, meta(64, 64), HERE), LiveTensor(2, meta(8, 8), HERE)]
+    stopped = summary_of("tensors", LAYOUT, live, [], [], names={1: "w"}, lost="the mesh was stopped: by client")
+    for told in (repr(shown(stopped)), tensors_html(shown(stopped))):
+        assert "2 tensors, lost" in told
+        assert "the mesh was stopped: by client" in told
+        assert "64×64 float32" in told
+        assert "live" not in told
+        assert "the last cell" not in told
+    healed = summary_of("tensors", LAYOUT, live, [], [], gone={2: "a process has ended"})
+    assert (healed.gone, healed.largest, [row.lost for row in healed.rows]) == (1, 4096, [False, True])
+    assert "1 of them lost" in repr(shown(healed))
+    assert "1 of them lost" in tensors_html(shown(healed))
+
+
 def shown(summary: Summary, *, waits: bool = False) -> Tensors:
     tensors = Tensors.__new__(Tensors)
     tensors.waits, tensors.meshes = waits, {"1": summary}

@@ -41,11 +41,15 @@ def tensors_html(tensors: Tensors) -> str:
 
 def _mesh(summary: Summary) -> list[str]:
     parts = [heading(summary.name, *head(summary))]
+    if summary.lost:
+        parts.append(f"<div>{escape(summary.lost)}</div>")
     if summary.rows:
         parts.append(_rows(summary.rows))
     hidden = summary.count - len(summary.rows)
     if hidden:
         parts.append(f'<div class="mnb-s">… and {hidden} smaller ones</div>')
+    if summary.lost:
+        return parts
     told = memory_lines(summary)[1:]
     parts += [_memory(summary), *(f'<div class="mnb-s">{escape(line)}</div>' for line in told)]
     parts.append(f"<div>{escape(moved_text(summary.moved))}</div>")
@@ -71,7 +75,8 @@ def _rows(rows: Sequence[Row]) -> str:
     for row in rows:
         name, what, placement, each, _ = cells(row)
         body.append(
-            f"<tr><td>{small(row.picture)}</td><td><b>{escape(name)}</b></td><td>{escape(what)}</td>"
+            f"<tr{' class=mnb-s' if row.lost else ''}><td>{small(row.picture)}</td>"
+            f"<td><b>{escape(name)}</b></td><td>{escape(what)}</td>"
             f"<td class=mnb-m>{escape(placement)}</td><td>{each}</td><td>{_line(row)}</td></tr>"
         )
     return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'

@@ -37,12 +37,16 @@ def head(summary: Summary) -> tuple[str, ...]:
     """Its mesh, how many tensors there are, and how much that is."""
     count = f"{summary.count} tensor{'' if summary.count == 1 else 's'}"
     where = mesh_text(summary.labels, summary.sizes)
-    return where, count, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
+    if summary.lost:
+        return where, f"{count}, lost", size_text(summary.nbytes)
+    lost = f"{summary.gone} of them lost" if summary.gone else ""
+    return where, count, lost, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """One tensor in a table."""
-    return row.name or "·", row.title, " ".join(row.placement), size_text(row.each), row.line.at
+    each = "lost" if row.lost else size_text(row.each)
+    return row.name or "·", row.title, " ".join(row.placement), each, row.line.at
 
 
 def live_text(live: Sequence[int]) -> str:
@@ -84,11 +88,15 @@ def waits_text(summary: Summary) -> str:
 
 
 def _text(summary: Summary) -> str:
-    lines = [" · ".join((summary.name, *head(summary)))]
+    lines = [" · ".join(filter(None, (summary.name, *head(summary))))]
+    if summary.lost:
+        lines.append(summary.lost)
     if summary.rows:
         lines.append(text_table([HEADINGS, *map(cells, summary.rows[:_LISTED])]))
     if summary.count > _LISTED:
         lines.append(f"… and {summary.count - _LISTED} smaller ones")
+    if summary.lost:
+        return "\n".join(lines)
     lines += [*memory_lines(summary), moved_text(summary.moved)]
     if summary.moved:
         lines.append(text_table([MOVED, *moved_cells(summary)]))

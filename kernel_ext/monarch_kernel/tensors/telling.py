@@ -60,8 +60,11 @@ class TensorTelling:
         self._ask(engine, anew=wait_s > 0)
         names = names_of(variables())
         told: dict[str, dict[str, Any]] = {}
-        for stream, procs in streams():
+        for stream, procs in all_streams():
             table = stream.table
+            live = table.live()
+            if stream.lost is not None and not live:
+                continue
             moved, waited, cell = table.movements(), table.synchronisations(), table.cell
             if not moved and not waited:
                 (moved, waited), cell = self._last.get(stream.number, ((), ())), cell - 1
@@ -70,13 +73,15 @@ class TensorTelling:
             summary = summary_of(
                 stream.title,
                 stream.layout,
-                table.live(),
+                live,
                 moved,
                 waited,
                 names=own,
                 file_name=file_name,
                 used=used,
                 cell=cell,
+                lost=stream.lost or "",
+                gone=stream.held.gone,
             )
             told[str(stream.number)] = {**summary.record, **place_of(procs)}
         put = store_of(engine).put
@@ -103,7 +108,7 @@ class TensorTelling:
             self._known.pop(number, None)
 
     def _used(self, number: int, wait_s: float) -> "Sequence[Used] | None":
-        """What ranks have told last."""
+        """What ranks have told last; None of those that are gone."""
         asked = self._asked.get(number)
         found = asked[0].answered(wait_s) if asked is not None else None
         if found is not None:

@@ -11,7 +11,7 @@ from monarch_nb.tensor.placement import Placement, document
 from monarch_nb.tensor.summary import placement_of
 
 from ..session import Session
-from ..tensors import TELLING, Tensors, name_of, names_of, place_of, streams, variables
+from ..tensors import TELLING, Tensors, all_streams, name_of, names_of, place_of, variables
 from .bundle import bundled
 from .live import LiveView, Shown, Watch
 
@@ -24,7 +24,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
 
     Raises LookupError.
     """
-    for stream, procs in streams():
+    for stream, procs in all_streams():
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
         if entry is not None:
             name = names_of(variables()).get((stream.number, number), "")
@@ -51,7 +51,7 @@ def tensors(session: Session, line: str) -> Tensors:
 def _shown(tensor: Any) -> Shown:
     stream = tensor.reference.stream
     told = document(placement_of(tensor.meta), name_of(variables(), tensor))
-    place = next((place_of(procs) for one, procs in streams() if one is stream), {})
+    place = next((place_of(procs) for one, procs in all_streams() if one is stream), {})
     return Shown({"placement": told, **place}, ("tensor", stream.number, tensor.reference.number, told["name"]))
 
 

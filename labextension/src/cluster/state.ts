@@ -107,6 +107,7 @@ export interface TensorRow {
   each: number;
   line: Line;
   picture: [x: number, y: number, w: number, h: number, fill: string][];
+  lost: boolean;
 }
 
 export interface Movement {
@@ -158,6 +159,8 @@ export interface Tensors {
   sizes: number[];
   count: number;
   nbytes: number;
+  lost: string; // why all of them are, where they are
+  gone: number; // how many are
   live: number[];
   largest: number;
   rows: TensorRow[];

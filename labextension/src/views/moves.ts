@@ -44,7 +44,9 @@ function seconds(value: number): string {
 }
 
 /** What there is: "12 tensors · 64.0 MB · 16.0 MB on the fullest rank". */
-export function factsOf(tensors: Pick<Tensors, "count" | "nbytes" | "largest" | "labels" | "sizes">): string {
+export function factsOf(tensors: Pick<Tensors, "count" | "nbytes" | "largest" | "labels" | "sizes" | "lost" | "gone">): string {
   const mesh = tensors.labels.map((label, d) => `${label}=${tensors.sizes[d]}`).join(" ");
-  return [mesh, plural(tensors.count, "tensor"), size(tensors.nbytes), `${size(tensors.largest)} on the fullest rank`].join(" · ");
+  const count = plural(tensors.count, "tensor");
+  if (tensors.lost) return [mesh, `${count}, lost`, size(tensors.nbytes)].join(" · ");
+  return [mesh, count, ...(tensors.gone ? [`${tensors.gone} of them lost`] : []), size(tensors.nbytes), `${size(tensors.largest)} on the fullest rank`].join(" · ");
 }

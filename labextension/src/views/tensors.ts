@@ -113,12 +113,10 @@ class TensorList {
       "section",
       {},
       h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: tensors.name }), h("span", { class: "mnb-dim", text: ` · ${factsOf(tensors)}` }))),
+      tensors.lost ? h("div", { text: tensors.lost }) : null,
       this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
       hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: `… and ${hidden} smaller ones` }) : null,
-      memory(tensors),
-      processes(tensors),
-      movement(tensors),
-      waits(tensors),
+      ...(tensors.lost ? [] : [memory(tensors), processes(tensors), movement(tensors), waits(tensors)]),
     );
   }
 
@@ -127,12 +125,12 @@ class TensorList {
     const button = h("button", { class: "mnb-toggle", type: "button", text: row.name || "·", "aria-expanded": String(this._open.id === id), "aria-label": `where ${row.name || row.title} lies` });
     const line = h(
       "tr",
-      { "data-tensor": id },
+      { "data-tensor": id, class: row.lost ? "mnb-dim" : "" },
       h("td", {}, pictureOf(row)),
       h("td", {}, button),
       h("td", { text: row.title }),
       h("td", {}, h("code", { text: row.placement.join(" ") })),
-      h("td", { class: "mnb-count", text: size(row.each) }),
+      h("td", { class: "mnb-count", text: row.lost ? "lost" : size(row.each) }),
       h("td", { class: "mnb-dim", text: row.line.at, title: row.line.source }),
     );
     line.addEventListener("click", () => this._toggle(id));

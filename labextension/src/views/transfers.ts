@@ -77,23 +77,24 @@ function legend(ways: readonly Transfer[]): HTMLElement {
 
 function matrix(names: readonly string[], ways: readonly Transfer[]): HTMLElement {
   const most = Math.max(1, ...ways.map((way) => way.bytes));
-  const at = new Map(ways.map((way) => [JSON.stringify([way.from, way.to]), way] as const).reverse());
-  const head = h("tr", {}, h("th"), ...names.map((name) => h("th", { scope: "col", title: name, text: name })));
-  const rows = names.map((from) => {
+  const known = new Map(ways.map((way) => [JSON.stringify([way.from, way.to]), way] as const).reverse());
+  const number = (at: number): HTMLElement => h("span", { class: "mnb-number", "aria-hidden": "true", text: String(at + 1) }); // in place of a name where there is no room
+  const head = h("tr", {}, h("th"), ...names.map((name, at) => h("th", { scope: "col", title: name }, number(at), h("span", { class: "mnb-name", text: name }))));
+  const rows = names.map((from, at) => {
     const cells = names.map((to) => {
-      const way = at.get(JSON.stringify([from, to]));
+      const way = known.get(JSON.stringify([from, to]));
       if (!way) return h("td");
       const share = 0.12 + 0.5 * Math.sqrt(way.bytes / most);
       const title = `${from} → ${to}: ${size(way.bytes)} by ${way.mover}${way.rate ? `, ${size(way.rate)}/s` : ""}`;
-      return h("td", { title, "data-mover": way.mover, "data-moving": Boolean(way.rate), style: `--mnb-share: ${Math.round(100 * share)}%`, text: size(way.bytes) });
+      return h("td", { title, "data-mover": way.mover, "data-moving": Boolean(way.rate), style: `--mnb-share: ${Math.round(100 * share)}%` }, h("span", { text: size(way.bytes) }));
     });
-    return h("tr", {}, h("th", { scope: "row", text: from }), ...cells);
+    return h("tr", {}, h("th", { scope: "row", title: from }, number(at), from), ...cells);
   });
   return h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-matrix" }, h("thead", {}, head), h("tbody", {}, ...rows)));
 }
 
 function tableOf(columns: readonly string[], rows: readonly (string | HTMLElement)[][]): HTMLElement {
   const head = h("tr", {}, ...columns.map((text) => h("th", { text, scope: "col" })));
-  const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, cell))));
+  const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", typeof cell === "string" ? { title: cell } : {}, cell))));
   return h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...body)));
 }

@@ -18,17 +18,15 @@ from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, 
 from .specs import carrier, spec_of
 
 if TYPE_CHECKING:
-    from .accounting import Ledger
     from .propagator import Propagator
 else:  # workers do without, and what works it out imports half of PyTorch's compiler
-    __getattr__ = lazy_names(__name__, {"accounting": ("Ledger",), "propagator": ("Propagator",)})
+    __getattr__ = lazy_names(__name__, {"propagator": ("Propagator",)})
 
 __all__ = [
     "Call",
     "Collective",
     "DataDependentShapeError",
     "Layout",
-    "Ledger",
     "Local",
     "Meta",
     "NoRuleError",

@@ -1,6 +1,5 @@
 """Which collectives an operation costs, and how many bytes each rank puts into them."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -8,9 +7,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .plan import Collective, Plan
+from .plan import Collective
 
-__all__ = ["Ledger", "Recorder"]
+__all__ = ["Recorder"]
 
 _QUIET = ("wait_tensor",)
 
@@ -40,31 +39,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(args[0]) if isinstance(t, torch.Tensor))
                 self.found.append(Collective(kind, self._dims[group], nbytes))
         return func(*args, **(kwargs or {}))
-
-
-class Ledger:
-    """What a session's operations have moved: times and bytes per (line, operation, collective, mesh dimension).
-
-    Bytes are those that each rank puts in; of shards that differ in size, the largest.
-    """
-
-    def __init__(self) -> None:
-        self._calls: Counter[tuple[str, Plan]] = Counter()
-
-    def add(self, plan: Plan, line: str) -> None:
-        """Note one call of a plan that has collectives."""
-        self._calls[line, plan] += 1
-
-    def rows(self) -> dict[tuple[str, str, str, str], tuple[int, int]]:
-        """(line, operation, collective, mesh dimension) -> (how many, bytes in all of them)."""
-        rows: dict[tuple[str, str, str, str], tuple[int, int]] = {}
-        for (line, plan), times in self._calls.items():
-            for collective in plan.collectives:
-                key = (line, plan.operation, collective.kind, collective.dim)
-                count, nbytes = rows.get(key, (0, 0))
-                rows[key] = (count + times, nbytes + times * collective.nbytes)
-        return rows
-
-    def clear(self) -> None:
-        """Begin anew, as a new cell does."""
-        self._calls.clear()

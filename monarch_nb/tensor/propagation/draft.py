@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from .accounting import Recorder
@@ -14,6 +15,8 @@ from .plan import Call, Collective, Local, Program, Redistribute, Slot, Step, Wr
 from .world import World
 
 __all__ = ["Draft"]
+
+aten = torch.ops.aten
 
 
 class Draft:
@@ -37,7 +40,11 @@ class Draft:
         meta = self.metas[source]
         if meta.placements == placements:
             return source
-        out = self.register(meta.placed(placements))
+        wanted = meta.placed(placements)
+        expanded = [dim for dim in meta.expanded if dim in wanted.expanded]
+        if expanded:
+            return self._expanded(self.redistribute(self._one(source, expanded), placements), wanted, expanded)
+        out = self.register(wanted)
         self.steps.append(Redistribute(source, self.metas[out], out))
         self.collectives += redistribution(self._imagined, meta, placements)
         return out
@@ -72,7 +79,30 @@ class Draft:
 
     def write(self, target: int, source: int) -> None:
         """What is in `source`, into the memory of `target`."""
-        self.steps.append(Write(target, self.redistribute(source, self.metas[target].placements)))
+        source, expanded = self.redistribute(source, self.metas[target].placements), self.metas[target].expanded
+        self.steps.append(Write(self._one(target, expanded), self._one(source, expanded)))
+
+    def _one(self, source: int, dims: Sequence[int]) -> int:
+        """The first along dimensions that are expanded, which no placement cuts: a view that has all there is."""
+        for dim in dims:
+            meta = self.metas[source]
+            shape = tuple(1 if at == dim else size for at, size in enumerate(meta.shape))
+            source = self._viewed(aten.slice.Tensor, source, (dim, 0, 1), shape)
+        return source
+
+    def _expanded(self, source: int, meta: Meta, dims: Sequence[int]) -> int:
+        """What has been narrowed to one element along these dimensions, expanded again to the sizes of this meta."""
+        sizes = [size if at in dims else -1 for at, size in enumerate(meta.shape)]
+        return self._viewed(aten.expand.default, source, (sizes,), meta.shape)
+
+    def _viewed(
+        self, func: torch._ops.OpOverload, source: int, args: tuple[object, ...], shape: tuple[int, ...]
+    ) -> int:
+        before = self.metas[source]
+        meta = Meta.of(before.layout, shape, before.dtype, before.placements, stride=before.stride)
+        (made,) = self.local(Operation(func, (Slot(0), *args), {}, (before,)), (source,), (meta,))
+        assert made is not None
+        return made
 
     def splice(self, other: "Draft", given: Sequence[int]) -> dict[int, int]:
         """Add the steps of another draft, whose inputs are these registers of this one. Its registers -> ours."""

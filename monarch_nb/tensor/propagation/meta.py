@@ -105,6 +105,13 @@ class Meta:
                 ways[dim] = ways.get(dim, 1) * size * getattr(placement, "split_factor", 1)
         return any(self.shape[dim] % parts for dim, parts in ways.items())
 
+    @property
+    def expanded(self) -> tuple[int, ...]:
+        """Dimensions along which all elements are one in memory. None that a placement cuts: its shards are copies."""
+        cut = {getattr(placement, "dim", None) for placement in self.placements}
+        sized = enumerate(zip(self.shape, self.stride, strict=True))
+        return tuple(dim for dim, (size, step) in sized if size > 1 and not step and dim not in cut)
+
     def placed(self, placements: Sequence[Placement]) -> "Meta":
         """The same tensor, placed otherwise."""
         return Meta.of(self.layout, self.shape, self.dtype, placements, stride=self.stride)

@@ -76,14 +76,7 @@ class Planner:
                 inner, registers = gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
                 made = [register for register in registers if register is not None]
                 at = draft.splice(inner, (at,))[made[result]]
-            source = draft.gather(1)
-            for dim, (size, stride) in enumerate(zip(draft.metas[at].shape, draft.metas[at].stride, strict=True)):
-                if size > 1 and not stride:  # what is expanded is one element
-                    at, source = (self._first(draft, register, dim) for register in (at, source))
-            copy = Operation(
-                torch.ops.aten.copy_.default, (Slot(0), Slot(1)), {}, (draft.metas[at], draft.metas[source])
-            )
-            draft.splice(gathered(copy, (None,), self._worlds[0])[0], (at, source))
+            draft.write(at, draft.gather(1))
             if whole:
                 draft.write(0, whole)
         self._made += 1
@@ -96,13 +89,6 @@ class Planner:
             writes=(0,),
             collectives=tuple(draft.collectives),
         )
-
-    def _first(self, draft: Draft, register: int, dim: int) -> int:
-        """The register of the first of a whole tensor's parts along a dimension: a view."""
-        operation = Operation(torch.ops.aten.slice.Tensor, (Slot(0), dim, 0, 1), {}, (draft.metas[register],))
-        inner, (made,) = gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
-        assert made is not None
-        return draft.splice(inner, (register,))[made]
 
     def _imagine(self) -> None:
         if not self._worlds:

@@ -191,11 +191,11 @@ def _seen(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[l
     found = flat(result)
     if len(found) != len(leaves):
         raise Unfit("it returns another number of tensors")
-    return list(_checked(tensors, leaves, found, world)), recorder.found
+    return list(_checked(operation.metas, tensors, leaves, found, world)), recorder.found
 
 
 def _checked(
-    tensors: list[DTensor], leaves: Sequence[Leaf], found: list[object], world: World
+    given: Sequence[Meta], tensors: list[DTensor], leaves: Sequence[Leaf], found: list[object], world: World
 ) -> Iterator[Meta | None]:
     for leaf, tensor in zip(leaves, found, strict=True):
         if leaf is None:
@@ -211,6 +211,7 @@ def _checked(
             raise Unfit(f"a shard of its result would have the shape {tuple(local.shape)}, which does not fit")
         storages = [tensors[base]._local_tensor.untyped_storage()._cdata for base in bases]
         copied = bool(bases) and local.untyped_storage()._cdata not in storages
+        copied = copied or any(given[base].copied for base in bases)
         yield Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=copied)
 
 

@@ -112,7 +112,9 @@ class World:
     def _made(self, meta: Meta) -> DTensor:
         spec = self.spec(meta)
         shape = self.local_shape(meta)
-        stride = meta.stride if shape == meta.shape else dense(meta.stride, shape)
+        stride = list(meta.stride if shape == meta.shape else dense(meta.stride, shape))
+        for dim in meta.expanded:
+            stride[dim] = 0
         local = torch.empty_strided(shape, stride, dtype=meta.dtype, device=self.layout.device)
         return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
