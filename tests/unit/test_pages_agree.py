@@ -1,0 +1,103 @@
+"""No page contradicts another, or the code: figures, magics, commands, extras, settings with their defaults."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.views.registry import VIEWS
+from monarch_nb.job import kinds
+from monarch_nb.job.kinds import adapter_of
+from monarch_nb.settings import KEYS, parse_duration
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+MAGICS = ("line_magic", "cell_magic", "line_cell_magic")
+
+
+def every(pattern: str) -> Iterator[tuple[str, str]]:
+    """What a pattern finds on the pages, each with its page."""
+    for page, text in PAGES.items():
+        yield from ((found, page) for found in re.findall(pattern, text))
+
+
+def measured(page: str) -> dict[str, str]:
+    """The rows of a table of figures, by what was measured."""
+    rows = [line for line in PAGES[page].splitlines() if line.startswith("| ") and line.count("|") >= 8]
+    return {row.split("|")[1].strip(): row for row in rows}
+
+
+def test_figures_of_the_readme_are_those_of_the_page_on_performance_and_so_is_their_date() -> None:
+    shown, all_of_them = measured("README.md"), measured("docs/performance.md")
+    assert len(shown) > 4
+    assert {name: row for name, row in shown.items() if all_of_them.get(name) != row} == {}
+    dated = r"Python 3\.11,\s(\d+ \w+ \d{4})"
+    assert re.findall(dated, PAGES["README.md"]) == re.findall(dated, PAGES["docs/performance.md"])[:1]
+
+
+def magics() -> dict[str, str]:
+    """All magics that the extension adds, each with its help."""
+    found = {view.name: view.magic.__doc__ or "" for view in VIEWS if view.magic is not None}
+    for path in (ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                match mark:
+                    case ast.Name(id=kind) if kind in MAGICS:
+                        found[node.name] = ast.get_docstring(node) or ""
+                    case ast.Call(func=ast.Name(id=kind), args=[ast.Constant(value=str(name))]) if kind in MAGICS:
+                        found[name] = ast.get_docstring(node) or ""
+    return found
+
+
+def test_the_table_of_magics_has_all_of_them_with_options_that_their_help_knows() -> None:
+    table = PAGES["docs/manual/notebook.md"].partition("## All magics")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `%")]
+    named = {name: row for row in rows for name in re.findall(r"%%?(\w+)", row.split(" | ")[0])}
+    helped = magics()
+    assert sorted(named) == sorted(helped)
+    for name, row in named.items():
+        for option in re.findall(r"--\w+(?:-\w+)*", row.split(" | ")[0]):
+            assert option in helped[name], f"%{name} {option}"
+
+
+def test_magics_that_pages_name_are_there() -> None:
+    known = {*magics(), "load_ext", "pip", "debug", "name"}  # those of others, and any
+    assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in known} == set()
+
+
+def test_targets_of_make_and_extras_that_pages_name_are_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {(name, page) for name, page in every(r"(?:`|^)make ([a-z-]+)") if name not in targets} == set()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {(extra, page) for group, page in every(r"monarch-nb\[([a-z,]+)\]") for extra in group.split(",")}
+    assert {each for each in named if each[0] not in extras} == set()
+
+
+def test_defaults_that_stand_beside_settings_are_those_that_count() -> None:
+    """As in "`cleanup_timeout` (3 s)"."""
+    sizes = {"MB": 2**20, "GB": 2**30, "MiB": 2**20, "GiB": 2**30}
+    checked = 0
+    for page, text in PAGES.items():
+        for name, number, unit in re.findall(r"`([a-z_]+)` \((\d[\d,]*) ?(s|m|h|MB|GB|MiB|GiB|)\)", text):
+            if name not in KEYS:
+                continue
+            default = KEYS[name].default
+            value = int(number.replace(",", ""))
+            wanted = parse_duration(f"{value}{unit}") if unit in ("s", "m", "h") else value * sizes.get(unit, 1)
+            assert default == wanted, f"{page}: `{name}` ({number} {unit}) is {default}"
+            checked += 1
+    assert checked >= 4
+
+
+def test_the_guide_to_jobs_says_which_hosts_live_for_an_hour_without_use() -> None:
+    told = re.sub(r"\s+", " ", PAGES["docs/guides/jobs.md"])
+    sentence = re.search(r"after a minute, or on ([^,]+), (\w+) and (\w+), where one may have waited", told)
+    said = {word.lower() for word in " ".join(sentence.groups()).split()} if sentence else set()
+    assert said == {kind for kind in kinds() if adapter_of(kind).keep_s == 3600}
