@@ -133,7 +133,7 @@ class Tidies(Actor):
     """Its clean-up takes longer than it should, in one way or another."""
 
     def __init__(self, how: str, file: str) -> None:
-        self.how, self.file = how, file
+        self.how, self.file, self.spun = how, file, 0
 
     @endpoint
     def ping(self) -> str:
@@ -149,7 +149,7 @@ class Tidies(Actor):
             if self.how == "sleeps":
                 time.sleep(100)
             while self.how == "spins":
-                pass
+                self.spun += 1  # from Python 3.13 on, what interrupts a loop that does nothing passes by the handler
             if self.how == "blocks":
                 threading.Event().wait(100)
             until = time.monotonic() + 0.1

@@ -122,11 +122,15 @@ class Reference(bdb.Bdb):
     def stop(self) -> None:
         sys.settrace(None)
         frame = sys._getframe(1)
-        self.set_trace(frame)
+        self.reset()  # not set_trace(), which from Python 3.13 on stops at single instructions
         at: FrameType | None = frame
-        while at is not None and at.f_globals.get("__name__") == "program":
-            self.botframe = at
+        while at is not None:
+            at.f_trace = self.trace_dispatch
+            if at.f_globals.get("__name__") == "program":
+                self.botframe = at
             at = at.f_back
+        self.set_step()
+        sys.settrace(self.trace_dispatch)
         self.at("asked", frame)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -149,7 +150,11 @@ class Tracer(bdb.Bdb):
         line = self._machine.line_to_run()
         if line is not None:
             try:
-                frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
+                with (
+                    warnings.catch_warnings()
+                ):  # Python says which variables are None then, and may be told to raise it
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
             except ValueError as error:
                 self._machine.cannot_jump(str(error))
         self._arrived("line", frame, None, "")
