@@ -133,7 +133,7 @@ class Tidies(Actor):
     """Its clean-up takes longer than it should, in one way or another."""
 
     def __init__(self, how: str, file: str) -> None:
-        self.how, self.file, self.spun = how, file, 0
+        self.how, self.file = how, file
 
     @endpoint
     def ping(self) -> str:
@@ -143,13 +143,16 @@ class Tidies(Actor):
         with open(self.file, "a") as said:
             said.write(f"{what}\n")
 
+    def spin(self) -> None:
+        while self.how == "spins":  # not below: Python 3.13's jumps back lie outside of the `try` that they are in
+            pass
+
     def __cleanup__(self, exc: Exception | None) -> None:
         self.note("begins")
         try:
             if self.how == "sleeps":
                 time.sleep(100)
-            while self.how == "spins":
-                self.spun += 1  # from Python 3.13 on, what interrupts a loop that does nothing passes by the handler
+            self.spin()
             if self.how == "blocks":
                 threading.Event().wait(100)
             until = time.monotonic() + 0.1
