@@ -15,7 +15,7 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -69,6 +69,9 @@ bench-data: setup ## the same for the data plane alone
 
 bench-tensor: setup ## the same for sharded tensors alone
 	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --tensors --out build/bench-tensor.json
+
+bench-debug: setup ## the same for the debugger and for sampling alone
+	$(PY) -m tests.benchmarks --debug --out build/bench-debug.json
 
 bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts, as a table and curves; HOSTS='10000' for others
 	@mkdir -p build

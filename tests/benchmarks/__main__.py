@@ -23,11 +23,12 @@ from tests.benchmarks.rows import ROWS, Figures, markdown, table
 HERE = Path(__file__).resolve().parent
 OURS = "ours"
 SECONDS = 900  # for one program
+DEBUG = ((f"{OURS}, debugger", "program_debug.py"), (f"{OURS}, debugger of JupyterLab", "program_dap.py"))
 PROGRAMS = (
     (OURS, "program_actors.py"),
     (f"{OURS}, scale", "program_scale.py"),
     (f"{OURS}, logs", "program_logs.py"),
-    (f"{OURS}, debugger", "program_debug.py"),
+    *DEBUG,
     (f"{OURS}, live displays", "program_faces.py"),
     (f"{OURS}, faces of kernels", "program_sight.py"),
     (f"{OURS}, page", "program_page.py"),
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
     parser.add_argument("--data", action="store_true", help="only the data plane: RDMABuffer and its kin")
     parser.add_argument("--tensors", action="store_true", help="only sharded tensors")
+    parser.add_argument("--debug", action="store_true", help="only the debugger, and sampling")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(argv)
     unknown = sorted(set(asked) - set(PEERS))
@@ -106,9 +108,11 @@ def main(argv: list[str]) -> int:
             problems.append(f"{name}: {wrong}")
         return figures
 
-    floor: Figures = {} if options.data or options.tensors else measure("pyzmq", "program_pyzmq.py", sys.executable)
+    parts = ((options.data, DATA), (options.tensors, TENSORS), (options.debug, DEBUG))
+    only = next((programs for asked_for, programs in parts if asked_for), None)
+    floor: Figures = {} if only is not None else measure("pyzmq", "program_pyzmq.py", sys.executable)
     measured: dict[str, Figures] = {OURS: {}}
-    for title, program in DATA if options.data else TENSORS if options.tensors else (*PROGRAMS, *DATA, *TENSORS):
+    for title, program in only or (*PROGRAMS, *DATA, *TENSORS):
         measured[OURS] |= measure(title, program, sys.executable)
     for name in asked:
         peer, measured[name] = PEERS[name], {}
@@ -116,13 +120,13 @@ def main(argv: list[str]) -> int:
         programs = ((name, peer.program), (f"{name}, scale", peer.scale), data, tensors)
         try:
             python = interpreter(name)
-            for title, program in [data] if options.data else [tensors] if options.tensors else programs:
+            for title, program in [data] if only is DATA else [tensors] if only is TENSORS else programs:
                 if program:
                     measured[name] |= measure(title, program, python)
         except subprocess.CalledProcessError as error:
             problems.append(f"{name}: its environment cannot be made: {error}")
 
-    print(table(measured, floor, only=options.data or options.tensors))
+    print(table(measured, floor, only=only is not None))
     print("(n×): how many times better ours is than theirs, in this run")
     if options.quick:
         print("QUICK: fewer processes, actors and repetitions than the rows say, and numpy for torch")
@@ -142,9 +146,7 @@ def main(argv: list[str]) -> int:
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     readable = options.out.with_suffix(".md")
-    readable.write_text(
-        markdown(measured, floor, where(before), only=options.data or options.tensors) + "\n", encoding="utf-8"
-    )
+    readable.write_text(markdown(measured, floor, where(before), only=only is not None) + "\n", encoding="utf-8")
     print(f"written to {options.out} and {readable}")
     for problem in problems:
         print(f"\nFAILED {problem}", file=sys.stderr)

@@ -155,6 +155,26 @@ ROWS = (
     Row("64 ranks at a breakpoint: shown p95", "ms", "debug: 64 stops shown", "p95", 1000),
     Row("64 ranks at a breakpoint: a command p95", "ms", "debug: 64 stops answered", "p95", 300),
     Row("call_one to an actor that had a breakpoint once", "% more", "debug: unattached", "above", 5),
+    *(
+        row
+        for ranks, stop, step in ((8, 200, 60), (64, 500, None))
+        for row in (
+            Row(f"a breakpoint in the gutter: {ranks} ranks armed p95", "ms", f"dap: {ranks} ranks armed", "p95", 150),
+            Row(f"{ranks} ranks at it: one seen in the debugger p95", "ms", f"dap: {ranks} ranks stop", "p95", stop),
+            Row(f"{ranks} ranks at it: all listed beside it p95", "ms", f"dap: {ranks} ranks listed", "p95", stop),
+            Row(
+                f"a step of {ranks} ranks, seen p50",
+                "ms",
+                f"dap: {ranks} ranks step",
+                "p50",
+                60 if ranks == 8 else None,
+            ),
+        )
+    ),
+    Row("variables of a frame with a tensor of 1 GB p95", "ms", "dap: variables beside 1 GB", "p95", 100),
+    Row("and by how much its process grows meanwhile", "MB", "dap: memory beside 1 GB", "grown", 20),
+    Row("call_one beside the debugger, to a class without breakpoints", "×", "dap: calls beside it", "ratio", 1.02),
+    Row("sampling 64 ranks, of each", "%", "dap: sampling", "percent", 3),
     Row("reducer: 10,000 ranks, 1,000 events/s, processor", "%", "faces: reducer", "share", 5),
     Row("an event that nobody looks at", "µs", "faces: nobody looks", "us"),
     Row("a rank is busy: shown in its cell, while a cell blocks p95", "ms", "page: busy, mesh", "p95", 250),

@@ -47,7 +47,7 @@ def cable() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def bridged(count: int) -> Iterator[list[str]]:
-    """Names of so many namespaces, 10.213.78.1 and on, that reach each other, and this one at 10.213.78.254."""
+    """Names of so many namespaces, 10.213.91.1 and on, that reach each other, and this one at 10.213.91.254."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("NOT TESTED HERE: hosts with networks of their own need root and `ip` (iproute2)")
     bridge = f"mnb{secrets.token_hex(3)}"
@@ -57,13 +57,13 @@ def bridged(count: int) -> Iterator[list[str]]:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"NOT TESTED HERE: this system lets nobody make bridges ({error.stderr.strip()})")
     try:
-        ip("address", "add", "10.213.78.254/24", "dev", bridge)
+        ip("address", "add", "10.213.91.254/24", "dev", bridge)
         ip("link", "set", bridge, "up")
         for number, name in enumerate(names, 1):
             ip("netns", "add", name)
             ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("link", "set", name, "master", bridge, "up")
-            ip("-n", name, "address", "add", f"10.213.78.{number}/24", "dev", "eth0")
+            ip("-n", name, "address", "add", f"10.213.91.{number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
         yield names
@@ -83,7 +83,7 @@ def bridged_hosts(folder: Path, count: int) -> Iterator[tuple[Path, list[str]]]:
         try:
             for number, name in enumerate(names, 1):
                 inside = ("ip", "netns", "exec", name)
-                agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.78.{number}:0", before=inside))
+                agents.append(HostProcess(folder, key=key, tcp=f"tcp://10.213.91.{number}:0", before=inside))
             yield key, [agent.endpoint for agent in agents]
         finally:
             for agent in agents:

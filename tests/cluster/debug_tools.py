@@ -143,6 +143,17 @@ class Looper(Actor):
     async def ping(self) -> str:
         return "pong"
 
+    @endpoint
+    async def nested(self, x: int) -> int:
+        more = await self.later(x)
+        return more + 1
+
+    async def later(self, x: int) -> int:
+        import asyncio
+
+        await asyncio.sleep(0.01)
+        return 2 * x
+
 
 class Owner(Actor):
     """Owns an actor that fails, and stops where it is told of that."""

@@ -126,6 +126,13 @@ def test_what_means_nothing_is_refused_and_a_mark_with_it_stops_nobody(more: Mor
         marks.add("cell", 17, more)
 
 
+def test_a_mark_in_a_compiled_file_is_refused_and_stops_nobody() -> None:
+    marks = gutter()
+    (mark,) = marks.set("/lib/fast.cpython-311-x86_64-linux-gnu.so", [{"line": 3}])
+    assert "compiled code has no lines" in mark.row("fast.so")["message"]
+    assert marks.of_mesh() == []
+
+
 def test_ranks_stand_before_a_condition() -> None:
     assert ranks_in("@gpus=0:4 loss > 1") == ("gpus=0:4", "loss > 1")
     assert ranks_in("@3") == ("3", "")

@@ -129,6 +129,44 @@ def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcM
     loopers.stop().get(SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("steps", "places"),
+    [
+        (("next",), ["return more + 1"]),
+        (
+            ("step", "next", "next", "finish", "next"),
+            [
+                "async def later(self, x: int) -> int:",
+                "import asyncio",
+                "await asyncio.sleep(0.01)",
+                "more = await self.later(x)",
+                "return more + 1",
+            ],
+        ),
+    ],
+)
+def test_steps_in_an_async_endpoint_go_where_its_code_goes_and_never_into_its_loop(
+    procs: ProcMesh, steps: tuple[str, ...], places: list[str]
+) -> None:
+    looper = procs.slice(gpus=0).spawn("looper", Looper)
+    found = debug.set_breakpoint(f"debug_tools.py:{line('more = await self.later(x)')}", looper)
+    for _ in range(2):  # the second call finds the thread of the loop as the first has left it
+        future = looper.nested.call_one(3)
+        stopped(1)
+        seen = []
+        for step in steps:
+            getattr(debug.group(looper), step)(timeout=SECONDS)
+            (one,) = debug.sessions()
+            seen.append(one.frame.text)
+            assert one.event != "exception"
+        assert seen == places
+        debug.resume()
+        assert future.get(SECONDS) == 7
+    debug.clear_breakpoint(found)
+    assert looper.nested.call_one(3).get(SECONDS) == 7
+    looper.stop().get(SECONDS)
+
+
 def test_a_breakpoint_in_a_constructor_stops_before_the_first_message(procs: ProcMesh) -> None:
     late = procs.spawn("late", Trainer, True)
     future = late.steps_done.call()

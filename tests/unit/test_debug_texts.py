@@ -223,6 +223,15 @@ def test_gigantic_values_are_cut_before_they_are_written_out() -> None:
     assert value_of(10**30).number == 1e30
 
 
+def test_containers_of_long_texts_are_cut_as_a_whole() -> None:
+    nested = [[["x" * 2000] * 20] * 20] * 4
+    for much in (False, True):
+        told = value_of({"key": nested}, much=much)
+        assert len(told.text) < 40_000
+        assert told.text.startswith("{'key': [[['xxx")
+    assert shorten("x" * 1500) == repr("x" * 1500), "a text that is not in a container is shown at length"
+
+
 def test_numbers_keep_their_number_and_the_rest_does_not() -> None:
     assert value_of(3).number == 3.0
     assert value_of("3").number is None

@@ -10,6 +10,7 @@ from monarch_nb.debug.session.breakpoints import passed_often_enough
 from .lines import Line, Lines
 
 Message = dict[str, Any]
+COMPILED = (".so", ".pyd", ".dylib", ".dll", ".pyc")  # files that hold no lines of Python
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Gutter:
         for each in wanted:
             mark = Mark(each, lines.at(int(each.get("line") or 1)))
             self._last += 1
-            marks.append(replace(mark, number=self._last, error=_wrong(self._filled(path, mark))))
+            marks.append(replace(mark, number=self._last, error=_no_lines(path) or _wrong(self._filled(path, mark))))
         self._files[path] = marks
         if not marks:
             del self._files[path]
@@ -73,7 +74,7 @@ class Gutter:
         at = next((at for at, mark in enumerate(marks) if mark.line.number == line), None)
         if at is None:
             raise LookupError(f"there is no breakpoint at line {line} of {path}")
-        error = _wrong(more)
+        error = _no_lines(path) or _wrong(more)
         if error:
             raise ValueError(error)
         self._more[path, line] = more
@@ -139,6 +140,10 @@ def ranks_in(condition: str) -> tuple[str, str]:
         return "", text
     words = text[1:].split(None, 1)
     return (words[0] if words else "", words[1] if len(words) > 1 else "")
+
+
+def _no_lines(path: str) -> str:
+    return "compiled code has no lines of Python to stop at" if path.endswith(COMPILED) else ""
 
 
 def _wrong(more: More) -> str:

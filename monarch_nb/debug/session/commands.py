@@ -15,6 +15,7 @@ from monarch_nb.debug.session.variables import Variables
 from monarch_nb.wire import error_line, text_of
 
 Handler = Callable[[Any], m.Answer]
+LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
 
 
 class Language(Protocol):
@@ -169,7 +170,7 @@ class Commands:
         lines = linecache.getlines(command.file, names)
         if not lines:
             raise CommandError(f"the source of {command.file} is not to be had on this rank")
-        return m.Source(session=command.session, content="".join(lines))
+        return m.Source(session=command.session, content="".join(lines)[:LONGEST])
 
     def _breakpoints(self, command: m.GetBreakpoints) -> m.Answer:
         fields = RankBreakpoint.__struct_fields__

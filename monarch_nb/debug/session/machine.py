@@ -80,6 +80,11 @@ class Machine:
         return self.state if isinstance(self.state, Standing) else None
 
     @property
+    def stepping(self) -> bool:
+        """Whether a step is under way."""
+        return isinstance(self.state, Stepping)
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing can stop it but its own code: it need not be traced."""
         return isinstance(self.state, Running) and not (self.breakpoints or self.raised or self.pausing)
@@ -138,7 +143,7 @@ class Machine:
 
     def outermost_returns(self) -> bool:
         """The thread leaves the user's code: whether a step was under way, which ends nowhere."""
-        stepping = isinstance(self.state, Stepping)
+        stepping = self.stepping
         if self.standing is None:
             self.state = Running()
             self._jump = None

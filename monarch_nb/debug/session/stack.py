@@ -88,6 +88,16 @@ def bottom_of(frame: types.FrameType) -> types.FrameType:
     return bottom
 
 
+def runs_for_user(frame: types.FrameType) -> bool:
+    """Whether code of the user's has called a frame, or a library has for it: not what only runs the loop."""
+    at: types.FrameType | None = frame
+    while at is not None and not is_engine(at):
+        if not _within(at, _PLUMBING):
+            return True
+        at = at.f_back
+    return False
+
+
 def walk(frame: types.FrameType | None) -> list[Entry]:
     """The stack of a frame, outermost first."""
     stack = []

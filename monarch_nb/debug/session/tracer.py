@@ -13,7 +13,7 @@ from typing import Any
 from monarch_nb.debug.records import Event
 from monarch_nb.debug.session.breakpoints import Place
 from monarch_nb.debug.session.machine import Machine, Resume
-from monarch_nb.debug.session.stack import is_users
+from monarch_nb.debug.session.stack import is_users, runs_for_user
 from monarch_nb.transport import calm
 
 _SKIPPED = ("monarch_nb.*", "asyncio.*", "threading", "weakref", "_weakrefset")
@@ -33,6 +33,7 @@ class Tracer(bdb.Bdb):
         self._arrived = arrived
         self._left = left
         self.botframe: types.FrameType | None = None
+        self._awaited = 0  # endpoints on the loop of this thread that have not ended
         super().__init__(_SKIPPED)
         self._set_stopinfo(None, None, -1)  # type: ignore[attr-defined]
 
@@ -80,8 +81,14 @@ class Tracer(bdb.Bdb):
         if inspect.iscoroutinefunction(method):
 
             async def run_async(*args: Any, **kwargs: Any) -> Any:
+                self._awaited += 1
                 self.start(sys._getframe())
-                return await method(*args, **kwargs)
+                try:
+                    return await method(*args, **kwargs)
+                finally:
+                    self._awaited -= 1
+                    if not self._awaited:
+                        sys.settrace(None)
 
             return run_async
 
@@ -96,9 +103,11 @@ class Tracer(bdb.Bdb):
 
     def start(self, caller: types.FrameType) -> None:
         """Traces what `caller`, a frame of the engine, calls from now on."""
-        self.reset()
-        self.botframe = caller  # what it calls may stop, it itself does not
-        self._set_stopinfo(caller, None, -1)  # type: ignore[attr-defined]
+        sys.settrace(None)  # another endpoint of the same loop may be traced: what follows is not to be
+        if self._awaited < 2 or not self._machine.stepping:  # the step of another one goes on
+            self.reset()
+            self.botframe = caller  # what it calls may stop, it itself does not
+            self._set_stopinfo(caller, None, -1)  # type: ignore[attr-defined]
         calm()  # what others have thrown, or a thread that ended with it, would keep it from entering the method
         sys.settrace(self.trace_dispatch)
 
@@ -107,6 +116,11 @@ class Tracer(bdb.Bdb):
         self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
 
     # -- what bdb asks ------------------------------------------------------------------------------------------------
+
+    def stop_here(self, frame: types.FrameType) -> bool:
+        """Whether a step ends in a frame: what the loop does while an endpoint waits is not gone into."""
+        here: bool = super().stop_here(frame)
+        return here and (self.stopframe is not None or runs_for_user(frame))
 
     def break_anywhere(self, frame: types.FrameType) -> bool:
         """Whether a frame is traced though no step goes through it."""
@@ -174,7 +188,11 @@ class Tracer(bdb.Bdb):
 
     def dispatch_exception(self, frame: types.FrameType, arg: Any) -> Any:
         """As bdb's; and where exceptions stop at their raise, in the innermost frame of the user's that they pass."""
-        _, error, tb = arg
+        kind, error, tb = arg
+        if tb is None and kind is StopIteration and self.stopframe not in (None, frame):
+            if _is_over(self.stopframe):  # a step out of a coroutine ends in what awaits it
+                self._arrived("return", frame, None, "")
+            return self.trace_dispatch  # else what is awaited has ended, which is nothing that is raised
         if self._machine.raised and not self.stop_here(frame) and _raised_here(error, tb):
             self.user_exception(frame, arg)
             return self.trace_dispatch
@@ -186,7 +204,7 @@ def _is_over(frame: types.FrameType) -> bool:
     if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return True
     at = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
-    return at is None or at.opname not in ("YIELD_VALUE", "SEND", "RESUME")
+    return at is None or at.opname not in ("YIELD_VALUE", "YIELD_FROM", "SEND", "RESUME")
 
 
 def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:

@@ -8,6 +8,7 @@ from monarch_nb.debug.records import Tensor, Value
 from monarch_nb.wire import Cut, full_name, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
+INSIDE = 10  # texts that a container holds are cut so many times sooner
 MOST = 1 << 20  # elements of a tensor that are looked at, where it is one variable of many
 _FEW = 12  # elements of a tensor that are shown themselves
 
@@ -34,15 +35,16 @@ class _Repr(reprlib.Repr):
 
     def repr_str(self, x: str, level: int) -> str:
         """Long texts are cut at their end."""
-        if len(x) <= self.maxstring:
-            return repr(x)
-        return f"{x[: self.maxstring]!r}… ({len(x)} characters)"
+        most = self._longest(level)
+        return repr(x) if len(x) <= most else f"{x[:most]!r}… ({len(x)} characters)"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
         """As texts are."""
-        if len(x) <= self.maxstring:
-            return repr(x)
-        return f"{x[: self.maxstring]!r}… ({len(x)} bytes)"
+        most = self._longest(level)
+        return repr(x) if len(x) <= most else f"{x[:most]!r}… ({len(x)} bytes)"
+
+    def _longest(self, level: int) -> int:
+        return self.maxstring if level == self.maxlevel else self.maxstring // INSIDE
 
 
 _short, _long = _Repr(much=False), _Repr(much=True)
@@ -50,12 +52,14 @@ _short, _long = _Repr(much=False), _Repr(much=True)
 
 def shorten(value: Any, *, much: bool = False) -> str:
     """A value as text that is never gigantic. Raises nothing of the value's own."""
+    kind = _long if much else _short
     try:
-        return text_of((_long if much else _short).repr(value))
+        text = text_of(kind.repr(value))
     except Cut:
         raise
     except BaseException:  # a container that does not let itself be looked into
-        return repr_of(value)
+        text = repr_of(value)
+    return text if len(text) <= 2 * kind.maxother else f"{text[: kind.maxother]}… ({len(text)} characters)"
 
 
 def value_of(value: Any, *, much: bool = False) -> Value:

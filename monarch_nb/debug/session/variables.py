@@ -15,6 +15,7 @@ from monarch_nb.wire import type_name
 PAGE = 200  # variables that are told where no number is asked for
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
 _ITEMS = (list, tuple, set, frozenset, deque)
+_LARGEST = 1 << 128  # of a number that is a key; Python itself writes none of more than 4,300 digits
 _OF_TENSORS = ("shape", "dtype", "device", "requires_grad", "grad")
 Child = tuple[str, Any, str]  # its name, its value, and an expression for it in the frame, "" where there is none
 
@@ -168,7 +169,7 @@ def _children(value: Any, expression: str) -> Iterator[Child]:
                 yield name, getattr(value, name), under(f".{name}")
     elif isinstance(value, dict):
         for key, held in tuple(value.items()):
-            yield shorten(key), held, under(f"[{key!r}]") if isinstance(key, (str, int, bool)) else ""
+            yield shorten(key), held, under(f"[{key!r}]") if _is_short(key) else ""
     elif isinstance(value, (list, tuple, deque)):
         for at, held in enumerate(value):
             yield str(at), held, under(f"[{at}]")
@@ -178,6 +179,11 @@ def _children(value: Any, expression: str) -> Iterator[Child]:
     else:
         for name, held in _attributes(value):
             yield name, held, under(f".{name}")
+
+
+def _is_short(key: Any) -> bool:
+    """Whether a key can be written into an expression."""
+    return isinstance(key, int) and -_LARGEST < key < _LARGEST if not isinstance(key, str) else len(key) <= 200
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
