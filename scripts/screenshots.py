@@ -144,10 +144,10 @@ time.sleep(1)
 # A mesh that is left, loses a rank meanwhile, and is found again.
 LEFT = """
 import os, signal
-learners = fleet.spawn("learners", Trainer)
+learners = overnight.spawn("learners", Trainer)
 learners.step.call(80).get()
-victim = fleet.slice(gpus=1).run(os.getpid).get().item()
-%detach fleet --lease 2h
+victim = overnight.slice(gpus=1).run(os.getpid).get().item()
+%detach overnight --lease 2h
 os.kill(victim, signal.SIGKILL)
 time.sleep(1)
 """
@@ -198,6 +198,11 @@ def answer(output: Any, text: str) -> None:
 def open_frames(shown: Any, output: Any) -> None:
     output.get_by_role("button", name="Post-mortem").first.click()
     output.locator(".mnb-frames", has_text="raise FloatingPointError").wait_for(timeout=10_000)
+
+
+def first_table(shown: Any, output: Any) -> None:
+    """What the doctor says of the kernel; what it says of the machine names folders of whoever takes the picture."""
+    output.locator("table").first.evaluate("table => { while (table.nextSibling) table.nextSibling.remove(); }")
 
 
 def side_by_side(row: str, section: str = "") -> Any:
@@ -412,16 +417,19 @@ place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [
         width=1200,
         height=860,
     ),
-    "doctor": Scene("%monarch doctor", "text=side panel", width=1200),
+    "doctor": Scene("%monarch doctor", "text=side panel", first_table, width=1200),
     "job": Scene(
-        "%stop --all\n%mesh trainers hosts=2 gpus=2 --job process\ntrainers.initialized.get()\ntrainers",
+        "%mesh trainers hosts=2 gpus=2 --job process\ntrainers.initialized.get()\ntrainers",
         '[data-state="idle"]',
+        before="%stop --all",
     ),
-    "detached": Scene("%stop --all\n%mesh fleet gpus=2\n%detach fleet --lease 2h\n%attach", "text=%attach fleet"),
+    "detached": Scene(
+        "%detach fleet --lease 2h\n%attach", "text=of its lease left", before="%stop --all\n%mesh fleet gpus=2"
+    ),
     "attached": Scene(
-        "clear_output()\n%attach fleet\nfleet",
+        "clear_output()\n%attach overnight\novernight",
         '[data-state="idle"]',
-        before="%stop --all\n%mesh fleet gpus=2\n" + LEFT,
+        before="%stop --all\n%mesh overnight gpus=2\n" + LEFT,
     ),
     "static": Scene(
         "from monarch_kernel import show\nfrom IPython.display import HTML\nHTML(show(workers)._repr_html_())",
@@ -455,7 +463,11 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
     if scene.before:
         run(shown, scene.before)
     output = run_cell(shown, scene.code) if scene.answer else run(shown, scene.code)
-    output.locator(scene.wait).first.wait_for(timeout=40_000)
+    try:
+        output.locator(scene.wait).first.wait_for(timeout=40_000)
+    except Exception:
+        shown.screenshot(path=SCREENSHOTS / f"{name}-instead.png")  # what is there in place of what was waited for
+        raise
     shown.wait_for_timeout(1500)
     if scene.after is not None:
         scene.after(shown, output)
@@ -471,7 +483,6 @@ def take(shown: Any, scene: Scene, folder: Path, name: str) -> None:
     if scene.whole:
         shown.evaluate("window.jupyterapp.commands.execute('notebook:show-all-cell-code')")
         shown.evaluate("window.jupyterapp.shell.collapseLeft()")
-    print(f"{name}: {folder / name}-light.png, -dark.png")
 
 
 def published() -> set[str]:
@@ -491,8 +502,11 @@ def take_all(wanted: list[str], folder: Path) -> None:
         with lab(Path(made) / "lab", notebook, {"XDG_STATE_HOME": made}) as address, page(address) as shown:
             shown.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
             run(shown, BEGIN)
-            for name in wanted:
-                take(shown, SCENES[name], folder, name)
+            for name in SCENES:
+                if name in {"idle", *wanted}:  # "idle" makes the processes of others
+                    take(shown, SCENES[name], Path(made), name)
+                if name in wanted:
+                    publish(Path(made), name, folder)
 
 
 def marimo(folder: Path) -> None:
@@ -509,7 +523,6 @@ def marimo(folder: Path) -> None:
                 shown.get_by_text("gpus=1", exact=False).first.wait_for(timeout=120_000)
                 shown.wait_for_timeout(4000)
                 shown.screenshot(path=folder / f"marimo-{kind}.png")
-    print(f"marimo: {folder / 'marimo'}-light.png, -dark.png")
 
 
 @contextlib.contextmanager
@@ -545,13 +558,14 @@ def marimo_server(program: Path, settings: str) -> Iterator[str]:
 ELSEWHERE = {"marimo": marimo}  # pictures of other front ends than JupyterLab
 
 
-def smaller(folder: Path, name: str) -> None:
+def publish(made: Path, name: str, folder: Path) -> None:
     """Its two pictures with at most 256 colours: a third of the bytes, and nothing that anybody sees."""
     from PIL import Image
 
     for kind in ("light", "dark"):
-        file = folder / f"{name}-{kind}.png"
-        Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+        picture = Image.open(made / f"{name}-{kind}.png").convert("RGB")
+        picture.quantize(256, dither=Image.Dither.NONE).save(folder / f"{name}-{kind}.png", optimize=True)
+    print(f"{name}: {folder / name}-light.png, -dark.png")
 
 
 def main() -> None:
@@ -562,15 +576,13 @@ def main() -> None:
     wanted = arguments[1:] or [*SCENES, *ELSEWHERE]
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as made:
-        aside = Path(made)
-        take_all([name for name in SCENES if name in {"idle", *wanted}], aside)  # "idle" makes the processes of others
-        for name in wanted:
-            if name in ELSEWHERE:
-                ELSEWHERE[name](aside)
-            smaller(aside, name)
-            for kind in ("light", "dark"):
-                shutil.copy(aside / f"{name}-{kind}.png", folder)
+    if inside := [name for name in wanted if name in SCENES]:
+        take_all(inside, folder)
+    for name in wanted:
+        if name in ELSEWHERE:
+            with tempfile.TemporaryDirectory() as made:
+                ELSEWHERE[name](Path(made))
+                publish(Path(made), name, folder)
     print(f"{time.monotonic() - began:.0f} s")
 
 

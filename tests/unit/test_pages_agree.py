@@ -101,3 +101,16 @@ def test_the_guide_to_jobs_says_which_hosts_live_for_an_hour_without_use() -> No
     sentence = re.search(r"after a minute, or on ([^,]+), (\w+) and (\w+), where one may have waited", told)
     said = {word.lower() for word in " ".join(sentence.groups()).split()} if sentence else set()
     assert said == {kind for kind in kinds() if adapter_of(kind).keep_s == 3600}
+
+
+GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if path.stem != "jobs"]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=[path.stem for path in GUIDES])
+def test_a_guide_says_how_to_begin_debug_leave_and_read_logs_and_what_was_tried_of_that_when(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert [each for each in ("Install", "First mesh", "Debugging", "Logs") if each not in headings] == []
+    assert any(each.startswith("Through ") for each in headings)
+    assert re.search(r"^\*\*Tried, \w+ \d{4}:\*\* .*?\*\*Not tried:\*\* ", text, re.MULTILINE | re.DOTALL)
+    assert "## " not in text.partition("**Not tried:**")[0], "it stands at the top"
