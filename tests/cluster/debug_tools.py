@@ -125,6 +125,11 @@ class Endless:
             pass
 
 
+def doubled(x: int) -> int:
+    twice = 2 * x
+    return twice
+
+
 class Looper(Actor):
     """An async actor: one loop, several endpoints at a time."""
 

@@ -8,9 +8,11 @@ import pytest
 from monarch_nb import debug
 from monarch_nb.actor import ActorError, ProcMesh, shutdown_context, this_proc
 from monarch_nb.debug import DebugError, QuitDebugger
+from monarch_nb.debug.messages import BreakLine
 from monarch_nb.store import describe
 from monarch_nb.testing import in_process_host
-from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, line, resume_all, stopped
+from tests.cluster import debug_tools
+from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, doubled, line, resume_all, stopped
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -165,6 +167,18 @@ def test_steps_in_an_async_endpoint_go_where_its_code_goes_and_never_into_its_lo
     debug.clear_breakpoint(found)
     assert looper.nested.call_one(3).get(SECONDS) == 7
     looper.stop().get(SECONDS)
+
+
+def test_a_breakpoint_of_a_front_end_in_a_function_holds_where_the_process_itself_runs_it(procs: ProcMesh) -> None:
+    everywhere = debug.controller().breakpoints.set_everywhere
+    assert everywhere([BreakLine(file=debug_tools.__file__, line=line("twice = 2 * x"))]) == {}
+    future = procs.slice(gpus=1).run(doubled, 4)
+    (one,) = stopped(1)
+    assert (one.frame.function, one.rank) == ("doubled", 1)
+    assert len(one.stack) == 1, "the engine's own frames are nobody's business"
+    assert debug.eval("x").values == {1: 4}
+    assert everywhere((), release=True) == {}
+    assert list(future.get(SECONDS).values()) == [8]
 
 
 def test_a_breakpoint_in_a_constructor_stops_before_the_first_message(procs: ProcMesh) -> None:

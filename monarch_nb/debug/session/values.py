@@ -116,16 +116,17 @@ def _torch(value: Any, most: int | None) -> Tensor:
     plain, step = _some_of(plain, most)
     plain = plain.contiguous() if step > 1 else plain
     nan = inf = 0
-    if plain.is_floating_point():
+    low, high = plain.aminmax() if plain.dtype != torch.bool else (plain.min(), plain.max())
+    if plain.is_floating_point() and not (math.isfinite(low) and math.isfinite(high)):  # NaN is passed on, too
         finite = torch.isfinite(plain)
         nan = int(torch.isnan(plain).sum())
         inf = plain.numel() - int(finite.sum()) - nan
-        if nan or inf:
-            plain = plain[finite]
-            if plain.numel() == 0:
-                return Tensor(shape, dtype, device, nan=nan, inf=inf, step=step)
-    low, high = plain.aminmax() if plain.dtype != torch.bool else (plain.min(), plain.max())
-    return Tensor(shape, dtype, device, float(low), float(high), float(plain.double().mean()), nan, inf, step)
+        plain = plain[finite]
+        if plain.numel() == 0:
+            return Tensor(shape, dtype, device, nan=nan, inf=inf, step=step)
+        low, high = plain.aminmax()
+    mean = float(plain.mean(dtype=torch.float64))
+    return Tensor(shape, dtype, device, float(low), float(high), mean, nan, inf, step)
 
 
 def _numpy(value: Any, most: int | None) -> Tensor | None:
@@ -138,7 +139,7 @@ def _numpy(value: Any, most: int | None) -> Tensor | None:
         return Tensor(shape, dtype)
     plain, step = _some_of(np.asarray(value), most)
     nan = inf = 0
-    if plain.dtype.kind == "f":
+    if plain.dtype.kind == "f" and not (np.isfinite(plain.min()) and np.isfinite(plain.max())):
         finite = np.isfinite(plain)
         nan = int(np.isnan(plain).sum())
         inf = int(plain.size - finite.sum()) - nan

@@ -18,7 +18,9 @@ _ENGINE = "monarch_nb."
 
 
 class WantedBreakpoints:
-    """By the address of the controller that wants them; actors whose code they are not in are not slowed down."""
+    """By the address of the controller that wants them. Actors whose code they are not in are not slowed down; those of
+    the engine run functions of the user, too: cells on the processes, and what is run on parts of tensors.
+    """
 
     def __init__(self, engine: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
         self._engine = engine
@@ -71,11 +73,9 @@ class WantedBreakpoints:
         raised = uncaught = False
         for src, wanted in self._sets.items():
             lines[src] = tuple(
-                line
-                for line in wanted.lines
-                if (line.actor in names if line.actor else not engines) and _is_meant(who, line.ranks)
+                line for line in wanted.lines if (not line.actor or line.actor in names) and _is_meant(who, line.ranks)
             )
-            raised = raised or (not engines and wanted.raised is not None and _is_meant(who, wanted.raised))
+            raised = raised or (wanted.raised is not None and _is_meant(who, wanted.raised))
             uncaught = uncaught or (not engines and wanted.uncaught is not None and _is_meant(who, wanted.uncaught))
         self._engine.failures.freeze_at(cell.mesh, cell.rank, on=uncaught)
         if raised or any(lines.values()) or cell in self._armed:
