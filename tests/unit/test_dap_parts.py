@@ -1,5 +1,6 @@
 """Lines that can be stopped at, marks in a gutter, and who is looked at: no kernel, and nothing that runs."""
 
+import os
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ from monarch_kernel.dap.focus import Focus
 from monarch_kernel.dap.gutter import Gutter, More, ranks_in
 from monarch_kernel.dap.handles import Handle, Handles, is_ours
 from monarch_kernel.dap.lines import Line, Lines
+from monarch_kernel.dap.sources import Sources
 from monarch_nb.debug import Frame, Stopped
 from monarch_nb.debug.control.stopped import StoppedThreads
 
@@ -238,6 +240,15 @@ def test_front_ends_are_told_before_ranks_are_let_go_or_after_it_but_not_meanwhi
     assert looked.begun.acquire(timeout=10)
     assert looked.log == ["telling", "told", "held", "telling"]
     announcer.close()
+
+
+def test_a_cell_that_a_kernel_before_has_run_is_shown_as_the_one_of_now() -> None:
+    sources = Sources()
+    file = sources.dump("x = 1")
+    before = file.replace(f"ipykernel_{os.getpid()}", "ipykernel_1")
+    assert before != file
+    assert sources.named_here(before) == file
+    assert sources.named_here("/tmp/ipykernel_1/77.py") == "/tmp/ipykernel_1/77.py"
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Actors that stop in the debugger, on threads of this process: what is known of them, and how they go on."""
 
+import linecache
 from collections.abc import Iterator
 from typing import Any
 
@@ -177,6 +178,25 @@ def test_a_breakpoint_of_a_front_end_in_a_function_holds_where_the_process_itsel
     assert (one.frame.function, one.rank) == ("doubled", 1)
     assert len(one.stack) == 1, "the engine's own frames are nobody's business"
     assert debug.eval("x").values == {1: 4}
+    assert everywhere((), release=True) == {}
+    assert list(future.get(SECONDS).values()) == [8]
+
+
+CELL = "def twice(x):\n    y = 2 * x\n    return y\n"
+
+
+def test_a_cell_that_a_kernel_before_has_run_is_stopped_in_by_the_next_one(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, now = "/tmp/ipykernel_1/123.py", "/tmp/ipykernel_2/123.py"
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, before, "exec"), names)
+    monkeypatch.setitem(linecache.cache, before, (len(CELL), None, CELL.splitlines(keepends=True), before))
+    everywhere = debug.controller().breakpoints.set_everywhere
+    assert everywhere([BreakLine(file=now, line=3)]) == {}
+    future = procs.slice(gpus=0).run(names["twice"], 4)
+    (one,) = stopped(1)
+    assert (one.frame.file, one.frame.line) == (before, 3)
     assert everywhere((), release=True) == {}
     assert list(future.get(SECONDS).values()) == [8]
 

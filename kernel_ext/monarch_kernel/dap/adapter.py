@@ -33,7 +33,9 @@ CAPABILITIES = {
 
 
 class Adapter:
-    """One for each kernel, whichever front ends it has. `source_of` gives the text of a file or of a cell."""
+    """One for each kernel, whichever front ends it has. `source_of` gives the text of a file or of a cell,
+    `named_here` the name that front ends know it by.
+    """
 
     def __init__(
         self,
@@ -42,12 +44,13 @@ class Adapter:
         *,
         name: FileName = short,
         is_actor: Callable[[str], bool] = lambda cls: False,
+        named_here: Callable[[str], str] = lambda file: file,
     ) -> None:
         self.ranks = ranks
         self.focus = Focus(name)
         self.gutter = Gutter(lambda path: Lines(source_of(path) or "", is_actor))
         self.breakpoints = BreakpointRequests(ranks, self.gutter, name)
-        self.looking = LookRequests(ranks, self.focus, source_of)
+        self.looking = LookRequests(ranks, self.focus, source_of, named_here)
 
     @property
     def attached(self) -> bool:

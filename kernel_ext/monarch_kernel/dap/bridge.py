@@ -52,7 +52,13 @@ class DebugBridge:
         self._idle = idle
         self._sources = Sources()
         ranks = ClusterRanks(engine)
-        self.adapter = Adapter(ranks, self._sources.text, name=self._file_name, is_actor=self._is_actor)
+        self.adapter = Adapter(
+            ranks,
+            self._sources.text,
+            name=self._file_name,
+            is_actor=self._is_actor,
+            named_here=self._sources.named_here,
+        )
         self.announcer = Announcer(self.adapter, ranks, self._tell)
         self._presence = Presence(self._holds, self._page_is_gone)
         self._pool = ThreadPoolExecutor(1, "monarch-dap")
@@ -295,7 +301,7 @@ class DebugBridge:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _file_name(self, file: str) -> str:
-        return cell_name(self._shell, file) or file.rpartition("/")[2]
+        return cell_name(self._shell, self._sources.named_here(file)) or file.rpartition("/")[2]
 
     def _is_actor(self, name: str) -> bool:
         """Whether a class of the notebook is one of actors."""

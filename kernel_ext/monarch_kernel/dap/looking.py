@@ -19,10 +19,17 @@ SEEN = 64  # ranks whose values a rich view compares
 class LookRequests:
     """Each blocks for answers of ranks. `client` is the front end, as it names itself."""
 
-    def __init__(self, ranks: Ranks, focus: Focus, source_of: Callable[[str], str | None]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        focus: Focus,
+        source_of: Callable[[str], str | None],
+        named_here: Callable[[str], str] = lambda file: file,
+    ) -> None:
         self._ranks = ranks
         self._focus = focus
         self._source_of = source_of
+        self._named_here = named_here
         self.handles = Handles()
         self.client = ""
         self._edition = 0
@@ -42,7 +49,7 @@ class LookRequests:
                 "name": frame.function,
                 "line": frame.line,
                 "column": 1,
-                "source": {"name": short(frame.file), "path": frame.file, "sourceReference": 0},
+                "source": {"name": short(frame.file), "path": self._named_here(frame.file), "sourceReference": 0},
             }
             for at, frame in enumerate(record.stack)
         ][::-1]

@@ -28,6 +28,12 @@ class Sources:
             pass
         return path
 
+    def named_here(self, path: str) -> str:
+        """The file of a cell as this kernel names it: a mesh may come from a kernel before, which has run the same."""
+        name = os.path.basename(path)
+        same = (each for each in self._cells if each != path and os.path.basename(each) == name)
+        return path if path in self._cells else next(same, path)
+
     def text(self, path: str) -> str | None:
         """The text of a file or a cell; None where it is not to be had here."""
         known = self._cells.get(path)

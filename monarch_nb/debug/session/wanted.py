@@ -1,5 +1,8 @@
 """The breakpoints that controllers want in all actors of a process, those that come included."""
 
+import linecache
+import os
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import msgpack_decoder
 
 _ENGINE = "monarch_nb."
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # how kernels name the files of cells: by their process and the text
 
 
 class WantedBreakpoints:
@@ -73,7 +77,9 @@ class WantedBreakpoints:
         raised = uncaught = False
         for src, wanted in self._sets.items():
             lines[src] = tuple(
-                line for line in wanted.lines if (not line.actor or line.actor in names) and _is_meant(who, line.ranks)
+                msgspec.structs.replace(line, file=_as_here(line.file))
+                for line in wanted.lines
+                if (not line.actor or line.actor in names) and _is_meant(who, line.ranks)
             )
             raised = raised or (wanted.raised is not None and _is_meant(who, wanted.raised))
             uncaught = uncaught or (not engines and wanted.uncaught is not None and _is_meant(who, wanted.uncaught))
@@ -84,6 +90,15 @@ class WantedBreakpoints:
                 debugger.want(src, here)
             debugger.stop_where_raised(raised)
         (self._armed.add if raised or uncaught or any(lines.values()) else self._armed.discard)(cell)
+
+
+def _as_here(file: str) -> str:
+    """The name that a file has in this process: a kernel before this one may have run the same cell."""
+    if file in linecache.cache or not _CELL.search(file):
+        return file
+    _, separator, name = file.rpartition(os.sep)
+    known = (each for each in tuple(linecache.cache) if each.endswith(separator + name) and _CELL.search(each))
+    return next(known, file)
 
 
 def _is_any(wanted: BreakSet) -> bool:
