@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Modules that need torch in the process of the tests, which costs a worker four seconds: one worker alone has them.
 WITH_TORCH = re.compile(
     r"tests/(cluster/test_tensor_|compat/test_1_1[13]_|memory_network/test_values\."
-    r"|unit/test_(tensor_|placement|wire_tensors|rdma_parts|rdma_parameters|compat_pickling))"
+    r"|unit/test_(tensor_|placement|wire_tensors|rdma_parts|rdma_parameters|compat_pickling|site|stubs|names|compatibility_page))"
 )
 
 

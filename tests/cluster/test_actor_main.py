@@ -124,6 +124,7 @@ def test_a_failure_wakes_a_program_that_waits_for_a_result(tmp_path: Path) -> No
     assert "nobody waits for this" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hook_that_returns_drops_the_failure_and_is_called_once(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -44,6 +44,7 @@ def test_prints_of_ranks_come_out_at_the_script_also_when_nobody_waits_for_an_an
     assert run(tmp_path, body) == ["one 0", "two 0bye"]
 
 
+@pytest.mark.slow
 def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:
     assert run(tmp_path, "talkers(1).nested.call().get(50)") == ["bye", "bye", "inner 0"]
 
@@ -62,6 +63,7 @@ except RuntimeError:
     assert run(tmp_path, body) == ["last 0"]
 
 
+@pytest.mark.slow
 def test_what_ranks_display_comes_out_as_text(tmp_path: Path) -> None:
     body = """
 class Table:

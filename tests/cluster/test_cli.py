@@ -104,6 +104,7 @@ def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_s
     assert "Traceback" not in unreadable.stderr + silent.stderr
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_too_low_ends_with_status_1_and_what_to_do() -> None:
     command = f"ulimit -Sn 200; ulimit -Hn 200; exec {sys.executable} -m monarch_nb doctor --no-kernel"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)

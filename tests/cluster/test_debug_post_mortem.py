@@ -166,6 +166,7 @@ def test_the_processes_of_a_data_loader_end_while_the_frames_of_the_failed_call_
     group.resume()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_tensors_are_kept_without_the_graph_that_led_to_them(holders: Any) -> None:
     group = debug.post_mortem(failed(holders.slice(gpus=0).backward.call_one()))

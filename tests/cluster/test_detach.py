@@ -177,6 +177,7 @@ def agents(place: Path) -> Iterator[tuple[Path, Callable[..., list[Any]]]]:
         agent.wait(SOON)
 
 
+@pytest.mark.slow
 def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:

@@ -12,7 +12,7 @@ from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_interrupts_during_sends(times: int) -> None:
     with Program("sends", times) as program:
         sent, cuts, calls, took = program.line("done").split()

@@ -194,6 +194,7 @@ def test_what_a_client_had_behind_the_gateway_ends_with_it(
     assert len(folders.sweep()) == 1  # the client's
 
 
+@pytest.mark.slow
 def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(mortal: list[HostProcess], key: Path) -> None:
     workers_of(mortal, key).shutdown().get(SOON)
     assert [agent.process.wait(SOON) for agent in mortal] == [0, 0, 0]

@@ -43,6 +43,7 @@ def test_it_is_the_agent_of_the_controller() -> None:
     assert said(BEGIN + USE, LANG="C") == ["C", "True"]
 
 
+@pytest.mark.slow
 def test_it_is_replaced_if_the_environment_that_libraries_read_has_changed() -> None:
     assert said(BEGIN + "os.environ['LANG'] = 'C.UTF-8'\n" + USE, LANG="C") == ["C.UTF-8", "False"]
 

@@ -40,7 +40,7 @@ def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_age
 
 
 def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
-    with hosted(env=WITH_TORCH) as (_, client):
+    with hosted() as (_, client):
         forked, other = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
         [cold] = client.spawn(
             1, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path), bootstrap_env_cold=True

@@ -79,6 +79,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
     assert faults == []
 
 
+@pytest.mark.slow
 def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed(
     proxied: Any, key: Path, faults: list[MeshFailure]
 ) -> None:

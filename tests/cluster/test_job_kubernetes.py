@@ -84,6 +84,7 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
         job.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [True], ids=["pods that are there"], indirect=True)
 def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> None:
     key = cluster.folder / "key"
@@ -107,6 +108,7 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     assert "DELETE" not in " ".join(cluster.asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [True], ids=["outside"], indirect=True)
 def test_from_outside_one_forwarded_port_leads_to_all_pods(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,6 +179,7 @@ print(job._agents["trainers_0"].id.partition("@")[0], flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_host_that_no_program_uses_ends_after_its_time_but_not_while_a_mesh_was_left_there(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env=env, check=True, timeout=60)

@@ -94,6 +94,7 @@ def test_what_goes_wrong_is_said_in_one_line_with_what_to_do(folder: Path, capsy
     assert "[jobs.lab] needs a kind and meshes" in refused("ls")
 
 
+@pytest.mark.slow
 def test_a_job_that_died_is_told_and_a_file_that_others_could_write_is_not_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

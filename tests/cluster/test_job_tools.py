@@ -81,6 +81,7 @@ def test_a_shell_takes_what_is_typed_shows_what_is_said_and_gives_its_status() -
         assert part in said.replace("\r", "")
 
 
+@pytest.mark.slow
 def test_a_shell_ends_with_its_input_and_ctrl_c_reaches_what_runs_in_it() -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
     with subprocess.Popen(

@@ -71,6 +71,7 @@ print('end')
     assert lines[-1] == "end"
 
 
+@pytest.mark.slow
 def test_the_level_reaches_the_processes(tmp_path: Path) -> None:
     body = """
 option(level=logging.DEBUG)

@@ -151,6 +151,7 @@ def test_of_a_mesh_of_processes_all_actors_and_cells_are_seen(procs: Any, traine
     assert {"trainers", "Trainer.step", "nap"} <= set(found)
 
 
+@pytest.mark.slow
 def test_an_error_and_an_interrupt_in_the_block_leave_nothing_running(trainers: Any) -> None:
     for error in (ZeroDivisionError, KeyboardInterrupt):
         found = []
@@ -200,6 +201,7 @@ def profile_of_broken(mesh: Any) -> None:
     assert "nothing was seen of it" in profile.notes[0]
 
 
+@pytest.mark.slow
 def test_a_mesh_that_was_stopped_cannot_be_profiled_and_one_stopped_meanwhile_says_so(procs: Any) -> None:
     short = procs.spawn("short", Trainer)
     with monarch.profile(short) as profile:

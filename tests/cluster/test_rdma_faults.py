@@ -183,6 +183,7 @@ print(target.count(9) == LARGE - 1000, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tuple[str, str], tmp_path: Path) -> None:
     with controller_of_both(cable, tmp_path, CONTROLLER, MONARCH_NB_RDMA_MOVERS="streams") as (say, expect):
         expect("streams")  # every mover has been seen to do what it should, across networks

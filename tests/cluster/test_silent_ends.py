@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.ending_programs import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["at_once", "threads", "stops", "peers"]
+QUICK = ["threads", "peers"]
 TIMES = 25  # each of all; by the hundred at night
 
 

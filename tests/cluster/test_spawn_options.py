@@ -66,6 +66,7 @@ def test_a_bootstrap_command_brings_its_environment() -> None:
     procs.stop().get(20)
 
 
+@pytest.mark.slow
 def test_a_bootstrap_command_may_differ_by_place_and_run_a_wrapper() -> None:
     def command(point: Point) -> BootstrapCommand:
         usual = default_bootstrap_cmd()
@@ -117,6 +118,7 @@ def test_proc_bind_needs_an_entry_for_each_process_of_a_host() -> None:
         this_host().spawn_procs(per_host={"x": 2}, proc_bind=[{"cpus": "0"}])
 
 
+@pytest.mark.slow
 def test_another_interpreter_is_inherited_by_this_host_inside(tmp_path: Path) -> None:
     python = twin(tmp_path)
     procs = this_host().with_python_executable(python).spawn_procs()

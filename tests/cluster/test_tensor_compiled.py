@@ -133,6 +133,7 @@ def test_a_gradient_that_somebody_keeps_stays_what_it_was(mesh: Mesh) -> None:
     assert run.calls == 3
 
 
+@pytest.mark.slow
 def test_other_shapes_and_eval_mode_are_captured_anew(mesh: Mesh) -> None:
     model, step, (x, y) = training(mesh)
     run = monarch_nb.compile(step)
@@ -169,6 +170,7 @@ def test_numbers_that_change_are_refused_with_their_line(mesh: Mesh) -> None:
         run(batch[0])
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_a_tensor_may_change(mesh: Mesh) -> None:
     losses = []
     for compiled in (False, True):
@@ -271,6 +273,7 @@ def test_collectives_of_a_compiled_step_are_accounted_as_those_of_the_step(mesh:
     assert (moved.count, moved.nbytes, moved.origin) == (5 * once.count, 5 * once.nbytes, once.origin)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_compiled_step_stays_behind(mesh: Mesh) -> None:
     _, step, batch = training(mesh)
     run = monarch_nb.compile(step)

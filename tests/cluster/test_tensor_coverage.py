@@ -26,6 +26,7 @@ def test_the_page_lists_every_operation_once_and_most_of_them_as_right() -> None
     assert set(SMOKE) <= listed.right
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's samples warn of what they try
 def test_what_plain_dtensor_gets_wrong_is_right_for_uneven_shards() -> None:

@@ -127,6 +127,7 @@ def test_a_write_through_a_view_says_what_it_costs_once(mesh: Mesh) -> None:
     assert "24 bytes" in str(told[0].message)
 
 
+@pytest.mark.slow
 def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(mesh: Mesh) -> None:
     def program(leaf: torch.Tensor) -> torch.Tensor:
         t = leaf * 2
@@ -214,6 +215,7 @@ def test_what_is_not_dense_is_refused_on_its_way_there_and_when_it_would_be_made
         rows(mesh, 4, 3).to_sparse()
 
 
+@pytest.mark.slow
 def test_values_under_a_mask_are_written_in_place(mesh: Mesh) -> None:
     for placement in PLACEMENTS:
         expected = numbers(5, 3)

@@ -176,6 +176,7 @@ def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
         assert t.sum().item() == 6.0
 
 
+@pytest.mark.slow
 def test_a_process_that_stays_in_a_group_that_has_ended_is_ended_too(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,12 +43,12 @@ class Block(nn.Module):
 
 
 class SimpleTransformer(nn.Module):
-    """Two blocks between an embedding and a head that has the embedding's weight."""
+    """Blocks between an embedding and a head that has the embedding's weight."""
 
-    def __init__(self, dropout: float = 0.0, *, checkpointed: bool = False) -> None:
+    def __init__(self, dropout: float = 0.0, *, blocks: int = 2, checkpointed: bool = False) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.words.weight
         self.checkpointed = checkpointed
@@ -186,7 +186,7 @@ def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: s
 
 
 def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mesh, text: torch.Tensor) -> None:
-    local = model_of()
+    local = model_of(blocks=1)
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
     halves = text.view(2, 4, -1)[:, :2].flatten(0, 1), text.view(2, 4, -1)[:, 2:].flatten(0, 1)  # of each rank
     table = mesh.stream.table
@@ -290,7 +290,7 @@ def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
     mesh: Mesh, text: torch.Tensor, tmp_path: Path
 ) -> None:
     def trained(where: Mesh, plan: Any) -> tuple[nn.Module, torch.optim.Optimizer, MeshTensor]:
-        model = monarch_nb.module_to_mesh(model_of(), where, plan)
+        model = monarch_nb.module_to_mesh(model_of(blocks=1), where, plan)
         words = monarch_nb.distribute(text, where)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         loss_of(model, words).backward()
@@ -317,7 +317,7 @@ def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
         its.step()
     assert loss_of(other, other_words).item() == pytest.approx(loss_of(model, words).item(), abs=1e-5)
 
-    plain = {"model": model_of().state_dict()}  # in one process, by PyTorch alone
+    plain = {"model": model_of(blocks=1).state_dict()}  # in one process, by PyTorch alone
     with pytest.warns(UserWarning, match="single process"):
         dcp.load(plain, checkpoint_id=tmp_path / "saved", no_dist=True)
     torch.testing.assert_close(plain["model"]["blocks.0.up.weight"], saved_weight)

@@ -110,6 +110,7 @@ def test_a_key_lets_its_holders_in_over_tcp_and_nobody_else(folder: Path) -> Non
         hosts.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
     port = free_port()
     with workers_at(f"service<2MuA>@tcp://localhost:{port}@tcp://0.0.0.0:{port}"):
@@ -290,6 +291,7 @@ def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path,
             anew.shutdown().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.connect.worker_loop._ENDING_S", 0.1)
     address = f"ipc://{folder}/w"

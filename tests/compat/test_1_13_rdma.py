@@ -75,6 +75,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh.stop().get()
 
 
+@pytest.mark.slow
 def test_one_actor_owns_buffers_and_another_reads_and_writes_them(procs: ProcMesh) -> None:
     server = procs.slice(gpus=0).spawn("server", Server)
     buffers = server.buffers.call_one().get()

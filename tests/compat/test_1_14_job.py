@@ -67,6 +67,7 @@ def test_a_local_job_has_one_mesh_called_hosts(tmp_path: Path, monkeypatch: pyte
     assert isinstance(job, JobTrait)
 
 
+@pytest.mark.slow
 def test_a_job_of_processes_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = ProcessJob({"workers": 2}, env={"COMPAT": "1"})

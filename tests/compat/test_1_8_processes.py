@@ -100,6 +100,7 @@ def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
             hosts.shutdown().get(20)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_hosts_is_a_context_manager_that_shuts_it_down() -> None:
     async def main(address: str) -> Any:
         async with attach_to_workers(ca="trust_all_connections", workers=[address]) as hosts:

@@ -122,6 +122,7 @@ def test_a_worker_of_one_line_is_attached() -> None:
             worker.wait(20)
 
 
+@pytest.mark.slow
 def test_processes_end_as_python_does_when_they_are_stopped(tmp_path: Path) -> None:
     (tmp_path / "last_words.py").write_text(
         "import atexit, os, sys\n"
@@ -176,6 +177,7 @@ def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
     assert "total 15" in said
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_handles_ends_a_program_with_status_1(tmp_path: Path) -> None:
     said = run(
         tmp_path,

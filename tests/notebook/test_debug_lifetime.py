@@ -52,6 +52,7 @@ def test_a_kernel_that_is_killed_while_it_asks_leaves_no_process(nb: Debugged) -
     assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
 
 
+@pytest.mark.slow
 def test_shutdown_while_ranks_are_stopped_leaves_no_process(nb: Debugged) -> None:
     workers = stop_two(nb)
     nb.close()

@@ -65,6 +65,7 @@ def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook)
     assert not nb.run("%%on w\nplt.get_fignums()").ok().text.endswith("1]")  # closed, as in a notebook
 
 
+@pytest.mark.slow
 @figures
 def test_who_has_chosen_a_backend_has_that_and_child_processes_have_none_of_ours(nb: Notebook) -> None:
     look = "import matplotlib.pyplot, os\n(matplotlib.pyplot.get_backend(), os.environ.get('MPLBACKEND'))"
@@ -75,6 +76,7 @@ def test_who_has_chosen_a_backend_has_that_and_child_processes_have_none_of_ours
     nb.run("chosen.stop().get()").ok()
 
 
+@pytest.mark.slow
 @figures
 def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -> None:
     cell = nb.run(

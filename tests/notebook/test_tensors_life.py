@@ -142,6 +142,7 @@ def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(n
     assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
 
 
+@pytest.mark.slow
 def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:
     cell = nb.run("table = torch.nn.Embedding(4, 2).to(mesh.device)\ntable(mesh.full((2,), 99)).sum().item()")
     assert "issued at Cell In[" in cell.traceback
@@ -149,6 +150,7 @@ def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:
     assert "Cell In[" in nb.run("t[:, None, None].nonzero()").traceback
 
 
+@pytest.mark.slow
 def test_a_mesh_is_stopped_without_a_word_of_what_it_had_to_do(nb: Notebook) -> None:
     cell = nb.run("for _ in range(500):\n    other.add_(1)\nleft = mesh.stop()").ok()
     after = nb.run("left.get()\nleft = None\nimport gc, time; gc.collect(); time.sleep(0.2)").ok()

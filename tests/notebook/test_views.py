@@ -159,6 +159,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong(view: ViewClient, wrong:
     assert told in answer["error"]
 
 
+@pytest.mark.slow
 def test_a_view_hears_of_a_new_engine_after_the_cluster_was_shut_down() -> None:
     notebook = Notebook()
     try:

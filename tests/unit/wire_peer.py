@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from monarch_nb.wire import decode, decode_exception, encode, encode_exception
@@ -26,8 +27,11 @@ def read_frames(stream: BinaryIO) -> list[Any]:
 
 
 class Peer:
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
+    """It begins with the first word to it."""
+
+    @cached_property
+    def process(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
         )
 
