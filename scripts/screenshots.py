@@ -141,14 +141,26 @@ time.sleep(1)
 """
 
 
-# A mesh that is left, loses a rank meanwhile, and is found again.
-LEFT = """
+# Another program leaves a mesh, which loses a rank before it is found again.
+LEAVE = """
 import os, signal
-learners = overnight.spawn("learners", Trainer)
-learners.step.call(80).get()
+from monarch.actor import Actor, endpoint, this_host
+
+class Learner(Actor):
+    @endpoint
+    def learn(self, steps):
+        for step in range(0, steps, 40):
+            print(f"step {step}  loss {2.3 / (1 + step):.3f}")
+
+overnight = this_host().spawn_procs(per_host={"gpus": 2}, name="overnight")
+overnight.spawn("learners", Learner).learn.call(80).get()
 victim = overnight.slice(gpus=1).run(os.getpid).get().item()
-%detach overnight --lease 2h
+overnight.detach(lease="2h")
 os.kill(victim, signal.SIGKILL)
+"""
+LEFT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {LEAVE!r}], check=True, stdout=subprocess.DEVNULL)
 time.sleep(1)
 """
 
@@ -427,9 +439,9 @@ place((8, 512, 1024), "bfloat16", 2, ("pipeline", "data", "model"), (4, 4, 4), [
         "%detach fleet --lease 2h\n%attach", "text=of its lease left", before="%stop --all\n%mesh fleet gpus=2"
     ),
     "attached": Scene(
-        "clear_output()\n%attach overnight\novernight",
+        "%attach overnight\novernight",
         '[data-state="idle"]',
-        before="%stop --all\n%mesh overnight gpus=2\n" + LEFT,
+        before="%stop --all\n" + LEFT,
     ),
     "static": Scene(
         "from monarch_kernel import show\nfrom IPython.display import HTML\nHTML(show(workers)._repr_html_())",

@@ -16,6 +16,8 @@ class Proxy:
         self.sent = 0  # bytes towards the target
         self.is_cut = False
         self.swallows = False
+        self._passes = threading.Event()  # what is not passed on waits, as in a proxy that buffers
+        self._passes.set()
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, name="proxy")]
@@ -46,6 +48,7 @@ class Proxy:
             while data := source.recv(1 << 18):
                 if outward:
                     self.sent += len(data)
+                self._passes.wait()
                 if not self.swallows:
                     sink.sendall(data)
         for end in (source, sink):
@@ -72,6 +75,13 @@ class Proxy:
         """Connections live, and nothing comes out of them any more."""
         self.swallows = True
 
+    def hold(self) -> None:
+        """Connections live, and what comes waits until `release`, when all of it goes on at once."""
+        self._passes.clear()
+
+    def release(self) -> None:
+        self._passes.set()
+
     def mend(self) -> None:
         self.is_cut = False
 
@@ -79,6 +89,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.release()
         self.cut()
         for thread in self._threads:
             thread.join()
