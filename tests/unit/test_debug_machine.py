@@ -1,11 +1,17 @@
 """What the debugger of a thread decides: no frame is involved, and nothing runs."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_nb.debug.messages import BreakLine, BreakSet
 from monarch_nb.debug.session.breakpoints import BreakpointTable, Place, filled_in, passed_often_enough
 from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Running, Standing, Stepping
+from monarch_nb.debug.session.wanted import WantedBreakpoints
 
 HERE = Place("train.py", 42, "step", 40)
 
@@ -287,3 +293,17 @@ def test_those_that_somebody_has_set_are_taken_away_together() -> None:
     assert table.lines == {"b.py": [1]}
     assert (table.has_file("a.py"), table.has_file("b.py")) == (False, True)
     assert table.add("c.py", 1).number == 3, "numbers are not given twice"
+
+
+def test_breakpoints_of_a_controller_that_has_left_go_and_those_of_the_next_one_stay() -> None:
+    process: Any = SimpleNamespace(cells={})
+    wanted = WantedBreakpoints(process, lambda cell: pytest.fail("there are no actors"))
+    lines = (BreakLine(file="train.py", line=3),)
+    for controller in ("before", "now"):
+        wanted.take(controller, BreakSet(version=1, lines=lines))
+    wanted.drop(but="now")
+    assert set(msgspec.msgpack.decode(wanted.encoded())) == {"now"}
+    wanted.drop()
+    assert wanted.encoded() == b""
+    wanted.take("before", BreakSet(version=1, lines=lines))
+    assert wanted.encoded() == b"", "a word of it that comes late is passed by"

@@ -42,7 +42,9 @@ class Debuggers:
         engine.part(MeshEvents).listeners.append(self._happened)
 
     def _happened(self, event: Event) -> None:
-        """A new owner hears of all that is stopped here."""
+        """A new owner hears of all that is stopped here; the breakpoints of the one before go with it."""
+        if isinstance(event, OwnerChanged):
+            self.wanted.drop(but=event.owner)
         if isinstance(event, OwnerChanged) and event.owner:
             self.heard()
             with self._lock:

@@ -52,10 +52,10 @@ class WantedBreakpoints:
                     self._apply(cell, cls)
             return sum(cell in self._armed for cell in cells)
 
-    def drop(self) -> None:
-        """Nobody is there any more who could let go on what they stop."""
+    def drop(self, but: str = "") -> None:
+        """Those of all controllers go, `but` that of one: they are not there any more to let go on what is stopped."""
         for src, wanted in tuple(self._sets.items()):
-            if _is_any(wanted):
+            if src != but and _is_any(wanted):
                 self.take(src, BreakSet(version=wanted.version + 1))
 
     def prepare(self, cell: ActorCell, cls: type) -> None:
