@@ -77,9 +77,14 @@ def _rows(rows: Sequence[Row]) -> str:
         body.append(
             f"<tr{' class=mnb-s' if row.lost else ''}><td>{small(row.picture)}</td>"
             f"<td><b>{escape(name)}</b></td><td>{escape(what)}</td>"
-            f"<td class=mnb-m>{escape(placement)}</td><td>{each}</td><td>{_line(row)}</td></tr>"
+            f"<td class=mnb-m>{escape(placement)}</td><td>{_unbroken(each)}</td><td>{_line(row)}</td></tr>"
         )
     return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _unbroken(size: str) -> str:
+    """A number and its unit, on one line in a narrow table."""
+    return size.replace(" ", "&nbsp;")
 
 
 def _line(row: Row) -> str:
@@ -137,5 +142,5 @@ def _parameter(path: str, placement: Placement) -> str:
     cells = (shape_text(placement.shape), placement.dtype, small(thumbnail(placement)))
     kinds = escape(" ".join(map(str, placement.kinds)))
     first = "".join(f"<td>{cell}</td>" for cell in cells)
-    last = f"<td class=mnb-m>{kinds}</td><td>{size_text(placement.largest)}</td>"
+    last = f"<td class=mnb-m>{kinds}</td><td>{_unbroken(size_text(placement.largest))}</td>"
     return f"<tr><td class=mnb-m>{escape(path)}</td>{first}{last}</tr>"

@@ -116,7 +116,8 @@ class TensorList {
       tensors.lost ? h("div", { text: tensors.lost }) : null,
       this._options.waits ? null : h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list" }, h("thead", {}, head), h("tbody", {}, ...rows))),
       hidden > 0 && !this._options.waits ? h("div", { class: "mnb-dim", text: `… and ${hidden} smaller ones` }) : null,
-      ...(tensors.lost ? [] : [memory(tensors), processes(tensors), movement(tensors), waits(tensors)]),
+      ...(tensors.lost ? [] : [memory(tensors), processes(tensors), movement(tensors)]),
+      tensors.lost && !this._options.waits ? null : waits(tensors),
     );
   }
 
