@@ -3,6 +3,7 @@
 from monarch_nb.connect import AttachError
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
 from monarch_nb.host.launch import AgentStartError
+from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.mesh.requests import RequestError
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.runtime import DeadlockError, WouldBlockRuntime
@@ -21,6 +22,7 @@ __all__ = [
     "DeviceMeshError",
     "HealError",
     "MessageTooLargeError",
+    "NoMoreHostsError",
     "QuitDebugger",
     "RequestError",
     "StoppedAtBreakpoint",

@@ -47,6 +47,7 @@ class MonarchMagics(Magics):
 
             %mesh trainers hosts=4 gpus=8 --job slurm partition=gpu    # on hosts that an engine gives
             %mesh trainers gpus=8 --job lab                            # on those of [jobs.lab] of monarch.toml
+            %mesh trainers hosts=+2         # two hosts more, from its job; hosts=-1 gives the last one back
 
         Running the same line again gives the same mesh; another shape or set-up replaces it, and says so. --fresh
         replaces it in any case; --no-dedup shows equal lines of several ranks one by one. From Python:
@@ -54,6 +55,10 @@ class MonarchMagics(Magics):
         """
         given = read_mesh(line)
         check_name(given.name)
+        if given.change is not None:
+            mesh, notice = self._session.resize(given.name, *given.change)
+            self._say(notice)
+            return mesh
         setup, filename = numbered("%%mesh", line, cell) if cell else "", self._cell()
         if setup:
             linecache.cache[filename] = (len(setup), None, setup.splitlines(keepends=True), filename)

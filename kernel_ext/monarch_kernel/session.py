@@ -122,6 +122,14 @@ class Session(Namespace):
             raise
         return mesh
 
+    def resize(self, name: str, label: str, by: int) -> tuple[ProcMesh, str]:
+        """Grows a mesh of processes by some hosts, or shrinks it; the mesh, and a line about it. Blocks."""
+        mesh = self.find(name)
+        if not isinstance(mesh, ProcMesh):
+            raise UsageError(f"%mesh: {name} is no mesh of processes: name the one that its actors are on")
+        told = mesh.grow(**{label: by}) if by > 0 else mesh.shrink(**{label: by})
+        return mesh, str(told).strip("<>")
+
     # -- ending and healing -----------------------------------------------------------------------------------------
 
     def stop(self, name: str) -> str:

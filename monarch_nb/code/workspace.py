@@ -173,7 +173,7 @@ def sync(
         first_on_path = engine.part(MeshRegistry).workspaces.setdefault(host, [])
         first_on_path[:0] = [folder for folder in places if folder not in first_on_path]
     roots = list(dict.fromkeys(folder for places in by_host.values() for folder in places))
-    procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).layout.hosts)]
+    procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).hosts)]
     if auto_reload:
         return reload_code(roots, procs=procs, paths=by_host)
     for future in [future for mesh in procs for future in _on_living(mesh, _enter, by_host)]:

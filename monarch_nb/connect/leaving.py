@@ -108,7 +108,7 @@ class Leaving:
             raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.home}")
         if seconds <= 0:
             raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
-        hosts = list(dict.fromkeys(state.layout.hosts))
+        hosts = list(dict.fromkeys(state.hosts))
         self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
         self._let_go(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
@@ -116,7 +116,7 @@ class Leaving:
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
         """Leaves what was spawned from here on a host mesh."""
         for state in self._mine():
-            if state.born is not None and state.born.host_mesh == host_mesh and set(state.layout.hosts) <= set(hosts):
+            if state.born is not None and state.born.host_mesh == host_mesh and set(state.hosts) <= set(hosts):
                 self.detach(state, seconds)
 
     def detach_all(self, why: str) -> list[str]:
@@ -158,7 +158,7 @@ class Leaving:
             one.stopped = one.stopped or cause.text
         engine.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
         self._held.discard(state.uid)
-        self.hosts.update(host for host in state.layout.hosts if host in engine.part(Routes).local)
+        self.hosts.update(host for host in state.hosts if host in engine.part(Routes).local)
         engine.part(MeshEvents).tell(MeshStopped(state))
 
     # -- what is kept of a mesh before it is left ---------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Leaving:
             parts[NOTES] = self._notes[state.uid] = notes
         file = mesh_files.path_of(state.uid, state.name)
         secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
-        hosts = list(dict.fromkeys(state.layout.hosts))
+        hosts = list(dict.fromkeys(state.hosts))
         actors = [actors for actors in state.actors.values() if actors.stopped is None]
         grant, turn = self._got.get(state.uid, (0, 0))
         shape = ", ".join(f"{label}={size}" for label, size in state.region.extent.items())

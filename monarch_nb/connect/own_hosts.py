@@ -259,7 +259,7 @@ def stop_hosts(
     stops = [
         engine.part(MeshStopper).stop(state, reason)
         for state in tuple(engine.meshes.values())
-        if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.layout.hosts)
+        if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.hosts)
         and state.born is not None and state.stopped is None and identity in (None, state.born.host_mesh)
     ]  # fmt: skip
     return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")

@@ -184,7 +184,7 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
         watcher.gone_meanwhile(gone)
     welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
     lives.announce()
-    watcher.watch(*(procs.address(rank) for rank in range(procs.layout.size)))  # who has ended since is told again
+    watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # who has ended since is told again
     for state in (procs, *actors):
         events.tell(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")

@@ -1,7 +1,8 @@
 """A whole cluster inside this process, for tests: actors, supervision and meshes are real, hosts and time simulated."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -42,6 +43,14 @@ R = TypeVar("R")
 class _MemoryOperations(ProcessOperations):
     """Those of a controller whose hosts are simulated."""
 
+    def __init__(self, engine: Runtime, lost: Collection[str]) -> None:
+        super().__init__(engine)
+        self._lost = lost
+
+    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
+        """Those of them that were killed, or cut off."""
+        return [host for host in hosts if host in self._lost]
+
     def own_host(self) -> tuple[str, str | None]:
         """The first host."""
         return self._engine.host, None
@@ -69,7 +78,8 @@ class Cluster:
         self._node = self._transport(local.address, lambda header, _, reason: engine.undelivered(header, reason))
         role = Role(agent_of("m0"), fatal=self._unhandled)
         clock = ProcessClock(self._time, self._enter)
-        engine = self._engine = compose(local, self._node, clock, role, operations=_MemoryOperations)
+        operations = partial(_MemoryOperations, lost=self._lost)
+        engine = self._engine = compose(local, self._node, clock, role, operations=operations)
         engine.add_part(LocalAgents, LocalAgents(engine, None))
         install(engine, several=True)
         self._pace = MemoryPace(self._time, self._runtimes)

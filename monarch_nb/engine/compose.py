@@ -13,6 +13,7 @@ from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
 from monarch_nb.lifecycle.handover import Handover
 from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.resizing import MeshResizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.lifecycle.watching import ProcessWatcher
@@ -101,6 +102,10 @@ def compose(
             tell=events.tell,
             await_host=role.await_host,
         ),
+    )
+    parts.add(
+        MeshResizer,
+        MeshResizer(engine, driver, registry=registry, updates=updates, stopper=stopper, tell=events.tell),
     )
     parts.add(Handover, Handover(engine, driver, registry, watcher, updates, events))
     if not role.is_worker:

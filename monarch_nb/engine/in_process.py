@@ -15,6 +15,7 @@ from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.shape import RegionForm
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import (
     REPLY,
@@ -111,7 +112,7 @@ class InlineHost:
             incarnation = request.incarnations[place] if request.incarnations else 0
             address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = SpawnActor(
-                name=request.name, class_name="Console", kind="sync", labels=(), offset=rank, sizes=(), strides=(),
+                name=request.name, class_name="Console", kind="sync", region=RegionForm(offset=rank),
                 owner="", owner_process=self.engine.address, creators=(ROOT,),
             )  # fmt: skip
             console = self.engine.host_actor(spec, request.mesh, rank, incarnation, InlineConsole(rank))

@@ -1,8 +1,8 @@
 """What the handles of a process ask for, done by the rooms above them; each is loaded when it is first needed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
@@ -11,11 +11,15 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
 from monarch_nb.mesh.console import console_of
 from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.host_record import HostRecord
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import NDSlice, Region
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.resized import Resized
 
 
 class ProcessOperations:
@@ -42,6 +46,30 @@ class ProcessOperations:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
         stopped = self._engine.part(MeshStopper).stop(state, reason, region)
         return self._engine.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
+
+    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> "Resized":
+        """Has a mesh of processes lie on more hosts. Blocks."""
+        from monarch_nb.lifecycle.elastic import grow_procs
+
+        return grow_procs(procs, more, timeout)
+
+    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, Any]) -> "Resized":
+        """Has it let hosts go. Blocks until what was there has ended."""
+        from monarch_nb.lifecycle.elastic import shrink_procs
+
+        return shrink_procs(procs, fewer)
+
+    def grow_hosts(self, record: HostRecord, more: Mapping[str, Any], timeout: float) -> "Resized":
+        """Has a job give a host mesh more hosts. Blocks."""
+        from monarch_nb.lifecycle.elastic import grow_hosts
+
+        return grow_hosts(record, more, timeout)
+
+    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, Any]) -> "Resized":
+        """Gives hosts back, after what is there. Blocks."""
+        from monarch_nb.lifecycle.elastic import shrink_hosts
+
+        return shrink_hosts(record, fewer)
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
@@ -79,6 +107,12 @@ class ProcessOperations:
         from monarch_nb.connect.own_hosts import hosts_answer
 
         return hosts_answer(hosts)
+
+    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
+        """Those of them that cannot be reached, as far as is known."""
+        routes = self._engine.part(Routes)
+        gone = [host for host in hosts if host not in routes.attached and host not in routes.local]
+        return [*gone, *(host for host in hosts if host in routes.attached and routes.attached[host].lost)]
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""

@@ -19,6 +19,7 @@ from monarch_nb.runtime.actors import sleeping
 from monarch_nb.runtime.output import display_hooks, dumps
 from monarch_nb.runtime.output.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
+from monarch_nb.shape import RegionForm
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Asker
 
@@ -83,10 +84,7 @@ def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: Ru
         name=spec.name,
         class_name="Console",
         kind="sync",
-        labels=(),
-        offset=spec.rank,
-        sizes=(),
-        strides=(),
+        region=RegionForm(offset=spec.rank),
         owner="",
         owner_process=spec.owner,
         creators=(ROOT,),

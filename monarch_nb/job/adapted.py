@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +11,7 @@ import msgspec
 
 from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, JobAdapter, Running, mesh_of
 from monarch_nb.job.arrival import Arrival
+from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
@@ -47,7 +48,7 @@ class AdapterJob(JobTrait):
     seconds is given up; None: never. Raises LookupError for a kind that is not there.
     """
 
-    _transient = frozenset({"_given", "_arrival"})
+    _transient = frozenset({"_given", "_arrival", "_sources", "_more"})
     _form: ClassVar[type[msgspec.Struct] | None] = AdapterForm
 
     def __init__(
@@ -100,6 +101,8 @@ class AdapterJob(JobTrait):
         adapter_of(self._kind)  # which is there, or it is said now
         self._given: list[HostMesh] = []
         self._arrival: Arrival | None = None
+        self._sources: dict[str, JobHosts] = {}
+        self._more: list[Arrival] = []  # of hosts that came later
 
     @property
     def _adapter(self) -> JobAdapter:
@@ -107,14 +110,15 @@ class AdapterJob(JobTrait):
 
     @property
     def _job(self) -> Running:
-        number, started = str(self._applied.apply_id), self._applied.started
-        return Running(number, self._folder, self._agents, self._options, self._kind, started)
+        return self.running(self._agents)
 
     def _role(self, mesh: str) -> Role:
         return loaded_roles(self._roles).get(mesh, Role(hosts=self._meshes[mesh]))
 
     def _names(self, mesh: str) -> list[str]:
-        return [f"{mesh}_{number}" for number in range(self._meshes[mesh])]
+        if not self._agents:
+            return [f"{mesh}_{number}" for number in range(self._meshes[mesh])]
+        return [name for name in self._agents if mesh_of(name) == mesh]
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
@@ -145,15 +149,20 @@ class AdapterJob(JobTrait):
         names = self._names(mesh)
         if [self._agents[name].join for name in names] == [HERE]:
             return this_host()
-        hosts = HostMesh(mesh, self._coming().hosts[mesh], host_labels(names), owned=True)
+        coming = self._coming().hosts[mesh]
+        source = self._sources.setdefault(mesh, JobHosts(self, mesh))
+        ids = source.hosts(coming.get()) if source.changed else coming
+        hosts = HostMesh(mesh, ids, host_labels(names), owned=True, source=source)
         self._given.append(hosts)
         return hosts
 
     def _coming(self) -> Arrival:
         if self._arrival is None or not self._arrival.belongs_here():
             roles = {mesh: self._role(mesh) for mesh in self._meshes}
-            what = f"{type(self).__name__} {str(self._applied.apply_id)[:8]}"
-            self._arrival = Arrival(self._adapter, self._job, roles, what, self._patience)
+            self._sources, self._more = {}, []
+            self._arrival = Arrival(
+                self._adapter, self.running(dict(self._agents)), roles, self.known_as, self._patience
+            )
         return self._arrival
 
     @property
@@ -191,6 +200,55 @@ class AdapterJob(JobTrait):
             future.get(0)
         return arrival.progress
 
+    # -- what its hosts' source asks for (ElasticJob)
+
+    @property
+    def adapter(self) -> JobAdapter:
+        """Of its engine."""
+        return self._adapter
+
+    @property
+    def known_as(self) -> str:
+        """Its kind, and the beginning of its id."""
+        return f"{type(self).__name__} {str(self._applied.apply_id)[:8]}"
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        """By the names of their hosts."""
+        return self._agents
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """How its hosts have come in."""
+        return [*([] if self._arrival is None else [self._arrival]), *self._more]
+
+    def arrived(self, arrival: Arrival) -> None:
+        """More hosts have come in."""
+        self._more.append(arrival)
+
+    def running(self, agents: dict[str, Agent]) -> Running:
+        """The job with some of its agents."""
+        number, started = str(self._applied.apply_id), self._applied.started
+        return Running(number, self._folder, agents, self._options, self._kind, started)
+
+    def keep_agents(self, agents: dict[str, Agent]) -> None:
+        """These are its agents from now on; they are written down, for who loads the job."""
+        self._agents = agents
+        self._job.save()
+        if self._applied.path is not None:
+            self.dump(self._applied.path)
+
+    def wanting(self, mesh: str, names: Sequence[str]) -> AgentsWanted:
+        """What its engine is asked for, for more hosts of a mesh."""
+        roles = {mesh: msgspec.structs.replace(self._role(mesh), hosts=len(names))}
+        return AgentsWanted(
+            str(self._applied.apply_id), tuple(names), Path(self._folder), self._env, self._options, roles, self._keep
+        )
+
+    def role_of(self, mesh: str) -> Role:
+        """What the hosts of a mesh must have."""
+        return self._role(mesh)
+
     def _wishes(self) -> str:
         return ", ".join(f"{name}={count}" for name, count in self._meshes.items())
 
@@ -211,8 +269,8 @@ class AdapterJob(JobTrait):
     def _kill(self) -> None:
         for mesh in self._given:
             give_up(mesh, "its job was killed")
-        if self._arrival is not None:
-            self._arrival.stop("the job was killed")
+        for arrival in self.arrivals:
+            arrival.stop("the job was killed")
         if self._agents:
             self._adapter.kill(self._job)
         if self._folder:

@@ -106,6 +106,14 @@ class JobAdapter(ABC):
     def start(self, wanted: AgentsWanted) -> Agents:
         """Starts the agents. What was started of a job that fails half-way, or is interrupted, is ended again."""
 
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Starts agents more for a job that runs, as `start` does. Raises EngineError where its engine cannot."""
+        raise EngineError("jobs of this kind get no hosts while they run: start another job beside it")
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Gives back what some agents of a job had, which have been told to end; `going` has these alone."""
+        return  # nothing is left of most
+
     @abstractmethod
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How each agent of a job is. One that the engine does not know any more has ended.

@@ -82,6 +82,14 @@ class Arrival:
                 self._changed.wait(seconds)
             return self._decided()
 
+    def forget(self, hosts: Iterable[str]) -> dict[str, str]:
+        """These hosts are let go, and their end is no news. Those of them that came in here, by name."""
+        with self._changed:
+            mine = {name: host for name, host in self._joined.items() if host in hosts}
+            for name in mine:
+                del self._joined[name], self._job.agents[name]
+            return mine
+
     def stop(self, reason: str) -> None:
         """The job is about to be killed, or is not ours any more: who waits is told, and what has joined given up."""
         with self._changed:
@@ -267,6 +275,8 @@ class Arrival:
                 continue
             for name, host in tuple(self._joined.items()):
                 now = seen.get(name, _UNKNOWN)
+                if name not in self._joined:  # it was let go meanwhile
+                    continue
                 if now.state in ("ended", "waiting") and name not in told:
                     told.add(name)
                     remote = self._engine.part(Routes).attached.get(host)

@@ -46,6 +46,14 @@ class Processes(JobAdapter):
             raise
         return agents
 
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """As at first."""
+        return self.start(wanted)
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Ends these workers alone."""
+        self.end(going.agents)
+
     def start_one(
         self, line: list[str], name: str, join: str, folder: Path, env: Mapping[str, str], stdin: bytes = b""
     ) -> Agent:

@@ -30,7 +30,7 @@ from monarch_nb.runtime import (
     runtime,
 )
 from monarch_nb.settings import settings
-from monarch_nb.shape import Region
+from monarch_nb.shape import Region, RegionForm
 from monarch_nb.wire import encode, pickle_failure
 
 
@@ -127,10 +127,7 @@ def spawn_actors(
         name=name,
         class_name=f"{cls.__module__}.{cls.__qualname__}",
         kind=kind,
-        labels=tuple(region.labels),
-        offset=region.ndslice.offset,
-        sizes=tuple(region.ndslice.sizes),
-        strides=tuple(region.ndslice.strides),
+        region=RegionForm.of(region),
         owner=instance.stream,
         owner_process=engine.address,
         creators=instance.lineage,

@@ -55,7 +55,7 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
     for other in others:
         taken = {env.get("CUDA_VISIBLE_DEVICES") for env in other.born.env} - {None}
         shared = sorted(str(device) for device in taken & set(wanted))
-        if shared and set(hosts) & set(other.layout.hosts):
+        if shared and set(hosts) & set(other.hosts):
             warnings.warn(
                 f"{name} and {other.name} both use GPU {', '.join(shared)}: stop one of them, or choose devices with "
                 "CUDA_VISIBLE_DEVICES",

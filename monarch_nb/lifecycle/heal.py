@@ -1,12 +1,15 @@
 """heal_mesh: the same mesh, whole again."""
 
 import time
+from collections.abc import Collection
 from typing import Protocol, Self, TypeVar, cast
 
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.runtime import runtime
-from monarch_nb.supervision import Driver
+from monarch_nb.mesh.host_record import GROW_S
+from monarch_nb.mesh.operations import operations
+from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.supervision import Driver, HealError
 
 M = TypeVar("M")
 ROUNDS = 4
@@ -19,7 +22,9 @@ class Shrinkable(Protocol):
         """A smaller mesh of those that are left. Blocks."""
 
 
-def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False) -> M:
+def heal_mesh(
+    mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False, replace: bool = False
+) -> M:
     """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
@@ -27,6 +32,9 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False, shri
     repeated; tensors of a mesh for tensors are gone. With `kill` the processes of ranks that live are killed first,
     with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
     were healed too often (3 times in 60 s).
+
+    With `replace` the job that gave the hosts is asked for others in the place of those that are lost, and what was
+    there is started on these. Raises NoMoreHostsError where they have not come in time: `timeout`, or ten minutes.
 
     With `shrink` nothing is started: gives a smaller mesh for tensors, the largest slice of this one that no lost rank
     is in. This one is of no use any more then.
@@ -45,11 +53,40 @@ def heal_mesh(mesh: M, *, timeout: float | None = None, kill: bool = False, shri
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
     until = None if timeout is None else time.monotonic() + timeout
-    for _ in range(ROUNDS):
+    for tried in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
+        replaced = replace and _replace(state, region.ranks(), left)
+        try:
+            runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
+        except HealError:
+            # The processes of a host may end before it is known that the host is lost.
+            if not replace or replaced or tried == ROUNDS - 1 or not _lost(state, region.ranks()):
+                raise
+            continue
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
         if runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh
+
+
+def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
+    """The hosts of failed ranks that cannot be reached."""
+    procs = _procs(state)
+    failed = runtime().part(Driver).failed(procs.uid)
+    return operations().lost_hosts({procs.layout.host_of(rank) for rank in failed.intersection(ranks)})
+
+
+def _replace(state: MeshState, ranks: Collection[int], timeout: float | None) -> bool:
+    lost = _lost(state, ranks)
+    if lost:
+        from monarch_nb.lifecycle.elastic import replace_hosts
+
+        replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout)
+    return bool(lost)
+
+
+def _procs(state: MeshState) -> ProcState:
+    procs = state.procs if isinstance(state, ActorState) else state
+    assert isinstance(procs, ProcState)
+    return procs

@@ -14,7 +14,7 @@ from monarch_nb.lifecycle.proc_spawn import start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
-from monarch_nb.mesh.mesh_events import Event, MeshHealed
+from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshResized
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
@@ -29,15 +29,17 @@ from monarch_nb.runtime import (
     Runtime,
     fail_future,
     pending_future,
+    ranks_of,
     resolve_future,
     resolved_future,
     when_done,
 )
-from monarch_nb.shape import Region, runs
+from monarch_nb.shape import Region, region_of_ranks, runs
 from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, agent_of, text_of
 
+_GIVEN_UP = "it is no part of its mesh any more"
 _RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
 
@@ -151,6 +153,8 @@ class MeshHealer:
         ready = start(self._engine, state, incarnations)
         if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
             self._stopper.again(state)
+        elif not _wanted(state, incarnations):
+            self._stopper.stop(state, _GIVEN_UP, region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations)))
         ready.get()
         if state.born is not None:
             state.born.initialized = resolved_future(True)
@@ -177,6 +181,7 @@ class MeshHealer:
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
+        self._take_extents(incarnations)
         self._updates.healed(incarnations)
         for uid, back in incarnations:
             state = self._engine.meshes.get(uid)
@@ -187,13 +192,27 @@ class MeshHealer:
             if state is not None:
                 self._tell(MeshHealed(state, tuple(back)))
 
+    def _take_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
+        """Meshes that grow have their new extent once all that is new is there, the actors as well; else never."""
+        back = {uid: set(_ranks(there)) for uid, there in incarnations}
+        for procs in [each for uid in back if isinstance(each := self._engine.meshes.get(uid), ProcState)]:
+            grows = [each for each in (procs, *procs.actors.values()) if each.coming is not None]
+            if all(
+                set(ranks_of(each.coming or each.region)) <= {*each.ranks, *back.get(each.uid, ())} for each in grows
+            ):
+                for each in grows:
+                    with each.lock:
+                        each.region, each.coming, each.resized = each.coming or each.region, None, True
+                        each.version += 1
+                    self._tell(MeshResized(each))
+
     def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
-        fresh = {rank for rank, _ in back}
+        fresh = {rank for rank, _ in back if rank in state.region}
         gone = self._driver.gone(state.uid)
         survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
-        if not survivors:
+        if not survivors or not fresh:
             return None
         points = [state.region.point_of_base_rank(rank) for rank in sorted(fresh)]
         frames = encode_arguments(f"{state.name}.{HOOK}", (points,), {})
@@ -209,9 +228,20 @@ class MeshHealer:
         return call
 
 
+def _ranks(incarnations: Sequence[RankIncarnation]) -> list[int]:
+    return [rank for rank, _ in incarnations]
+
+
+def _wanted(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
+    """Whether these ranks are, or are to be, part of the mesh: one that was to grow may have been told not to."""
+    return all(rank in (state.coming or state.region) for rank in _ranks(incarnations))
+
+
 def _renew(state: MeshState, incarnations: Sequence[RankIncarnation]) -> None:
     with state.lock:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped while it was being healed")
-        state.incarnations = {**state.incarnations, **dict(incarnations)}
+        if not _wanted(state, incarnations):
+            raise RuntimeError(_GIVEN_UP)
+        state.incarnations = {**state.incarnations, **{rank: life for rank, life in incarnations if life}}
         state.version += 1

@@ -134,8 +134,8 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)
         context = engine.root_context if born.instance is engine.root else engine.context()
-        whole = len(incarnations) == len(state.region)
-        arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.region))
+        whole = [rank for rank, _ in incarnations] == list(state.ranks)
+        arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.coming or state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
             send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)

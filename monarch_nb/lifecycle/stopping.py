@@ -62,7 +62,7 @@ class MeshStopper:
         first = self._whole.get(state.uid)
         if first is not None:
             return first
-        whole = region is None or len(region) == len(state.region)
+        whole = region is None or set(state.ranks) <= set(region.ranks())  # what it was cut from may have shrunk
         ranks = None if whole or region is None else tuple(region.ranks())
         if state.home != self._engine.address:
             return self._ask(state, ranks, reason)

@@ -1,14 +1,18 @@
-"""What owners let the holders of references know: which ranks were healed, and what has stopped."""
+"""What owners let the holders of references know: which ranks were healed, other extents, and what has stopped."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
+from monarch_nb.shape import RegionForm
 from monarch_nb.supervision import Action, Driver, Machine, RankIncarnation
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
@@ -40,9 +44,8 @@ class ReferenceUpdates:
             self._tell_of(state, process)
 
     def _tell_of(self, state: MeshState, holder: str) -> None:
-        update = Update(state.uid, state.incarnations, state.version, (), self._driver.since(state.uid))
         try:
-            self._engine.tell(holder, UPDATE, update)
+            self._engine.tell(holder, UPDATE, self._update_of(state, ()))
         except UnreachableError:
             self._holders[state.uid].discard(holder)
 
@@ -53,7 +56,7 @@ class ReferenceUpdates:
             state = self._engine.meshes.get(uid)
             if state is None:
                 continue
-            update = Update(uid, state.incarnations, state.version, tuple(back), self._driver.since(uid))
+            update = self._update_of(state, tuple(back))
             for process in tuple(self._holders.get(uid, ())):
                 asked.append((process, uid, request(self._engine, process, UPDATE, update)))
         until = time.monotonic() + PATIENCE
@@ -64,6 +67,12 @@ class ReferenceUpdates:
                 continue  # it hears of this heal when it goes on, and of the next
             except Exception:
                 self._holders[uid].discard(process)
+
+    def _update_of(self, state: MeshState, back: tuple[RankIncarnation, ...]) -> Update:
+        region = RegionForm.of(state.region) if state.resized else None
+        hosts = state.layout.hosts if state.resized and isinstance(state, ProcState) else ()
+        since = self._driver.since(state.uid)
+        return Update(state.uid, state.incarnations, state.version, back, since, region, hosts)
 
     def stopped(self, state: MeshState, ranks: Sequence[int] | None, reason: str, *, over: bool) -> None:
         """Tells everybody who holds a reference that it stops; waits for nobody."""
@@ -91,7 +100,11 @@ class ReferenceUpdates:
     def _update(self, update: Update, asker: Asker[Done]) -> Done:
         state = self._engine.meshes.get(update.uid)
         if state is not None:
-            state.renew(update.incarnations, update.version)
+            region = None if update.region is None else update.region.region
+            layout = (
+                replace(state.layout, hosts=update.hosts) if update.hosts and isinstance(state, ProcState) else None
+            )
+            self._engine.part(MeshRegistry).renew(state, update.incarnations, update.version, region, layout)
             back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
 

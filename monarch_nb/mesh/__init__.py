@@ -9,7 +9,7 @@ from monarch_nb.mesh.active import (
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import run_on
 from monarch_nb.mesh.endpoint import Endpoint, send
-from monarch_nb.mesh.handle import Handle, part_of, region_of, state_of
+from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.undeclared import as_endpoint
@@ -24,6 +24,7 @@ __all__ = [
     "ProcMesh",
     "ValueMesh",
     "as_endpoint",
+    "as_it_is",
     "get_active_proc_meshes",
     "give_up",
     "part_of",

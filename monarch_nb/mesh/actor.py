@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_nb.mesh.endpoint import Endpoint
-from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.handle import Handle, form_of
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, actor_form, actor_record
 from monarch_nb.mesh.undeclared import NotAnEndpoint
@@ -62,7 +62,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
         return sorted({*super().__dir__(), *endpoints_of(self._state.cls)})
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (actor_form(self._state), self._region)
+        return _rebuilt, (actor_form(self._state), form_of(self))
 
     def __repr__(self) -> str:
         return f"<{self._state.cls.__name__} mesh {self._shown()}>"
@@ -90,5 +90,6 @@ def check_class(cls: Any) -> None:
             )
 
 
-def _rebuilt(form: ActorForm, region: Region) -> ActorMesh[Any]:
-    return ActorMesh(actor_record(form), region)
+def _rebuilt(form: ActorForm, region: Region | None) -> ActorMesh[Any]:
+    state = actor_record(form)
+    return ActorMesh(state, state.region if region is None else region)

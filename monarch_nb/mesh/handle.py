@@ -18,11 +18,17 @@ class Handle(MeshTrait, Generic[S]):
     _state: S
 
     def __init__(self, state: S, region: Region) -> None:
+        """With the record's own region it is the whole mesh, which follows it as it grows and shrinks."""
         self._state = state
-        self.__region = region
+        self.__region = None if region is state.region else region
 
     @property
     def _region(self) -> Region:
+        return self._state.region if self.__region is None else self.__region
+
+    @property
+    def _fixed(self) -> Region | None:
+        """The ranks of a slice; None for the whole mesh, whatever it has by now."""
         return self.__region
 
     def _new_with_region(self, region: Region) -> Self:
@@ -32,7 +38,7 @@ class Handle(MeshTrait, Generic[S]):
         return isinstance(other, type(self)) and self._state.uid == other._state.uid and self._region == other._region
 
     def __hash__(self) -> int:
-        return hash((self._state.uid, self._region))
+        return hash(self._state.uid)  # a mesh may grow
 
     def _shown(self) -> str:
         """Its name and sizes, and why it was stopped if it was."""
@@ -46,6 +52,11 @@ def state_of(mesh: Handle[S]) -> S:
     return mesh._state
 
 
+def form_of(mesh: Handle[Any]) -> Region | None:
+    """What travels of the ranks that a handle means: None for the whole mesh."""
+    return mesh._fixed
+
+
 def region_of(mesh: Handle[Any]) -> Region:
     """The ranks that a handle means, and how they are arranged."""
     return mesh._region
@@ -57,3 +68,8 @@ H = TypeVar("H", bound=MeshTrait)
 def part_of(mesh: H, region: Region) -> H:
     """A reference to some of the ranks of a mesh."""
     return mesh._new_with_region(region)
+
+
+def as_it_is(mesh: H) -> H:
+    """The ranks that a mesh has now, and no others when it grows or shrinks."""
+    return mesh._new_with_region(mesh._region.slice())

@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from monarch_nb.host.command import BootstrapCommand, launches
+from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, resolved_future, runtime, when_done
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
 from monarch_nb.transport import UnreachableError
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.resized import Resized
 
 
 class HostMesh(MeshTrait):
@@ -30,24 +33,30 @@ class HostMesh(MeshTrait):
         owned: bool = False,
         ended: list[str] | None = None,
         identity: str = "",
+        source: HostSource | None = None,
     ) -> None:
-        self._name = name
-        self._ids = hosts if isinstance(hosts, Future) else resolved_future(tuple(hosts))
-        self.__region = region
+        self._take(HostRecord(name, hosts, region, ended, identity, source), None, python, owned)
+
+    def _take(self, record: HostRecord, region: Region | None, python: str | None, owned: bool) -> Self:
+        self._record = record  # shared with slices
+        self.__region = region  # of a slice; None for the whole mesh, which follows the record
         self._python = python
         self._owned = owned
-        self._ended = [] if ended is None else ended  # shared with slices: why it cannot be used any more
-        self._identity = identity or uuid.uuid4().hex  # of the whole mesh, for its slices and references as well
+        return self
+
+    @classmethod
+    def _of(cls, record: HostRecord, region: Region | None, python: str | None, owned: bool) -> Self:
+        return cls.__new__(cls)._take(record, region, python, owned)
 
     @property
     def name(self) -> str:
         """What it is called."""
-        return self._name
+        return self._record.name
 
     @property
     def host_ids(self) -> tuple[str, ...]:
         """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
-        return self._ids.get()
+        return self._record.ids.get()
 
     def _used_hosts(self) -> tuple[str, ...]:
         """The ids of the hosts of this slice."""
@@ -61,12 +70,12 @@ class HostMesh(MeshTrait):
 
     @property
     def _region(self) -> Region:
-        return self.__region
+        return self._record.region if self.__region is None else self.__region
 
     @property
     def region(self) -> Region:
         """The labels, sizes and ranks of the hosts."""
-        return self.__region
+        return self._region
 
     @property
     def is_fake_in_process(self) -> bool:
@@ -79,14 +88,12 @@ class HostMesh(MeshTrait):
         return True
 
     def _new_with_region(self, region: Region) -> Self:
-        return type(self)(
-            self._name, self._ids, region, python=self._python, ended=self._ended, identity=self._identity
-        )
+        return self._of(self._record, region, self._python, owned=False)
 
     @property
     def _inner_host_mesh(self) -> "HostMesh | None":
         """None once it was shut down: torchmonarch's programs look there."""
-        return None if self._ended else self
+        return None if self._record.ended else self
 
     @property
     def python(self) -> str | None:
@@ -94,8 +101,8 @@ class HostMesh(MeshTrait):
         return self._python
 
     def _check_usable(self) -> None:
-        if self._ended:
-            raise RuntimeError(f"HostMesh has already been {self._ended[0]}")
+        if self._record.ended:
+            raise RuntimeError(f"HostMesh has already been {self._record.ended[0]}")
 
     def _check_owned(self, what: str) -> None:
         self._check_usable()
@@ -148,7 +155,7 @@ class HostMesh(MeshTrait):
             proc_bind=tuple(proc_bind or ()),
             launch=launches(bootstrap_command, extent),
             python=self._python,
-            host_mesh=self._identity,
+            host_mesh=self._record.identity,
         )
         return cast(ProcMesh, operations().spawn_procs(wanted))
 
@@ -157,16 +164,13 @@ class HostMesh(MeshTrait):
         if not os.access(python_executable, os.X_OK):
             raise ValueError(f"{python_executable!r} is not an executable file")
         python = os.path.abspath(python_executable)
-        return HostMesh(
-            self._name, self._ids, self._region, python=python, owned=self._owned, ended=self._ended,
-            identity=self._identity,
-        )  # fmt: skip
+        return self._of(self._record, self.__region, python, self._owned)
 
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
         answered: Future[Literal[True]] = pending_future(
-            story=lambda: f"the hosts of {self._name} have not all answered"
+            story=lambda: f"the hosts of {self._record.name} have not all answered"
         )
 
         def settle(future: "Future[Any]") -> None:
@@ -179,14 +183,14 @@ class HostMesh(MeshTrait):
             else:
                 settle(future)
 
-        when_done(self._ids, ask)
+        when_done(self._record.ids, ask)
         return answered
 
     def shutdown(self) -> Future[None]:
         """Ends the host agents of this mesh and all processes on them. Only for the whole mesh, by its owner."""
         self._check_owned("shut down")
-        hosts = self.host_ids
-        self._ended.append("shut down")
+        hosts = self._used_hosts()
+        self._record.ended.append("shut down")
         return operations().shut_down_hosts(hosts)
 
     def stop(self) -> Future[None]:
@@ -196,12 +200,31 @@ class HostMesh(MeshTrait):
         Only for the whole mesh, by its owner.
         """
         self._check_owned("stop")
-        return operations().stop_on_hosts(self.host_ids, self._identity)
+        return operations().stop_on_hosts(self._used_hosts(), self._record.identity)
+
+    def grow(self, *, timeout: float = GROW_S, **more: int) -> "Resized":
+        """Asks the job of this mesh for more hosts: `hosts.grow(hosts=2)`. Blocks until they can be used.
+
+        What is spawned from then on has them; meshes of processes that are there grow by `ProcMesh.grow`. Slices mean
+        the same hosts as before. Raises NoMoreHostsError where not all have come within `timeout` seconds, or nobody
+        gives any: then nothing has changed. Only for the whole mesh, by its owner.
+        """
+        self._check_owned("grow")
+        return operations().grow_hosts(self._record, more, timeout)
+
+    def shrink(self, **fewer: "int | Sequence[int | str]") -> "Resized":
+        """Gives hosts back to the job: `hosts.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
+
+        Meshes of processes there shrink first, by `ProcMesh.shrink`, and those that have no other hosts are stopped.
+        Blocks until all is gone. Only for the whole mesh, by its owner.
+        """
+        self._check_owned("shrink")
+        return operations().shrink_hosts(self._record, fewer)
 
     def detach(self, lease: str | float = "1h") -> None:
         """Leaves all that this process has spawned on this host mesh, as `ProcMesh.detach` does. Blocks."""
         self._check_usable()
-        operations().detach_hosts(self.host_ids, self._identity, lease)
+        operations().detach_hosts(self._used_hosts(), self._record.identity, lease)
 
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Brings edited code to these hosts: `workspace` is a folder, several, or an object with such `dirs`.
@@ -220,7 +243,7 @@ class HostMesh(MeshTrait):
         if not self._owned and not self._is_own_host():
             raise RuntimeError("sync_workspace: only for a whole host mesh, by its owner, not a slice or a reference")
         notes = await asyncio.to_thread(
-            operations().sync_workspace, self._name, self._used_hosts(), self._python, workspace, auto_reload
+            operations().sync_workspace, self._record.name, self._used_hosts(), self._python, workspace, auto_reload
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -236,21 +259,21 @@ class HostMesh(MeshTrait):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._ended:
+        if not self._record.ended:
             await self.shutdown()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostMesh) and self.host_ids == other.host_ids and self._region == other._region
 
     def __hash__(self) -> int:
-        return hash((self.host_ids, self._region))
+        return hash(self.host_ids[:1])  # it may grow
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (self._name, self.host_ids, self._region, self._python, self._identity)
+        return _rebuilt, (self._record.name, self.host_ids, self._region, self._python, self._record.identity)
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        return f"<HostMesh {self._name!r} {{{dims}}}>"
+        return f"<HostMesh {self._record.name!r} {{{dims}}}>"
 
 
 def this_host() -> HostMesh:
@@ -281,8 +304,9 @@ def give_up(mesh: HostMesh, reason: str) -> None:
 
     Does not block. Later uses of the mesh are refused, as of one that was shut down.
     """
-    if mesh._ended:
+    record = mesh._record
+    if record.ended:
         return
-    mesh._ended.append("shut down")
-    if mesh._ids.done() and mesh._ids.exception(0) is None:
-        operations().give_up_hosts(mesh.host_ids, reason)
+    record.ended.append("shut down")
+    if record.ids.done() and record.ids.exception(0) is None:
+        operations().give_up_hosts(record.hosts, reason)

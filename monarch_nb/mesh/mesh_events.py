@@ -42,6 +42,12 @@ class MeshHealed(Struct, frozen=True):
     back: Sequence[RankIncarnation]
 
 
+class MeshResized(Struct, frozen=True):
+    """It has another extent, or lies on other hosts."""
+
+    mesh: MeshState
+
+
 class ProcStarted(Struct, frozen=True):
     """A process exists."""
 
@@ -115,6 +121,7 @@ Event = (
     | MeshStopping
     | MeshStopped
     | MeshHealed
+    | MeshResized
     | ProcStarted
     | ProcExited
     | ProcUnresponsive

@@ -1,14 +1,18 @@
 """What handles ask of the rooms above them: how meshes begin and end, and how hosts, code and logs are reached."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from monarch_nb.host.protocol import Launch
 from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.host_record import HostRecord
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, runtime
 from monarch_nb.shape import Extent, Region
+
+if TYPE_CHECKING:
+    from monarch_nb.mesh.resized import Resized
 
 
 class ProcsWanted(Struct, frozen=True):
@@ -41,6 +45,18 @@ class Operations(Protocol):
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
 
+    def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> "Resized":
+        """Has a mesh of processes lie on more hosts. Blocks."""
+
+    def shrink_procs(self, procs: Handle[ProcState], fewer: Mapping[str, Any]) -> "Resized":
+        """Has it let hosts go. Blocks until what was there has ended."""
+
+    def grow_hosts(self, record: HostRecord, more: Mapping[str, Any], timeout: float) -> "Resized":
+        """Has a job give a host mesh more hosts. Blocks."""
+
+    def shrink_hosts(self, record: HostRecord, fewer: Mapping[str, Any]) -> "Resized":
+        """Gives hosts back, after what is there. Blocks."""
+
     def detach(self, state: ProcState, lease: object) -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
 
@@ -61,6 +77,9 @@ class Operations(Protocol):
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
         """Resolves when the agents of all these hosts have answered."""
+
+    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
+        """Those of them that cannot be reached, as far as is known."""
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""

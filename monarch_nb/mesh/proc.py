@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from monarch_nb._absent import sentence
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.console import Console, console_of
-from monarch_nb.mesh.handle import Handle
+from monarch_nb.mesh.handle import Handle, form_of
+from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.proc_table import proc_table
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
@@ -18,6 +19,7 @@ from monarch_nb.shape import Region
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
+    from monarch_nb.mesh.resized import Resized
 
 A = TypeVar("A")
 
@@ -76,6 +78,26 @@ class ProcMesh(Handle[ProcState]):
         Resolves when all are gone, and what they wrote is shown.
         """
         return operations().stop(self._state, reason, self._region)
+
+    def grow(self, *, timeout: float = GROW_S, **more: "int | HostMesh") -> "Resized":
+        """Spreads onto more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
+
+        Processes are started there, and the actors of each mesh that lies on the whole of this one are created with the
+        arguments they were spawned with; survivors are told by `__healed__`. Then this mesh and these meshes of actors,
+        wherever there are references to them, have the new places too, behind the others; slices mean the ranks they
+        meant before. `hosts=` may also be a HostMesh to grow onto. Blocks. Raises NoMoreHostsError where hosts have not
+        come within `timeout` seconds, HealError where something does not start there: then nothing has changed.
+        """
+        return operations().grow_procs(self, more, timeout)
+
+    def shrink(self, **fewer: "int | Sequence[int | str]") -> "Resized":
+        """Lets hosts go: `procs.shrink(hosts=-1)` the last one, `hosts=[1]` that one, or by their ids.
+
+        Calls from then on go to what stays, and places count anew; what was called before is done first, with the
+        actors' clean-up. A slice that has lost ranks raises SupervisionError where it is used. Hosts on which this
+        program has nothing else go back to their job. Blocks until all is done. ValueError where none would stay.
+        """
+        return operations().shrink_procs(self, fewer)
 
     def detach(self, lease: str | float = "1h") -> None:
         """Leaves these processes with all on them: they live on without this program for `lease`, such as "2h".
@@ -152,11 +174,12 @@ class ProcMesh(Handle[ProcState]):
         raise AttributeError(sentence(f"ProcMesh.{name}", part))
 
     def __reduce__(self) -> Any:
-        return _rebuilt, (proc_form(self._state), self._region)
+        return _rebuilt, (proc_form(self._state), form_of(self))
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._shown()}>"
 
 
-def _rebuilt(form: ProcForm, region: Region) -> ProcMesh:
-    return ProcMesh(proc_record(form), region)
+def _rebuilt(form: ProcForm, region: Region | None) -> ProcMesh:
+    state = proc_record(form)
+    return ProcMesh(state, state.region if region is None else region)

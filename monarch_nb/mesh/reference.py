@@ -8,13 +8,14 @@ import threading
 from typing import Any, TypeVar
 
 from monarch_nb.mesh.operations import operations
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
 from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.shape import Region
 from monarch_nb.wire import Layout, host_of
 
 S = TypeVar("S", bound=MeshState)
-Common = tuple[str, str, Region, str, dict[int, int], int, str | None]
+Common = tuple[str, str, Region, str, dict[int, int], int, str | None]  # the region as it is by that version
 ProcForm = tuple[Common, Layout]
 ActorForm = tuple[Common, ProcForm, type, Kind]
 
@@ -72,6 +73,7 @@ def _record(engine: Runtime, common: Common, record: type[S], **own: Any) -> S:
                 del engine.meshes[uid]
                 raise
         else:
-            state.renew(incarnations, version)
+            resized = region if region != state.region else None
+            engine.part(MeshRegistry).renew(state, incarnations, version, resized, own.get("layout"))
     assert isinstance(state, record)
     return state

@@ -5,10 +5,11 @@ from typing import Protocol
 
 from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime
-from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal
+from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime, ranks_of
+from monarch_nb.shape import Region
+from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal, extents
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, Layout
 
 
 class Watcher(Protocol):
@@ -78,16 +79,17 @@ class MeshRegistry:
 
     # -- what this process owns and knows ---------------------------------------------------------------------------
 
-    def _spec(self, state: MeshState) -> MeshSpec:
-        extent = state.region.extent
-        shape = (tuple(extent.labels), tuple(extent.sizes))
+    def spec_of(self, state: MeshState) -> MeshSpec:
+        """A mesh as supervision has it; with the extent that it is growing to."""
+        region = state.coming or state.region
+        shape = (tuple(region.extent.labels), tuple(region.extent.sizes))
         if isinstance(state, ProcState):
             return MeshSpec(
-                uid=state.uid, name=state.name, kind="procs", ranks=state.ranks, extent=shape, layout=state.layout
+                uid=state.uid, name=state.name, kind="procs", ranks=ranks_of(region), extent=shape, layout=state.layout
             )
         assert isinstance(state, ActorState)
         return MeshSpec(
-            uid=state.uid, name=state.name, kind="actors", ranks=state.ranks, extent=shape, on=state.procs.uid
+            uid=state.uid, name=state.name, kind="actors", ranks=ranks_of(region), extent=shape, on=state.procs.uid
         )
 
     def own(self, instance: Instance, state: MeshState) -> None:
@@ -103,10 +105,32 @@ class MeshRegistry:
 
         def register(machine: Machine) -> list[Action]:
             machine.join(instance.stream, str(instance), instance.mesh or None, incarnation)
-            return machine.own(instance.stream, self._spec(state), state.incarnations)
+            return machine.own(instance.stream, self.spec_of(state), state.incarnations)
 
         self._driver.feed(register)
         self._tell(MeshSpawned(state))
+
+    def renew(
+        self,
+        state: MeshState,
+        incarnations: dict[int, int],
+        version: int,
+        region: Region | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        """The owner of a mesh has healed ranks of it, or given it another extent: what is known here follows."""
+        if not state.renew(incarnations, version, region):
+            return
+        moved = isinstance(state, ProcState) and layout is not None and layout != state.layout
+        if isinstance(state, ProcState) and layout is not None:
+            state.layout = layout
+        if region is not None or moved:
+            self.reshape(state, f"{state.name} has shrunk")
+
+    def reshape(self, state: MeshState, why: str) -> None:
+        """Supervision takes over the extent of a mesh, and where it lies, as its record has them."""
+        spec = self.spec_of(state)
+        self._driver.feed(lambda machine: extents.reshape(machine, spec, why))
 
     def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
         """A mesh of this process was stopped long ago, and the actors on it: nothing is known of them any more."""
@@ -123,7 +147,7 @@ class MeshRegistry:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
 
         def register(machine: Machine) -> list[Action]:
-            machine.know(state.home, self._spec(state), state.incarnations)
+            machine.know(state.home, self.spec_of(state), state.incarnations)
             return []
 
         self._driver.feed(register)
@@ -131,7 +155,7 @@ class MeshRegistry:
             return
         self._updates.subscribe(state)
         procs = state if isinstance(state, ProcState) else None
-        self._watcher.watch(state.home, *(map(procs.address, range(procs.layout.size)) if procs is not None else ()))
+        self._watcher.watch(state.home, *(map(procs.address, procs.ranks) if procs is not None else ()))
 
     def belongs(self, state: ProcState) -> None:
         """This process is one of that mesh."""

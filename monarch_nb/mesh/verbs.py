@@ -3,6 +3,7 @@
 import msgspec
 
 from monarch_nb.runtime.actors.endpoint import Kind
+from monarch_nb.shape import RegionForm
 from monarch_nb.supervision import RankIncarnation, Refusal
 from monarch_nb.wire import Done, Verb
 
@@ -14,13 +15,18 @@ class Subscribe(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True):
-    """What a heal has changed. `since`: after which loss of its host each rank came, if after one."""
+    """What a heal has changed, or another extent. `since`: after which loss of its host each rank came, if after one.
+
+    `region`, and the `hosts` of procs, are told of meshes that are not as they were spawned.
+    """
 
     uid: str
     incarnations: dict[int, int]
     version: int
     back: tuple[RankIncarnation, ...]
     since: dict[int, int] = {}
+    region: RegionForm | None = None
+    hosts: tuple[str, ...] = ()
 
 
 class Stopped(msgspec.Struct, array_like=True, frozen=True):
@@ -82,7 +88,7 @@ class Controllers(msgspec.Struct, frozen=True):
 SUBSCRIBE = Verb(
     "mesh.subscribe", Subscribe, doc="the sender holds a reference, and wants to hear of heals and the end"
 )
-UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed")
+UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed, or it has grown, or shrunk")
 STOPPED = Verb("mesh.stopped", Stopped, doc="a mesh, or ranks of it, stop or have stopped")
 STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receiver owns")
 HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receiver owns")

@@ -22,7 +22,7 @@ from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
-from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
+from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
 from monarch_nb.runtime.process import Loader, Runtime, install, runtime, started
@@ -104,6 +104,7 @@ __all__ = [
     "kind_of",
     "number_for",
     "pending_future",
+    "ranks_of",
     "resolve_future",
     "resolved_future",
     "returns_future",

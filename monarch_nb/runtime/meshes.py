@@ -42,6 +42,14 @@ class ActorsBirth(Birth, Protocol):
         """The class as it is defined now."""
 
 
+def ranks_of(region: Region) -> Sequence[int]:
+    """The base ranks of a region in its order; a range where they are one."""
+    pieces = runs(region)
+    if len(pieces) == 1 and pieces[0].stride == 1:
+        return range(pieces[0].rank, pieces[0].rank + pieces[0].count)
+    return region.ranks()
+
+
 class MeshState(Struct, eq=False):
     """The record of one mesh in this process; `home` is the process of its owner, which is always right."""
 
@@ -50,8 +58,10 @@ class MeshState(Struct, eq=False):
     region: Region  # the whole mesh, over base ranks of its proc mesh
     home: str
     incarnations: dict[int, int] = field(default_factory=dict)  # only ranks that were healed
-    version: int = 0  # grows with each heal; what is older than it is ignored
+    version: int = 0  # grows with each heal, and each change of its extent; what is older than it is ignored
     stopped: str | None = None  # why, once it is
+    resized: bool = False  # its region, or its hosts, are not those that it was spawned with
+    coming: Region | None = None  # what it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
     born: Birth | None = None  # how it was spawned; kept at home for heal
 
@@ -61,21 +71,22 @@ class MeshState(Struct, eq=False):
     @property
     def ranks(self) -> Sequence[int]:
         """Its base ranks, in the order of its region; a range where they are one."""
-        pieces = runs(self.region)
-        if len(pieces) == 1 and pieces[0].stride == 1:
-            return range(pieces[0].rank, pieces[0].rank + pieces[0].count)
-        return self.region.ranks()
+        return ranks_of(self.region)
 
     def incarnation(self, rank: int) -> int:
         """The current life of a rank."""
         return self.incarnations.get(rank, 0)
 
-    def renew(self, incarnations: dict[int, int], version: int) -> None:
-        """Takes over what a heal has changed."""
+    def renew(self, incarnations: dict[int, int], version: int, region: Region | None = None) -> bool:
+        """Takes over what a heal has changed, or a change of its extent to `region`; whether that was news."""
         with self.lock:
-            if version > self.version:
-                self.incarnations = dict(incarnations)
-                self.version = version
+            if version <= self.version:
+                return False
+            self.incarnations = dict(incarnations)
+            self.version = version
+            if region is not None:
+                self.region, self.resized = region, True
+            return True
 
 
 class ProcState(MeshState, eq=False):
@@ -84,6 +95,14 @@ class ProcState(MeshState, eq=False):
     born: ProcsBirth | None = None
     layout: Layout = Layout("", (), 1)
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts it has, in its order; its layout may name others, which it had before it shrank."""
+        layout = self.layout
+        if self.ranks == range(layout.size):
+            return layout.hosts
+        return tuple(layout.hosts[number] for number in dict.fromkeys(rank // layout.per_host for rank in self.ranks))
 
     def address(self, rank: int) -> str:
         """The address of a rank's current process."""

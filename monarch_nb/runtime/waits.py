@@ -172,5 +172,5 @@ def _has(cell: "ActorCell", call: str) -> bool:
 
 def _doing(cell: "ActorCell") -> str:
     running = cell.running
-    point = str(cell.instance.rank) if cell.spec.labels else ""
+    point = str(cell.instance.rank) if cell.spec.region.labels else ""
     return f"{cell.spec.name}{point}.{running[1] if running is not None else '__init__'}"

@@ -4,7 +4,7 @@ from .errors import DimensionError, NegativeError, OutOfRangeError, UnknownLabel
 from .extent import Extent, Point
 from .ndslice import NDSlice, Slice
 from .places import places, places_of, spans
-from .region import Region, Selector
+from .region import Region, RegionForm, Selector, region_of_ranks
 from .runs import runs
 from .shape import Shape
 from .trait import MeshTrait
@@ -18,6 +18,7 @@ __all__ = [
     "OutOfRangeError",
     "Point",
     "Region",
+    "RegionForm",
     "Selector",
     "Shape",
     "Slice",
@@ -25,6 +26,7 @@ __all__ = [
     "out_of_range",
     "places",
     "places_of",
+    "region_of_ranks",
     "runs",
     "spans",
 ]

@@ -3,7 +3,9 @@
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Self, SupportsIndex, TypeAlias
+
+import msgspec
 
 from .errors import DimensionError, known_dims, out_of_range
 from .extent import Extent, Point
@@ -237,3 +239,42 @@ def _index(name: str, size: int, selector: object) -> int:
 def _shown_slice(selector: "BuiltinSlice") -> str:
     ends = [selector.start, selector.stop] if selector.step is None else [selector.start, selector.stop, selector.step]
     return ":".join("" if end is None else str(end) for end in ends)
+
+
+class RegionForm(msgspec.Struct, array_like=True, frozen=True):
+    """A region; `ranks` are its base ranks where no strides lead from one to the next."""
+
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    offset: int = 0
+    strides: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, region: Region) -> Self:
+        """What travels of a region."""
+        ranks = region.ndslice
+        labels, sizes = tuple(region.labels), tuple(ranks.sizes)
+        if isinstance(ranks, PickedSlice):
+            return cls(labels, sizes, ranks.offset, (), tuple(ranks))
+        return cls(labels, sizes, ranks.offset, tuple(ranks.strides))
+
+    @property
+    def region(self) -> Region:
+        """The region itself."""
+        picked = PickedSlice(self.sizes, self.ranks) if self.ranks else None
+        return Region(self.labels, picked or NDSlice(self.offset, self.sizes, self.strides))
+
+
+def region_of_ranks(labels: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> Region:
+    """A region of these base ranks, in row-major order of their coordinates; by strides where they are even."""
+    strides = []
+    inner = len(ranks)
+    for size in sizes:
+        inner //= size
+        strides.append(ranks[inner] - ranks[0] if size > 1 else inner)
+    if min(strides, default=0) >= 0:
+        even = NDSlice(ranks[0], sizes, strides)
+        if tuple(even) == tuple(ranks):
+            return Region(labels, even)
+    return Region(labels, PickedSlice(sizes, ranks))

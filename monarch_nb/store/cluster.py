@@ -26,6 +26,7 @@ class Cluster:
         self._folds: dict[type[e.Event], Callable[[Any], None]] = {
             e.HostSeen: self._host,
             e.Spawned: meshes.spawned,
+            e.Resized: meshes.resized,
             e.Ready: meshes.ready,
             e.Ended: meshes.ended,
             e.Forgotten: meshes.forgotten,

@@ -11,6 +11,7 @@ from monarch_nb.mesh.mesh_events import (
     HostBack,
     HostLost,
     MeshEvents,
+    MeshResized,
     MeshSpawned,
     MeshStarting,
     MeshStopped,
@@ -94,7 +95,7 @@ class Collector:
             return
         for state in tuple(self._engine.meshes.values()):
             if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
-                for rank in range(state.layout.size):
+                for rank in state.ranks:
                     self._ask(state.address(rank), on=on)
 
     def _ask(self, address: str, *, on: bool) -> None:
@@ -118,6 +119,8 @@ class Collector:
                 self._spawned(state)
             case MeshStarting(state):
                 self._spawning(state)
+            case MeshResized(state):
+                self._resized(state)
             case ProcStarted(address, pid):
                 self._started(address, pid)
             case MeshStopped(state) if state.stopped is not None:
@@ -142,6 +145,18 @@ class Collector:
         if state.born is not None and state.stopped is None:
             self._ended.discard(state.uid)
             self._put(spawned(self._engine, state))
+
+    def _resized(self, state: MeshState) -> None:
+        """What was told of new ranks came before anybody knew of them."""
+        if state.born is None or state.stopped is not None:
+            return
+        self._put(e.Resized(spawned(self._engine, state, ready=True)))
+        self._odd.pop(state.uid, None)
+        if isinstance(state, ProcState):
+            for rank in state.ranks:
+                if pid := self._watcher.pids.get(state.address(rank)):
+                    self._started(state.address(rank), pid)
+        self._supervised(None)
 
     def _spawning(self, state: MeshState) -> None:
         born = state.born

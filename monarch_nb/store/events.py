@@ -32,6 +32,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[int, ...] = ()
     offset: int = 0
     strides: tuple[int, ...] = ()
+    picked: tuple[int, ...] = ()  # the base ranks, where no strides lead from one to the next
     actor_class: str = ""
     on: str = ""
     hosts: tuple[str, ...] = ()
@@ -40,6 +41,12 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     mine: bool = True
     ready: bool = False
     at: float = 0.0
+
+
+class Resized(msgspec.Struct, frozen=True):
+    """A mesh has another extent, or lies on other hosts: it is as if it had been spawned so."""
+
+    mesh: Spawned
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -200,6 +207,7 @@ class Detached(msgspec.Struct, frozen=True):
 Event = (
     HostSeen
     | Spawned
+    | Resized
     | Started
     | Ready
     | Turned

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
+from monarch_nb.shape import RegionForm
 from monarch_nb.store import events as e
 from monarch_nb.supervision import Cause, Driver, RankStatus
 from monarch_nb.supervision.report import facts as report_facts
@@ -30,20 +31,21 @@ def is_ready(state: MeshState) -> bool:
 def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
     """A mesh as it was spawned."""
     born = state.born
-    region = state.region
+    form = RegionForm.of(state.region)
     procs = isinstance(state, ProcState)
     return e.Spawned(
         uid=state.uid,
         name=state.name,
         kind="procs" if procs else "actors",
         ranks=state.ranks,
-        labels=tuple(region.labels),
-        sizes=tuple(region.extent.sizes),
-        offset=region.ndslice.offset,
-        strides=tuple(region.ndslice.strides),
+        labels=form.labels,
+        sizes=form.sizes,
+        offset=form.offset,
+        strides=form.strides,
+        picked=form.ranks,
         actor_class=state.cls.__name__ if isinstance(state, ActorState) else "",
         on=state.procs.uid if isinstance(state, ActorState) else "",
-        hosts=state.layout.hosts if isinstance(state, ProcState) else (),
+        hosts=state.hosts if isinstance(state, ProcState) else (),
         per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
         owner="" if born is None else str(born.instance),
         mine=state.home == engine.address,
@@ -84,7 +86,7 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
     for each in states:
         yield spawned(engine, each, ready=is_ready(each))
     if isinstance(procs, ProcState):
-        for rank in range(procs.layout.size):
+        for rank in procs.ranks:
             address = procs.address(rank)
             if address in watcher.pids:
                 yield e.Started(procs.uid, rank, watcher.pids[address], now())

@@ -87,7 +87,7 @@ def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[i
         rank=base,
         point=point,
         state=state,
-        host=hosts[base // procs.event.per_host] if hosts else "",
+        host=hosts[below // procs.event.per_host] if hosts else "",
         pid=proc.get("pid", 0),
         detail=_detail(state, record, document, (mesh.event.uid, index), now),
     )

@@ -1,8 +1,11 @@
 """The meshes of the cluster: as they were spawned, what their ranks show, and how they end."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
@@ -54,6 +57,7 @@ class Mesh:
             "sizes": list(event.sizes),
             "offset": event.offset,
             "strides": list(event.strides),
+            **({"picked": list(event.picked)} if event.picked else {}),
             "state": self.default,
             "born": event.at,
             "owner": event.owner,
@@ -122,6 +126,27 @@ class Meshes:
             proc = self.below(mesh, index)
             if proc is not None and proc[0].ranks[proc[1]].shown in ("paused", "unresponsive"):
                 self.show(mesh, index)
+
+    def resized(self, event: e.Resized) -> None:
+        """A mesh has other ranks: those that stay keep what was told of them, whatever their place is now."""
+        before = self._meshes.get(event.mesh.uid)
+        if before is None or before.ended:
+            return
+        uid, shown = event.mesh.uid, self._board.document["ranks"].get(event.mesh.uid, {})
+        born = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
+        mesh = self._meshes[uid] = Mesh.spawned(born)
+        mesh.on_it = before.on_it
+        records = {}
+        for index, base in enumerate(event.mesh.ranks):
+            at = before.at(base)
+            if at >= 0 and before.ranks.take(at, mesh.ranks, index) and str(at) in shown:
+                records[str(index)] = dict(shown[str(at)])
+        mesh.counts = dict(Counter(rank.shown for rank in mesh.ranks))
+        for host in event.mesh.hosts:
+            if host not in self._board.document["hosts"]:
+                self._board.put("hosts", host, {"name": host, "state": "up"})
+        self._board.put("meshes", uid, mesh.record())
+        self._board.put("ranks", uid, records)
 
     def ready(self, event: e.Ready) -> None:
         """All that a mesh starts with has run."""

@@ -20,6 +20,7 @@ CauseKind = Literal[
     "owner",  # who owned it is gone
     "left",  # this process has left it: it lives on without
     "taken",  # another controller has taken it over
+    "shrunk",  # its mesh has shrunk, and it is no part of it any more: not a failure
     "stopped",  # it was stopped: not a failure, but nothing can be called on it any more
 ]
 

@@ -91,6 +91,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         name, kind = self.mesh_name, self.cause.kind
         if kind in ("left", "taken"):
             return f"monarch.attach({name!r}{', steal=True' * (kind == 'taken')}) comes back to it"
+        if kind == "shrunk":
+            return f"call {name}, or take a slice of it anew: what it has by now works"
         if kind in ("stopped", "owner"):
             return f"{name} cannot be used again: spawn a new one"
         if self.healing:
@@ -112,7 +114,9 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     def report(self) -> str:
         """The whole story: who, what, where, its last lines and what to do next."""
-        state = {"stopped": "stopped", "owner": "failed", "left": "left", "taken": "taken"}.get(self.cause.kind)
+        state = {"stopped": "stopped", "owner": "failed", "left": "left", "taken": "taken", "shrunk": "shrunk"}.get(
+            self.cause.kind
+        )
         if state is not None:
             what = "proc mesh" if self.procs else "actor mesh"
             told = [f"{what} {self.mesh_name} has status: {state}: {self.cause.text}"]

@@ -1,6 +1,7 @@
 """How often the same rank may be healed in a while."""
 
 from collections import deque
+from collections.abc import Collection
 
 
 class Intensity:
@@ -24,6 +25,11 @@ class Intensity:
         times = self._restarts.setdefault(mesh_uid, {}).setdefault(rank, deque(maxlen=max(self.limit, 1)))
         times.append(now)
 
-    def forget(self, mesh_uid: str) -> None:
-        """The mesh is gone."""
-        self._restarts.pop(mesh_uid, None)
+    def forget(self, mesh_uid: str, ranks: Collection[int] | None = None) -> None:
+        """The mesh is gone, or some of its ranks are new."""
+        if ranks is None:
+            self._restarts.pop(mesh_uid, None)
+            return
+        times = self._restarts.get(mesh_uid, {})
+        for rank in ranks:
+            times.pop(rank, None)

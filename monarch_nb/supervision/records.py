@@ -53,6 +53,7 @@ class Mesh(Struct, eq=False):
     uid: str = ""
     name: str = ""
     on: str | None = None
+    former: dict[int, str] = field(default_factory=dict)  # ranks it had before it shrank, and what they were called
     _places: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,6 +70,9 @@ class Mesh(Struct, eq=False):
         return self.spec.kind == "procs"
 
     def __contains__(self, rank: int) -> bool:
+        return self._has(rank) or rank in self.former
+
+    def _has(self, rank: int) -> bool:
         return rank in self.ranks if isinstance(self.ranks, range) else rank in self._index()
 
     def _index(self) -> dict[int, int]:
@@ -114,7 +118,8 @@ class Mesh(Struct, eq=False):
 
     def put(self, rank: int, state: State, incarnation: int, cause: Cause | None = None, failure_id: int = 0) -> None:
         """Say how a rank is from now on."""
-        self.down += (state != "alive") - (self.odd.get(rank, ALIVE).state != "alive")
+        if rank not in self.former:
+            self.down += (state != "alive") - (self.odd.get(rank, ALIVE).state != "alive")
         self.odd[rank] = RankStatus(state, incarnation, cause, failure_id)
 
     def failed(self, selection: Selection = None) -> list[int]:
@@ -136,7 +141,15 @@ class Mesh(Struct, eq=False):
 
     def label(self, rank: int) -> str:
         """What a rank is called."""
-        return self.name + label(self.spec.extent, self.place(rank))
+        return self.former.get(rank) or self.name + label(self.spec.extent, self.place(rank))
+
+    def reshape(self, spec: MeshSpec) -> list[int]:
+        """It has other ranks, or other hosts, from now on. Those that are no part of it any more."""
+        before, self._places = {rank: self.label(rank) for rank in self.ranks}, {}
+        self.spec = spec
+        self.former = {rank: name for rank, name in {**self.former, **before}.items() if not self._has(rank)}
+        self.down = sum(status.state != "alive" for rank, status in self.odd.items() if rank not in self.former)
+        return [rank for rank in before if rank in self.former]
 
     def failure(
         self, ranks: Sequence[int], cause: Cause, failure_id: int = 0, also: tuple[str, ...] = (), healing: bool = False
@@ -152,10 +165,12 @@ class Mesh(Struct, eq=False):
             mesh_uid=self.uid,
             procs=self.is_procs,
             extent=self.spec.extent,
-            places=tuple(map(self.place, ranks)),
+            places=tuple(self.place(rank) for rank in ranks if rank not in self.former),
             also=also,
             healing=healing,
-            left=len(self.ranks) - self.down - sum(self.odd.get(rank, ALIVE).state == "alive" for rank in ranks),
+            left=len(self.ranks)
+            - self.down
+            - sum(self.odd.get(rank, ALIVE).state == "alive" for rank in ranks if rank not in self.former),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch.distributed.tensor import Replicate
 
-from monarch_nb.mesh import ProcMesh, ValueMesh, part_of, region_of, state_of, this_host
+from monarch_nb.mesh import ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
@@ -62,7 +62,7 @@ class Mesh(MeshTrait):
     def _begin(self, procs: ProcMesh, kind: str) -> None:
         if not len(procs.extent):
             procs = part_of(procs, Region(("rank",), NDSlice(region_of(procs).ndslice.offset, (1,), (1,))))
-        self._procs, self._kind = procs, kind
+        self._procs, self._kind = as_it_is(procs), kind  # tensors do not move when it grows
         self._entered: list[AbstractContextManager[None]] = []
         self._processes = processes_of(procs, kind)
         self._stream = self._opened()

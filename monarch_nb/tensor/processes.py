@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
 from monarch_nb.runtime import Context, Future, ProcState, current, runtime, told_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
@@ -38,7 +38,8 @@ class Processes:
         self._members = tuple(region_of(procs).ranks())
         self._over = ""  # why nothing goes on in them
         runtime().part(Driver).raised_in_use(self._state.uid)
-        self.workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
+        workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
+        self.workers: Any = as_it_is(workers)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
@@ -193,7 +194,7 @@ def processes_of(procs: ProcMesh, device: str) -> Processes:
             if each.has_ended:
                 _known.pop(uid).close()
         if found is None:
-            found = _known[state.uid] = Processes(ProcMesh(state, state.region), device)
+            found = _known[state.uid] = Processes(as_it_is(ProcMesh(state, state.region)), device)
         if found.device != device:
             raise ValueError(f"{state.name} holds tensors on {found.device} already: its meshes cannot be on {device}")
         return found

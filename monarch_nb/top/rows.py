@@ -114,7 +114,9 @@ def _rates(document: Document, uid: str) -> dict[int, float]:
         for index, record in document["ranks"].get(other, {}).items():
             if rate := record.get("rate"):
                 at = _point(mesh["sizes"], int(index))
-                base = mesh["offset"] + sum(a * stride for a, stride in zip(at, mesh["strides"], strict=True))
+                picked = mesh.get("picked")
+                along = 0 if picked else sum(a * stride for a, stride in zip(at, mesh["strides"], strict=True))
+                base = picked[int(index)] if picked else mesh["offset"] + along
                 rates[base] = rates.get(base, 0.0) + rate
     return rates
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_nb.lifecycle import devices
-from monarch_nb.wire import Layout
 
 
 def test_each_process_gets_the_device_of_its_place(monkeypatch):
@@ -34,7 +33,7 @@ def test_without_devices_gpus_is_a_dimension_and_that_is_said_once(monkeypatch, 
 
 
 def _mesh(name, env, hosts=("h1",)):
-    return SimpleNamespace(name=name, layout=Layout("p", tuple(hosts), len(env)), born=SimpleNamespace(env=tuple(env)))
+    return SimpleNamespace(name=name, hosts=tuple(hosts), born=SimpleNamespace(env=tuple(env)))
 
 
 def test_two_meshes_on_the_same_device_warn_with_both_names(monkeypatch):

@@ -90,3 +90,16 @@ def test_what_is_wrong_with_a_line_is_said(magic: str, line: str, message: str) 
         READ[magic](line)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "change"), [("trainers hosts=+2", ("hosts", 2)), ("trainers hosts=-1", ("hosts", -1))]
+)
+def test_a_size_with_a_sign_changes_the_mesh_that_is_there(line: str, change: tuple[str, int]) -> None:
+    assert read_mesh(line).change == change
+
+
+@pytest.mark.parametrize("line", ["trainers hosts=+0", "trainers hosts=+2 gpus=4", "trainers hosts=-1 --fresh"])
+def test_a_change_stands_alone(line: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        read_mesh(line)

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from .words import read_dim, split_line
 
 _JOB = re.compile(r"(?:^|\s)--job(?:\s*=\s*|\s+)(\S+)")
+_CHANGE = re.compile(r"[+-][1-9]\d*")
 USUAL_DIMS = ("hosts", "gpus")  # what almost everybody means by a dimension of a similar name
 
 
@@ -23,6 +24,7 @@ class MeshArguments(Struct, frozen=True):
     dedup: bool = True
     job: str = ""  # the kind of a job, or the name of one in monarch.toml, whose hosts it is to be on
     arguments: dict[str, Any] = field(default_factory=dict)  # of that job
+    change: tuple[str, int] | None = None  # by how much a dimension of a mesh that is there is to grow, or to shrink
 
 
 def read_mesh(line: str) -> MeshArguments:
@@ -46,6 +48,8 @@ def read_mesh(line: str) -> MeshArguments:
             raise UsageError(
                 f"%mesh: the usual dimensions are called {' and '.join(USUAL_DIMS)}; did you mean {usual[0]}={size}?"
             )
+        if _CHANGE.fullmatch(size) and len(words) == 1 and not job and not options:
+            return MeshArguments(name, {}, change=(label, int(size)))
         if not size.isdecimal() or int(size) < 1:
             raise UsageError(
                 f"%mesh: {label}={size} is not a size: write a whole number of at least 1, as in {label}=4"

@@ -22,7 +22,7 @@ from monarch_nb.runtime.context import Ancestor, Context, Instance, current
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
-from monarch_nb.shape import Extent, NDSlice, Point, Region
+from monarch_nb.shape import Extent, Point
 from monarch_nb.transport import take_back, throw_into
 from monarch_nb.wire import (
     Header,
@@ -65,10 +65,10 @@ class ActorCell(AnsweringActor):
         self._covering = threading.Lock()
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
         self._spawn = (header, parcel)
-        region = Region(spec.labels, NDSlice(spec.offset, spec.sizes, spec.strides))
-        point = region.point_of_base_rank(header.rank)
-        shown = f"<{spec.class_name} {spec.name}{point if spec.labels else ''}>"
-        itself = Ancestor(shown, spec.name, spec.class_name, spec.labels, spec.sizes, point.rank)
+        labels, sizes = spec.region.labels, spec.region.sizes
+        point = spec.region.region.point_of_base_rank(header.rank)
+        shown = f"<{spec.class_name} {spec.name}{point if labels else ''}>"
+        itself = Ancestor(shown, spec.name, spec.class_name, labels, sizes, point.rank)
         self.instance = Instance(
             process,
             stream=f"{header.mesh}.{header.rank}.{header.incarnation}",

@@ -16,6 +16,7 @@ from monarch_nb.runtime.actors.endpoint import Kind as ActorKind
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor, aside
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.settings import settings
+from monarch_nb.shape import RegionForm
 from monarch_nb.wire import Harmless, Header, Status, error_line, format_exception
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ class SpawnActor(Harmless, array_like=True, frozen=True):
     name: str
     class_name: str
     kind: ActorKind
-    labels: tuple[str, ...]  # of the region the mesh was spawned on
-    offset: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    region: RegionForm  # on which the mesh was spawned, or that it has grown to
     owner: str  # stream of the owning actor
     owner_process: str
     creators: tuple[Ancestor, ...]  # who spawned whom, the owner last

@@ -1,0 +1,192 @@
+"""Growing and shrinking as users ask for it: hosts come from a job and go back to it, meshes of processes follow."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from monarch_nb.lifecycle import extents
+from monarch_nb.lifecycle.resizing import Left, resizer
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.host import HostMesh
+from monarch_nb.mesh.host_record import HostRecord, NoMoreHostsError, record_with
+from monarch_nb.mesh.operations import operations
+from monarch_nb.mesh.resized import Resized, more_of, places_to_go
+from monarch_nb.runtime import (
+    Future,
+    ProcState,
+    fail_future,
+    pending_future,
+    resolve_future,
+    runtime,
+)
+
+
+def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
+    """More hosts for a mesh of processes: those that its host mesh has free, then new ones of the job."""
+    state, until = state_of(procs), time.monotonic() + timeout
+    _check_whole(procs, state, "grow")
+    wanted = more_of(more, extents.dimension_of_hosts(state), state.name)
+    hosts, back = _found(state, wanted, timeout)
+    try:
+        actors = resizer().grow(state, hosts, max(1.0, until - time.monotonic()))
+    except BaseException:
+        back()
+        raise
+    return Resized(state.name, dict(state.region.extent), tuple(hosts), actors)
+
+
+def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
+    """Some hosts less; those that nothing else of this process is on go back to the job. Blocks until all is done."""
+    state = state_of(procs)
+    _check_whole(procs, state, "shrink")
+    places = places_to_go(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
+    left = resizer().shrink(state, places)
+    record = _record_of(state)
+    freed = _freed(record, left.hosts)
+    _aside(lambda: _end(record, [left], freed), f"{left.places} of {state.name} has not ended yet").get()
+    return Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed)
+
+
+def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> Resized:
+    """More hosts for a host mesh."""
+    wanted = more_of(more, _dimension(record), record.name)
+    if not isinstance(wanted, int):
+        raise TypeError(f"{record.name}.grow takes a number of hosts, not {type(wanted).__name__}")
+    hosts = _more(record, wanted, timeout)
+    return Resized(record.name, dict(record.region.extent), hosts)
+
+
+def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
+    """Some hosts of a host mesh go back to the job, after what this process has there."""
+    known = record.hosts
+    places = places_to_go(fewer, _dimension(record), record.name, known)
+    going = tuple(known[place] for place in places)
+    if len(going) == len(known):
+        raise ValueError(f"{record.name} has {len(known)} hosts: at least one must stay; shutdown() ends them all")
+    record.giver("shrink")
+    shown, lefts, ends, names = record.places(going), list[Left](), list[Future[None]](), list[str]()
+    for state in _living_on(going):
+        there = [place for place, host in enumerate(state.hosts) if host in going]
+        if len(there) == len(state.hosts):
+            names += [state.name]
+            ends.append(runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
+        else:
+            lefts.append(resizer().shrink(state, there))
+            names += lefts[-1].actors
+    _aside(lambda: _end(record, lefts, going, ends), f"{shown} of {record.name} has not ended yet").get()
+    return Resized(record.name, dict(record.region.extent), going, tuple(names), shown, going)
+
+
+def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float) -> None:
+    """Other hosts in the place of some that are gone for good: new ones of the job. Raises NoMoreHostsError."""
+    record = _record_of(state)
+    if record is None:
+        raise NoMoreHostsError(
+            f"{state.name} has lost {', '.join(dead)}, and nothing is known here of who gives its hosts: load the job "
+            "first, with job_load(…).state()"
+        )
+    giver = record.giver("have another host in the place of one that is lost")
+    with record.changing:
+        instead = {host: record.instead[host] for host in dead if host in record.instead}  # another mesh has asked
+        instead = {host: new for host, new in instead.items() if not operations().lost_hosts([new])}
+        wanted = [host for host in dead if host not in instead]
+        if wanted:
+            instead.update(zip(wanted, giver.more(len(wanted), timeout), strict=True))
+        for host in wanted:
+            record.swap(host, instead[host])
+    resizer().replace(state, instead)
+    if wanted:
+        _aside(lambda: giver.let_go(wanted), "lost hosts are being let go")
+
+
+# -- how --------------------------------------------------------------------------------------------------------
+
+
+def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
+    if region_of(procs) != state.region:
+        raise ValueError(f"only a whole mesh can {what}, not a slice of {state.name}")
+
+
+def _record_of(state: ProcState) -> HostRecord | None:
+    return record_with("" if state.born is None else state.born.host_mesh, state.hosts)
+
+
+def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Callable[[], None]]:
+    """Hosts that a mesh can grow onto, and what gives those back that came for it."""
+    if isinstance(wanted, HostMesh):
+        ids = wanted.host_ids
+        return [ids[rank] for rank in wanted.region.ranks()], lambda: None
+    if not isinstance(wanted, int):
+        raise TypeError(f"{state.name}.grow takes a number of hosts, or a HostMesh, not {type(wanted).__name__}")
+    record = _record_of(state)
+    if record is None:
+        raise NoMoreHostsError(
+            f"{state.name} cannot grow: nothing is known here of who gives its hosts. Load the job first, with "
+            "job_load(…).state(), or name the hosts: mesh.grow(hosts=attach_to_workers(…))"
+        )
+    free = [host for host in record.hosts if host not in state.hosts][:wanted]
+    new = _more(record, wanted - len(free), timeout) if wanted > len(free) else ()
+
+    def back() -> None:
+        if new:
+            _aside(lambda: _end(record, [], new), "hosts are being given back")
+
+    return [*free, *new], back
+
+
+def _more(record: HostRecord, count: int, timeout: float) -> tuple[str, ...]:
+    giver = record.giver("grow")
+    with record.changing:
+        new = giver.more(count, timeout)
+        record.take(new)
+    return new
+
+
+def _dimension(record: HostRecord) -> str:
+    if len(record.region.labels) != 1:
+        raise ValueError(f"{record.name} has {len(record.region.labels)} dimensions: only a line of hosts can change")
+    return record.region.labels[0]
+
+
+def _living_on(hosts: Collection[str]) -> list[ProcState]:
+    engine = runtime()
+    states = [each for each in tuple(engine.meshes.values()) if isinstance(each, ProcState)]
+    mine = [each for each in states if each.born is not None and each.stopped is None and each.home == engine.address]
+    return [each for each in mine if not set(hosts).isdisjoint(each.hosts)]
+
+
+def _freed(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]:
+    """Those of them that no other mesh of this process is on, and that a job takes back."""
+    if record is None or record.source is None:
+        return ()
+    busy = {host for state in _living_on(hosts) for host in state.hosts}
+    return tuple(host for host in hosts if host in record.hosts and host not in busy)
+
+
+def _end(
+    record: HostRecord | None, lefts: Collection[Left], freed: Collection[str], ends: "Collection[Future[None]]" = ()
+) -> None:
+    """What was let go has ended; hosts go back to the job."""
+    for stopped in (*(left.stopped for left in lefts), *ends):
+        stopped.exception()
+    if record is not None and record.source is not None and freed:
+        with record.changing:
+            record.drop(freed)
+            record.source.let_go(tuple(freed))
+
+
+def _aside(function: Callable[[], object], story: str) -> Future[None]:
+    """Does it on a thread of its own: an interrupt ends the wait, not the work."""
+    done: Future[None] = pending_future(story=lambda: story)
+
+    def run() -> None:
+        try:
+            function()
+            resolve_future(done, None)
+        except BaseException as error:
+            fail_future(done, error)
+
+    threading.Thread(target=run, name="monarch-hosts", daemon=True).start()
+    return done

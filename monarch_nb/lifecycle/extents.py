@@ -1,0 +1,93 @@
+"""What becomes of a mesh's ranks and hosts when it grows or shrinks. Pure.
+
+Ranks of processes never change their numbers: what holds them has written them down. New ones come behind, or in the
+place of hosts that are gone, as another incarnation; so a slice of before means the same ranks, as long as they live.
+"""
+
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from monarch_nb.host.protocol import Launch
+from monarch_nb.runtime import ProcState
+from monarch_nb.shape import NDSlice, Region, places_of, region_of_ranks
+from monarch_nb.wire import Layout
+
+
+class Growth(Struct, frozen=True):
+    """Where a mesh of processes is to lie."""
+
+    layout: Layout
+    region: Region
+    fresh: tuple[int, ...]  # ranks that are not there yet
+
+
+def dimension_of_hosts(state: ProcState) -> str:
+    """The dimension along which a mesh of processes has its hosts. Raises ValueError where there is not one."""
+    labels, sizes = state.region.labels, state.region.ndslice.sizes
+    if labels and sizes[0] * state.layout.per_host == len(state.region):
+        return labels[0]
+    where = f"{len(used(state))} hosts in {len(labels)} dimensions" if len(used(state)) > 1 else "a host without one"
+    raise ValueError(
+        f"{state.name} cannot grow or shrink: it lies on {where}, and only the one dimension of its hosts can change. "
+        "Spawn it on a host mesh with such a dimension, as that of a job"
+    )
+
+
+def used(state: ProcState) -> list[int]:
+    """The numbers in its layout of the hosts that a mesh has, in its order."""
+    return list(dict.fromkeys(rank // state.layout.per_host for rank in state.ranks))
+
+
+def growth(state: ProcState, hosts: Sequence[str]) -> Growth:
+    """More hosts, behind those that are there. Raises ValueError for hosts that it has already."""
+    dimension_of_hosts(state)
+    twice = [host for at, host in enumerate(hosts) if host in state.hosts or host in hosts[:at]]
+    if twice:
+        raise ValueError(f"{state.name} lies on {', '.join(dict.fromkeys(twice))} already")
+    per, names, taken = state.layout.per_host, list(state.layout.hosts), used(state)
+    numbers = []
+    for host in hosts:
+        free = [number for number in range(len(names)) if number not in taken]
+        number = next((at for at in free if names[at] == host), free[0] if free else len(names))
+        names[number : number + 1] = [host]
+        taken.append(number)
+        numbers.append(number)
+    fresh = tuple(number * per + place for number in numbers for place in range(per))
+    return Growth(replace(state.layout, hosts=tuple(names)), _over(state, (*state.ranks, *fresh)), fresh)
+
+
+def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:
+    """Some hosts less, by their places along the dimension of hosts: what stays, and what goes.
+
+    Raises ValueError when nothing would stay.
+    """
+    label, per, ranks = dimension_of_hosts(state), state.layout.per_host, list(state.ranks)
+    gone = [rank for at, rank in enumerate(ranks) if at // per in places]
+    if len(gone) == len(ranks):
+        raise ValueError(f"{state.name} has {len(ranks) // per} {label}: at least one must stay; stop() ends them all")
+    return _over(state, [rank for rank in ranks if rank not in set(gone)]), _over(state, gone)
+
+
+def launches(state_name: str, launch: Sequence[Launch], per_host: int, wanted: int) -> tuple[Launch, ...]:
+    """How the ranks of a mesh with more hosts are started: as those of its first host are. Raises ValueError."""
+    first = tuple(launch[:per_host])
+    if any(each != first[rank % per_host] for rank, each in enumerate(launch)):
+        raise ValueError(
+            f"{state_name} cannot grow: its bootstrap_command was worked out for each place, and differs by host. "
+            "Spawn a new mesh with the hosts that are wanted"
+        )
+    return first * (wanted // per_host)
+
+
+def shown(region: Region, ranks: Collection[int]) -> str:
+    """Some ranks of a mesh by their places along its first dimension, as people write them."""
+    first = {region.ndslice.coordinates(rank)[0] for rank in ranks}
+    line = Region(region.labels[:1], NDSlice(0, region.ndslice.sizes[:1], (1,)))
+    return places_of(line, first)
+
+
+def _over(state: ProcState, ranks: Sequence[int]) -> Region:
+    _, *inner = state.region.ndslice.sizes
+    return region_of_ranks(state.region.labels, (len(ranks) // state.layout.per_host, *inner), ranks)

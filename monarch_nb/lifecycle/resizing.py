@@ -1,0 +1,176 @@
+"""Meshes of processes that grow onto more hosts, and let hosts go, with the actors on them."""
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from monarch_nb.host.protocol import Launch
+from monarch_nb.lifecycle import extents
+from monarch_nb.lifecycle.actor_spawn import ActorBirth
+from monarch_nb.lifecycle.proc_spawn import ProcBirth
+from monarch_nb.lifecycle.stopping import MeshStopper
+from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.mesh.mesh_events import Event, MeshResized
+from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, resolved_future, runtime
+from monarch_nb.settings import settings
+from monarch_nb.shape import Region, RegionForm, region_of_ranks
+from monarch_nb.supervision import Driver, HealError
+from monarch_nb.supervision import extents as supervised
+from monarch_nb.transport import held_back
+
+
+class Left(Struct, frozen=True):
+    """What a mesh has let go."""
+
+    places: str  # "hosts=2-3", as they were
+    hosts: tuple[str, ...]  # ids
+    actors: tuple[str, ...]  # names of the meshes that had actors there
+    stopped: Future[None]  # resolves when all is gone that was there
+
+
+class MeshResizer:
+    """Changes the extents of meshes that this process owns; one change of a mesh at a time."""
+
+    def __init__(
+        self,
+        engine: Runtime,
+        driver: Driver,
+        *,
+        registry: MeshRegistry,
+        updates: ReferenceUpdates,
+        stopper: MeshStopper,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """`tell` is given what displays show."""
+        self._engine, self._driver = engine, driver
+        self._registry, self._updates, self._stopper, self._tell = registry, updates, stopper, tell
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def grow(self, state: ProcState, hosts: Sequence[str], timeout: float | None) -> tuple[str, ...]:
+        """Starts processes on more hosts, and on them the actors of all meshes that lie on the whole of this one.
+
+        Blocks until all are there; then the mesh, and these meshes of actors, have them too. The names of these.
+        Raises HealError where something of it does not start, or TimeoutError: then nothing has changed.
+        """
+        with self._locks[state.uid]:
+            self._check(state, "grow")
+            actors = _whole(state)
+            growth = extents.growth(state, hosts)
+            born = state.born
+            assert isinstance(born, ProcBirth)
+            launch = extents.launches(state.name, born.launch, state.layout.per_host, growth.layout.size)
+            try:
+                held_back(self._begin, state, actors, growth, launch)
+                self._driver.heal(state.uid, frozenset(growth.fresh)).get(timeout)
+                if state.coming is not None:
+                    raise HealError("what is new has ended again")
+            except BaseException as error:
+                stopped = held_back(self._take_back, state, actors, growth)
+                told = f"{state.name} has not grown, and is as it was before"
+                if isinstance(error, HealError):
+                    self._await(stopped)
+                    raise HealError(f"{told}: {error}", error.failures) from error
+                if isinstance(error, TimeoutError):
+                    raise TimeoutError(f"{told}: what is new was not there within {timeout:g} s") from error
+                raise
+            for each in (state, *actors):
+                self._driver.feed(partial(supervised.grown, uid=each.uid, fresh=growth.fresh))
+            return tuple(each.name for each in actors)
+
+    def shrink(self, state: ProcState, places: Collection[int]) -> Left:
+        """Lets hosts go, by their places: calls from now on go to the others, what is there is stopped in order.
+
+        Blocks until all who hold references know of it, or do not react; not until everything has stopped.
+        """
+        with self._locks[state.uid]:
+            self._check(state, "shrink")
+            stays, gone = extents.without(state, places)
+            where = extents.shown(state.region, gone.ranks())
+            hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
+            hit = [each.name for each in _living(state) if each.region.overlaps_ranks(gone.ranks())]
+            meshes: list[MeshState] = [state, *_whole(state)]
+            held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
+            self._updates.healed([(each.uid, ()) for each in meshes])
+            stopped = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
+            return Left(where, hosts, tuple(hit), stopped)
+
+    def replace(self, state: ProcState, hosts: dict[str, str]) -> None:
+        """From now on other hosts are in the place of some: what is healed is started there."""
+        with self._locks[state.uid]:
+            self._check(state, "heal")
+            layout = state.layout
+            names = tuple(hosts.get(host, host) for host in layout.hosts)
+            with state.lock:
+                state.layout = msgspec.structs.replace(layout, hosts=names)
+                state.resized, state.version = True, state.version + 1
+            self._driver.feed(lambda machine: supervised.move(machine, self._registry.spec_of(state)))
+            self._tell(MeshResized(state))
+
+    def _check(self, state: ProcState, what: str) -> None:
+        if state.stopped is not None:
+            raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
+        if state.home != self._engine.address or not isinstance(state.born, ProcBirth):
+            raise RuntimeError(f"{state.name} belongs to another process: {what} it in the process that spawned it")
+
+    # -- with interrupts held back ----------------------------------------------------------------------------------
+
+    def _begin(
+        self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, launch: tuple[Launch, ...]
+    ) -> None:
+        assert isinstance(state.born, ProcBirth)
+        state.layout, state.born.launch = growth.layout, launch
+        for each in (state, *actors):
+            each.coming = growth.region
+            _place(each, growth.region)
+            self._driver.feed(partial(supervised.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
+
+    def _take_back(self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth) -> Future[None]:
+        for each in (state, *actors):
+            each.coming = None
+        if state.stopped is not None:
+            return resolved_future(None)
+        for actor in actors:
+            _place(actor, actor.region)
+        for each in (state, *actors):
+            self._registry.reshape(each, f"{state.name} was to grow, and has not")
+        fresh = region_of_ranks(["rank"], [len(growth.fresh)], growth.fresh)
+        return self._stopper.stop(state, f"{state.name} has not grown", fresh)
+
+    @staticmethod
+    def _await(stopped: Future[None]) -> None:
+        with contextlib.suppress(TimeoutError):
+            stopped.get(settings.mesh_terminate_timeout)
+
+    def _narrow(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
+        for each in meshes:
+            with each.lock:
+                each.region, each.resized, each.version = region, True, each.version + 1
+            _place(each, region)
+            self._registry.reshape(each, why)
+            self._tell(MeshResized(each))
+
+
+def _living(state: ProcState) -> list[ActorState]:
+    return [each for each in tuple(state.actors.values()) if each.stopped is None]
+
+
+def _whole(state: ProcState) -> list[ActorState]:
+    """The meshes of actors that lie on all of it, and are owned here."""
+    return [each for each in _living(state) if each.region == state.region and isinstance(each.born, ActorBirth)]
+
+
+def _place(state: MeshState, region: Region) -> None:
+    """Actors that are created from now on know the whole extent."""
+    if isinstance(state.born, ActorBirth):
+        state.born.spec = msgspec.structs.replace(state.born.spec, region=RegionForm.of(region))
+
+
+def resizer() -> MeshResizer:
+    """Of this process."""
+    return runtime().part(MeshResizer)

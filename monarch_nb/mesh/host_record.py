@@ -1,0 +1,99 @@
+"""What all handles of one host mesh share: its hosts, which may become more or fewer, and who gives them."""
+
+import threading
+import uuid
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from monarch_nb.runtime import Future, resolved_future
+from monarch_nb.shape import Region, places_of, region_of_ranks
+
+GROW_S = 600.0  # how long hosts that are asked for are waited for
+
+
+class HostSource(Protocol):
+    """What gives the hosts of a mesh, and takes them back: a job. Its methods block."""
+
+    def more(self, count: int, timeout: float) -> tuple[str, ...]:
+        """The ids of so many new hosts, which can be used. Raises NoMoreHostsError: then none came."""
+
+    def let_go(self, hosts: Sequence[str]) -> None:
+        """Some of its hosts are not used any more, or are dead."""
+
+    def __str__(self) -> str:
+        """What people call it."""
+
+
+class NoMoreHostsError(RuntimeError):
+    """Nobody gives a mesh another host, or not in time; the text says who was asked, and what to do."""
+
+
+class HostRecord:
+    """One host mesh. `ids` keep their places for as long as it is there: slices mean hosts by them."""
+
+    def __init__(
+        self, name: str, ids: "Sequence[str] | Future[tuple[str, ...]]", region: Region, ended: list[str] | None,
+        identity: str, source: HostSource | None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.ids = ids if isinstance(ids, Future) else resolved_future(tuple(ids))
+        self.region = region
+        self.ended = [] if ended is None else ended  # why it cannot be used any more
+        self.identity = identity or uuid.uuid4().hex
+        self.source = source
+        self.instead: dict[str, str] = {}  # which host has come for one that was lost
+        self.changing = threading.Lock()  # held by who has hosts come and go
+        _records.add(self)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The ids of the hosts it has. Blocks while they have not come."""
+        ids = self.ids.get()
+        return tuple(ids[rank] for rank in self.region.ranks())
+
+    def take(self, hosts: Sequence[str]) -> None:
+        """It has these hosts more."""
+        ids = self.ids.get()
+        ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
+        self.ids, self.region = resolved_future((*ids, *hosts)), self._line(ranks)
+
+    def drop(self, hosts: Collection[str]) -> None:
+        """It has these hosts no more."""
+        ids = self.ids.get()
+        self.region = self._line([rank for rank in self.region.ranks() if ids[rank] not in hosts])
+
+    def swap(self, dead: str, host: str) -> None:
+        """Another host is in the place of one."""
+        self.ids = resolved_future(tuple(host if one == dead else one for one in self.ids.get()))
+        self.instead[dead] = host
+
+    def places(self, hosts: Collection[str]) -> str:
+        """Some of its hosts as people write them: "hosts=1-2"."""
+        ids = self.ids.get()
+        return places_of(self.region, [rank for rank in self.region.ranks() if ids[rank] in hosts])
+
+    def giver(self, why: str) -> HostSource:
+        """Who gives it hosts. Raises NoMoreHostsError."""
+        if self.source is None:
+            raise NoMoreHostsError(
+                f"{self.name} cannot {why}: its hosts were attached one by one, and no job gives others. Attach more "
+                "hosts, and name them: mesh.grow(hosts=attach_to_workers(…)); or have the hosts from a job"
+            )
+        return self.source
+
+    def _line(self, ranks: Sequence[int]) -> Region:
+        return region_of_ranks(self.region.labels, [len(ranks)], ranks)
+
+
+_records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
+
+
+def record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
+    """The host mesh that has this identity, or else one of a job that has given any of these hosts."""
+    records = [record for record in tuple(_records) if not record.ended and record.ids.done()]
+    same = [record for record in records if record.identity == identity]
+    if same:
+        return max(same, key=lambda record: record.source is not None)  # references have none
+    known = [each for each in records if each.source is not None and each.ids.exception(0) is None]
+    return next((each for each in known if not set(each.hosts).isdisjoint(hosts)), None)

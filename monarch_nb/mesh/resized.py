@@ -1,0 +1,62 @@
+"""What `grow` and `shrink` tell."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+
+class Resized(Struct, frozen=True):
+    """A mesh has hosts more, or fewer; shown as one line."""
+
+    mesh: str
+    sizes: dict[str, int]  # of the mesh as it is now
+    hosts: tuple[str, ...]  # ids of those that came, or went
+    actors: tuple[str, ...] = ()  # names of the meshes whose actors were created there, or have ended
+    gone: str = ""  # which part of the mesh went, as it was called: "hosts=2"
+    freed: tuple[str, ...] = ()  # hosts that were given back to their job
+
+    def __repr__(self) -> str:
+        shape = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
+        many = f"{len(self.hosts)} host{'s' * (len(self.hosts) != 1)}"
+        named = f" ({', '.join(self.hosts)})" if len(self.hosts) <= 4 else ""
+        actors = ", ".join(self.actors)
+        if not self.gone:
+            made = f", with {actors} created there" if actors else ""
+            return f"<{self.mesh!r} {{{shape}}}: {many} more{named}{made}>"
+        ended = f"; what {actors} had there has ended" if actors else ""
+        back = f"; {len(self.freed)} of them went back to the job" if self.freed else ""
+        return f"<{self.mesh!r} {{{shape}}}: {self.gone} let go{named}{ended}{back}>"
+
+
+def more_of(more: Mapping[str, Any], label: str, name: str) -> Any:
+    """What `grow(hosts=2)` asks for, along the dimension of hosts. Raises ValueError, TypeError."""
+    wanted = _along(more, label, name, f"grow({label}=2)")
+    if isinstance(wanted, int) and (isinstance(wanted, bool) or wanted < 1):
+        raise ValueError(f"{name}.grow({label}={wanted!r}): say how many more, at least 1; shrink() lets hosts go")
+    return wanted
+
+
+def places_to_go(fewer: Mapping[str, Any], label: str, name: str, hosts: Sequence[str]) -> list[int]:
+    """The places along the dimension of hosts that `shrink(hosts=-1)` means, or `hosts=[1]`. Raises ValueError."""
+    wanted = _along(fewer, label, name, f"shrink({label}=-1)")
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted < 0:
+        return list(range(max(0, len(hosts) + wanted), len(hosts)))
+    if isinstance(wanted, (str, int)) or not isinstance(wanted, Sequence) or not wanted:
+        raise ValueError(
+            f"{name}.shrink({label}={wanted!r}): say {label}=-1 for the last one, {label}=[1] for that one, or name "
+            f"the hosts: {label}=[{hosts[-1]!r}]"
+        )
+    places = [hosts.index(each) if each in hosts else each for each in wanted]
+    for place in places:
+        if isinstance(place, (str, bool)) or not 0 <= operator.index(place) < len(hosts):
+            raise ValueError(f"{name} has no host {place!r}: it has {len(hosts)}, {', '.join(hosts[:8])}")
+    return sorted(set(places))
+
+
+def _along(dims: Mapping[str, Any], label: str, name: str, example: str) -> Any:
+    if list(dims) != [label]:
+        given = ", ".join(dims) or "nothing"
+        raise ValueError(f"{name} grows and shrinks along {label!r} alone, got {given}: {name}.{example}")
+    return dims[label]

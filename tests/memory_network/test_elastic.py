@@ -1,0 +1,300 @@
+"""Meshes grow onto more hosts and let hosts go, while they are in use."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import (
+    Actor,
+    HostMesh,
+    ProcMesh,
+    SupervisionError,
+    context,
+    current_rank,
+    current_size,
+    endpoint,
+    heal_mesh,
+)
+from monarch_nb.mesh.handle import state_of
+from monarch_nb.mesh.host import host_labels
+from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.supervision import HealError
+from monarch_nb.testing import Cluster
+from tests.cluster.fault_tools import until
+
+pytestmark = [pytest.mark.timeout(60)]
+
+HOSTS = 6
+
+
+class Worker(Actor):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.new: list[list[int]] = []
+        self.calls = 0
+
+    @endpoint
+    def where(self) -> tuple[int, int, str]:
+        self.calls += 1
+        return current_rank().rank, current_size().get("hosts", 1), context().actor_instance.proc_id.partition("/")[0]
+
+    @endpoint
+    def called(self) -> int:
+        return self.calls
+
+    @endpoint
+    def heard(self) -> list[list[int]]:
+        return self.new
+
+    def __healed__(self, points: Any) -> None:
+        self.new.append([point.rank for point in points])
+
+
+class Picky(Actor):
+    def __init__(self, refused: str) -> None:
+        host = context().actor_instance.proc_id.partition("/")[0]
+        if host == refused:
+            raise ValueError(f"not on {host}")
+
+
+class Holder(Actor):
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+
+    @endpoint
+    def hosts(self) -> list[str]:
+        return [host for _, _, host in self.mesh.where.call().get(20).values()]
+
+
+@pytest.fixture
+def hosts(simulated: Cluster) -> HostMesh:
+    return simulated.hosts()
+
+
+@pytest.fixture
+def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
+    """On the first two of six hosts."""
+    mesh = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 1}, name="trainers")
+    yield mesh
+    mesh.stop().get(20)
+
+
+@pytest.fixture
+def workers(procs: ProcMesh) -> Any:
+    return procs.spawn("workers", Worker, "w")
+
+
+def hosts_of(workers: Any) -> list[str]:
+    return [host for _, _, host in workers.where.call().get(20).values()]
+
+
+def test_a_mesh_grows_with_its_actors_and_calls_from_then_on_go_to_all(procs: ProcMesh, workers: Any) -> None:
+    before = workers.where.call()
+    told = procs.grow(hosts=2)
+    assert repr(told) == "<'trainers' {hosts=4, gpus=1}: 2 hosts more (m2, m3), with workers created there>"
+    assert len(before.get(20).values()) == 2
+    assert [*workers.where.call().get(20).values()] == [(rank, 4, f"m{rank}") for rank in range(4)]
+    assert (len(procs), len(workers)) == (4, 4)
+    assert workers.called.call().get(20).values() == [2, 2, 1, 1]
+    assert workers.heard.call().get(20).values() == [[[2, 3]], [[2, 3]], [], []]
+
+
+def test_slices_mean_the_ranks_they_meant_before(procs: ProcMesh, workers: Any) -> None:
+    one, both = workers.slice(hosts=1), workers.slice(hosts=slice(0, 2))
+    procs.grow(hosts=1)
+    assert one.where.call_one().get(20)[2] == "m1"
+    assert hosts_of(both) == ["m0", "m1"]
+    procs.shrink(hosts=[1])
+    assert hosts_of(workers) == ["m0", "m2"]
+    with pytest.raises(SupervisionError, match=r"trainers has shrunk, and has let hosts=1 go[\s\S]*take a slice"):
+        both.where.call().get(20)
+    assert hosts_of(both.slice(hosts=0)) == ["m0"]
+
+
+def test_who_holds_a_reference_elsewhere_follows(simulated: Cluster, procs: ProcMesh, workers: Any) -> None:
+    beside = simulated.this_host().spawn_procs({"one": 1}, name="beside")
+    holder = beside.spawn("holder", Holder, workers).slice(one=0)
+    assert holder.hosts.call_one().get(20) == ["m0", "m1"]
+    procs.grow(hosts=2)
+    assert holder.hosts.call_one().get(20) == ["m0", "m1", "m2", "m3"]
+    procs.shrink(hosts=[0, 2])
+    assert holder.hosts.call_one().get(20) == ["m1", "m3"]
+    beside.stop().get(20)
+
+
+def test_places_count_anew_after_a_host_of_the_middle_has_gone_and_its_room_is_used_again(
+    procs: ProcMesh, workers: Any
+) -> None:
+    procs.grow(hosts=1)
+    told = procs.shrink(hosts=["m1"])
+    assert (told.gone, told.hosts, told.actors, told.freed) == ("hosts=1", ("m1",), ("workers",), ())
+    assert [rank for rank, _, _ in workers.where.call().get(20).values()] == [0, 1]
+    late = procs.spawn("late", Worker, "late")
+    assert hosts_of(late) == ["m0", "m2"]
+    procs.grow(hosts=2)
+    assert hosts_of(workers) == ["m0", "m2", "m1", "m3"]
+    assert hosts_of(late) == ["m0", "m2", "m1", "m3"]
+    procs.shrink(hosts=-3)
+    assert hosts_of(workers) == ["m0"]
+
+
+def test_actors_on_a_part_of_a_mesh_stay_where_they_are(procs: ProcMesh) -> None:
+    part = procs.slice(hosts=slice(1, 2)).spawn("part", Worker, "p")
+    assert procs.grow(hosts=1).actors == ()
+    assert hosts_of(part) == ["m1"]
+    assert procs.shrink(hosts=[1]).actors == ("part",)
+    with pytest.raises(SupervisionError, match="part"):
+        part.where.call().get(20)
+
+
+def test_where_an_actor_does_not_start_nothing_has_changed(procs: ProcMesh, workers: Any) -> None:
+    procs.spawn("picky", Picky, "m3").initialized.get(20)
+    with pytest.raises(HealError, match=r"trainers has not grown, and is as it was before[\s\S]*not on m3"):
+        procs.grow(hosts=2)
+    assert (len(procs), len(workers)) == (2, 2)
+    assert hosts_of(workers) == ["m0", "m1"]
+
+
+def test_a_host_that_dies_meanwhile_ends_the_growth_and_what_was_there_works(
+    simulated: Cluster, procs: ProcMesh, workers: Any
+) -> None:
+    simulated.kill_host(5)
+    five = HostMesh("five", ["m5"], simulated.hosts().slice(hosts=slice(0, 1)).region)
+    with pytest.raises(HealError, match="trainers has not grown"):
+        procs.grow(hosts=five)
+    assert hosts_of(workers) == ["m0", "m1"]
+    assert procs.grow(hosts=1).hosts == ("m2",)
+    assert hosts_of(workers) == ["m0", "m1", "m2"]
+
+
+def test_what_has_failed_is_healed_and_a_mesh_grows_beside_it(
+    simulated: Cluster, procs: ProcMesh, workers: Any, kill: Callable[[ProcMesh], None]
+) -> None:
+    hosts_of(workers)
+    kill(procs.slice(hosts=1))
+    simulated.failures.clear()
+    procs.grow(hosts=1)
+    with pytest.raises(SupervisionError, match="hosts=1"):
+        workers.where.call().get(20)
+    heal_mesh(procs)
+    assert hosts_of(workers) == ["m0", "m1", "m2"]
+    procs.shrink(hosts=[1])
+    assert hosts_of(workers) == ["m0", "m2"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda mesh: mesh.grow(gpus=1), "trainers grows and shrinks along 'hosts' alone, got gpus"),
+        (lambda mesh: mesh.grow(hosts=0), "say how many more, at least 1"),
+        (lambda mesh: mesh.shrink(hosts=1), "say hosts=-1 for the last one, hosts=\\[1\\] for that one"),
+        (lambda mesh: mesh.shrink(hosts=["m7"]), "has no host 'm7': it has 2, m0, m1"),
+        (lambda mesh: mesh.shrink(hosts=-2), "at least one must stay; stop\\(\\) ends them all"),
+        (lambda mesh: mesh.slice(hosts=0).grow(hosts=1), "only a whole mesh can grow, not a slice of trainers"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(procs: ProcMesh, ask: Callable[[ProcMesh], object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ask(procs)
+
+
+class Source:
+    """Gives the other hosts of the cluster, and takes them back."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts, self.back = list(hosts), list[str]()
+
+    def more(self, count: int, timeout: float) -> tuple[str, ...]:
+        if count > len(self.hosts):
+            raise NoMoreHostsError(f"job 7 has given {len(self.hosts)} of {count} hosts within {timeout:g} s")
+        given, self.hosts = self.hosts[:count], self.hosts[count:]
+        return tuple(given)
+
+    def let_go(self, hosts: Sequence[str]) -> None:
+        self.back += hosts
+
+    def __str__(self) -> str:
+        return "job 7"
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source("m2", "m3")
+
+
+@pytest.fixture
+def fleet(source: Source) -> HostMesh:
+    return HostMesh("fleet", ["m0", "m1"], host_labels(["m0", "m1"]), owned=True, source=source)
+
+
+@pytest.fixture
+def trainers(fleet: HostMesh) -> Iterator[Any]:
+    procs = fleet.spawn_procs({"gpus": 1}, name="trainers")
+    yield procs.spawn("workers", Worker, "w")
+    procs.stop().get(20)
+
+
+def procs_of(workers: Any) -> ProcMesh:
+    state = state_of(workers).procs
+    return ProcMesh(state, state.region)
+
+
+def test_hosts_come_from_the_job_and_go_back_to_it(fleet: HostMesh, source: Source, trainers: Any) -> None:
+    procs = procs_of(trainers)
+    procs.grow(hosts=1)
+    assert (len(fleet), hosts_of(trainers)) == (3, ["m0", "m1", "m2"])
+    others = fleet.spawn_procs({"gpus": 1}, name="others")
+    assert procs.shrink(hosts=[1]).freed == ()  # something else is there
+    others.stop().get(20)
+    assert procs.shrink(hosts=[1]).freed == ("m2",)
+    assert (source.back, fleet.sizes) == (["m2"], {"hosts": 2})
+    told = procs.grow(hosts=2)  # the one that is free first
+    assert told.hosts == ("m1", "m3")
+    assert hosts_of(trainers) == ["m0", "m1", "m3"]
+    told = fleet.shrink(hosts=["m1"])
+    assert (told.actors, source.back) == (("workers",), ["m2", "m1"])
+    assert hosts_of(trainers) == ["m0", "m3"]
+
+
+def test_hosts_that_do_not_come_change_nothing_and_those_that_came_for_nothing_go_back(
+    fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    procs = procs_of(trainers)
+    with pytest.raises(NoMoreHostsError, match="job 7 has given 2 of 3 hosts within 5 s"):
+        procs.grow(hosts=3, timeout=5)
+    assert (hosts_of(trainers), len(fleet)) == (["m0", "m1"], 2)
+    procs.spawn("picky", Picky, "m2").initialized.get(20)
+    with pytest.raises(HealError, match="not on m2"):
+        procs.grow(hosts=1)
+    assert hosts_of(trainers) == ["m0", "m1"]
+    until(lambda: source.back == ["m2"])
+
+
+def test_another_host_comes_in_the_place_of_one_that_is_lost(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    procs = procs_of(trainers)
+    procs.grow(hosts=1)
+    slice_of_last = trainers.slice(hosts=2)
+    other = fleet.spawn_procs({"gpus": 1}, name="other").spawn("other", Worker, "o")
+    hosts_of(other)
+    simulated.kill_host(2)
+    simulated.failures.clear()
+    assert heal_mesh(trainers, replace=True) is trainers
+    assert (hosts_of(trainers), slice_of_last.where.call_one().get(20)[2]) == (["m0", "m1", "m3"], "m3")
+    heal_mesh(other, replace=True)  # no other host is asked for
+    assert hosts_of(other) == ["m0", "m1", "m3"]
+    procs_of(other).stop().get(20)
+    simulated.kill_host(3)
+    simulated.failures.clear()
+    with pytest.raises(NoMoreHostsError, match="job 7 has given 0 of 1"):
+        heal_mesh(trainers, replace=True)
+    procs.shrink(hosts=-1)
+    assert hosts_of(trainers) == ["m0", "m1"]
+
+
+def test_hosts_that_no_job_gives_do_not_become_more(procs: ProcMesh, hosts: HostMesh) -> None:
+    with pytest.raises(NoMoreHostsError, match="hosts cannot grow: its hosts were attached one by one"):
+        procs.grow(hosts=9)
+    assert len(procs) == 2
