@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from monarch_nb.compat.names import ALIASES, no_counterpart
+from monarch_nb.compat.refused import refused
 
 
 class Alias(ModuleType):
@@ -27,7 +28,12 @@ class Alias(ModuleType):
             module = importlib.import_module(home)
             if name in vars(module) or name in getattr(module, "__all__", ()):
                 return getattr(module, name)
+        if (found := refused(below)) is not None:
+            return found
         raise AttributeError(no_counterpart(below))
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
 
     def _public(self) -> list[str]:
         homes = [importlib.import_module(home) for home in self._homes]

@@ -5,8 +5,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from enum import Enum
 
-from monarch_nb.runtime import current
+from monarch_nb.runtime import Context, current, kind_of, started
 from monarch_nb.settings import transport
 
 _context = current
@@ -20,6 +21,34 @@ def _get_bootstrap_args() -> tuple[str, list[str] | None, dict[str, str]]:
 
 BindSpec = transport
 """Where to listen, from a ChannelTransport, its word, or an address: what `default_transport` reads back as."""
+
+
+class ActorKind(Enum):
+    """How the endpoints of an actor are executed: on a thread of its own, or on an event loop of its own."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+def _actor_kind(cls: type) -> ActorKind:
+    """The kind of an actor class. Raises ValueError for one that mixes both."""
+    return ActorKind(kind_of(cls))
+
+
+class _ClientContext:
+    def try_get(self) -> Context | None:
+        """The context of the client in this process; None in processes of a mesh, and before the first use."""
+        here = started()
+        root = None if here is None else here.root_context
+        return root if root is not None and root.actor_instance.class_name is None else None
+
+
+_client_context = _ClientContext()
+
+
+def has_tensor_engine() -> bool:
+    """Whether torchmonarch's distributed tensors are there: they are not."""
+    return False
 
 
 def is_ipython() -> bool:
@@ -49,4 +78,4 @@ def in_fake_sync_state() -> bool:
     return getattr(_hidden, "depth", 0) > 0
 
 
-__all__ = ["BindSpec", "fake_sync_state", "in_fake_sync_state", "is_ipython"]
+__all__ = ["ActorKind", "BindSpec", "fake_sync_state", "has_tensor_engine", "in_fake_sync_state", "is_ipython"]

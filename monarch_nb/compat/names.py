@@ -4,6 +4,9 @@ from monarch_nb._absent import PAGE, NotYetError, sentence
 
 _ACTOR = ("monarch_nb.actor",)
 _INTERNALS = ("monarch_nb.compat.internals",)
+_TASKS = ("monarch_nb.compat.tasks",)
+_REFS = ("monarch_nb.compat.refs",)
+_DRILLS = ("monarch_nb.compat.drills",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
 _JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
@@ -73,21 +76,26 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.rdma.rdma": ("monarch_nb.rdma",),
     "monarch._src.spmd": ("monarch_nb.spmd",),
     "monarch._src.spmd.actor": ("monarch_nb.spmd",),
-    "monarch._rust_bindings": (),
+    "monarch._rust_bindings": _INTERNALS,
+    "monarch._rust_bindings.monarch_extension": (),
+    "monarch._rust_bindings.monarch_extension.blocking": _DRILLS,
+    "monarch._rust_bindings.monarch_extension.panic": _DRILLS,
     "monarch._rust_bindings.monarch_hyperactor": (),
-    "monarch._rust_bindings.monarch_hyperactor.actor": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.actor": (*_ACTOR, *_INTERNALS, *_REFS),
+    "monarch._rust_bindings.monarch_hyperactor.actor_mesh": (*_ACTOR, *_DRILLS),
     "monarch._rust_bindings.monarch_hyperactor.bootstrap": ("monarch_nb.compat.worker_loops", *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.buffers": ("monarch_nb.compat.pickling",),
     "monarch._rust_bindings.monarch_hyperactor.channel": (*_ACTOR, *_INTERNALS),
     "monarch._rust_bindings.monarch_hyperactor.config": ("monarch_nb.config",),
-    "monarch._rust_bindings.monarch_hyperactor.context": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.context": (*_ACTOR, "monarch_nb.runtime.context"),
     "monarch._rust_bindings.monarch_hyperactor.endpoint": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.handle": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.handle": (*_ACTOR, *_TASKS),
     "monarch._rust_bindings.monarch_hyperactor.host_mesh": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.mailbox": _ACTOR,
-    "monarch._rust_bindings.monarch_hyperactor.proc": (*_ACTOR, "monarch_nb.runtime.context"),
+    "monarch._rust_bindings.monarch_hyperactor.mailbox": (*_ACTOR, *_REFS),
+    "monarch._rust_bindings.monarch_hyperactor.proc": (*_ACTOR, *_REFS, "monarch_nb.runtime.context"),
     "monarch._rust_bindings.monarch_hyperactor.proc_mesh": _ACTOR,
+    "monarch._rust_bindings.monarch_hyperactor.pytokio": _TASKS,
+    "monarch._rust_bindings.monarch_hyperactor.runtime": (*_TASKS, *_DRILLS),
     "monarch._rust_bindings.monarch_hyperactor.shape": (*_SHAPE, *_ACTOR),
     "monarch._rust_bindings.monarch_hyperactor.supervision": _ACTOR,
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": _ACTOR,

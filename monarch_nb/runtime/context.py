@@ -185,6 +185,9 @@ class Instance:
         """Stops this actor gracefully after the current message; that is no failure."""
         self._end("stop", reason)
 
+    def _as_rust(self) -> "Instance":
+        return self
+
     def __str__(self) -> str:
         return str(self.actor_id)
 

@@ -119,7 +119,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         )
         if state is not None:
             what = "proc mesh" if self.procs else "actor mesh"
-            told = [f"{what} {self.mesh_name} has status: {state}: {self.cause.text}"]
+            told = [f"The {what} {self.mesh_name} has status: {state}: {self.cause.text}"]
             if self.places:
                 told.append(f"  mesh      {self.mesh_name}, {self.where}")
             told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 import monarch._src.actor.pickle as native_pickle
+from monarch._rust_bindings.monarch_hyperactor.actor import PythonMessage, PythonMessageKind
+from monarch._rust_bindings.monarch_hyperactor.handle import _new_handle_pair
+from monarch._rust_bindings.monarch_hyperactor.mailbox import PortId, PortRef
+from monarch._rust_bindings.monarch_hyperactor.proc import ActorAddr
+from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
 from monarch._src.actor import actor_mesh
+from monarch._src.actor.host_mesh import _spawn_admin
 from monarch._src.actor.mock import patch_actor
 from monarch.actor import (
     Actor,
@@ -219,3 +225,75 @@ def test_bootstrap_main_is_the_program_of_a_process() -> None:
     worker: Any = procs.spawn("worker", Worker)
     assert worker.twice.call_one(4).get(40) == 8
     procs.stop().get(20)
+
+
+def test_a_message_to_an_address_written_by_hand_comes_back_to_its_sender() -> None:
+    class Sender(Actor):
+        def __init__(self) -> None:
+            self.lost: list[str] = []
+
+        @endpoint
+        def send_nowhere(self) -> None:
+            nobody = ActorAddr(addr="local:0", proc_name="bogus", actor_name="bogus")
+            message = PythonMessage(PythonMessageKind.Result(None), b"123", [])
+            PortRef(PortId(actor_id=nobody, port=7)).send(context().actor_instance._as_rust(), message)
+
+        @endpoint
+        def what_came_back(self) -> list[str]:
+            return self.lost
+
+        def _handle_undeliverable_message(self, message: Any) -> bool:
+            self.lost.append(message.dest())
+            return True
+
+    sender: Any = this_proc().spawn("sender", Sender)
+    sender.send_nowhere.call_one().get(20)
+    assert "bogus" in sender.what_came_back.call_one().get(20)[0]
+
+
+def test_tasks_run_beside_the_program_in_the_context_of_their_maker() -> None:
+    mine = context()
+
+    async def double(number: int) -> int:
+        await PythonTask.sleep(0.001)
+        assert context() is mine
+        return 2 * number
+
+    assert PythonTask.from_coroutine(double(4)).block_on() == 8
+    slow = PythonTask.sleep(60)
+    assert PythonTask.select_one([slow, PythonTask.spawn_blocking(context).task()]).block_on() == (mine, 1)
+    shared = PythonTask.from_coroutine(double(5)).spawn()
+    assert (shared.block_on(), shared.poll()) == (10, 10)
+    with pytest.raises(TimeoutError):
+        PythonTask.sleep(60).with_timeout(0.01).block_on()
+    with pytest.raises(ValueError, match="asked for before"):
+        slow.block_on()
+
+
+def test_a_handle_is_settled_once_and_seen_by_many() -> None:
+    handle, completer = _new_handle_pair()
+    assert handle.poll() is None
+    with pytest.raises(TimeoutError, match="goes on"):
+        handle.get(0.01)
+
+    async def see() -> int:
+        given_up = handle.as_asyncio()
+        given_up.cancel()
+        completer.set_result(3)
+        return await handle
+
+    assert (asyncio.run(see()), handle.get(), handle.poll()) == (3, 3, 3)
+    with pytest.raises(RuntimeError, match="has a result already"):
+        completer.set_exception(OSError())
+    left, nobody = _new_handle_pair()
+    del nobody
+    with pytest.raises(RuntimeError, match="ended without one"):
+        left.get()
+
+
+def test_modules_of_private_paths_travel_and_what_is_not_kept_says_so_when_it_is_used() -> None:
+    assert pickle.loads(pickle.dumps(actor_mesh)) is actor_mesh
+    assert actor_mesh._actor_kind(Waiting) == actor_mesh.ActorKind.ASYNC
+    assert actor_mesh._client_context.try_get() is context()
+    with pytest.raises(NotImplementedError, match="the inside of torchmonarch"):
+        _spawn_admin()

@@ -101,8 +101,8 @@ def test_a_star_import_from_a_private_path_brings_the_public_names() -> None:
 
 
 def test_a_private_name_without_counterpart_says_so() -> None:
-    with pytest.raises(ImportError, match=r"actor_mesh\._client_context is private to torchmonarch"):
-        from monarch._src.actor.actor_mesh import _client_context  # noqa: F401
+    with pytest.raises(ImportError, match=r"actor_mesh\._init_instance is private to torchmonarch"):
+        from monarch._src.actor.actor_mesh import _init_instance  # noqa: F401
 
 
 def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
@@ -244,7 +244,7 @@ def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
 
 
 def test_unknown_private_modules_are_not_there() -> None:
-    for name in ("monarch._src.actor.mpsc", "monarch._rust_bindings.monarch_hyperactor.pytokio", "monarch.nonsense"):
+    for name in ("monarch._src.actor.mpsc", "monarch._rust_bindings.monarch_hyperactor.pywaker", "monarch.nonsense"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
 

@@ -140,7 +140,8 @@ class ActorCell(AnsweringActor):
         token = current.set(Context(self.instance, self.instance.rank, cause=origin))
         self.process.log.begin(origin)
         try:
-            self.process.await_setup()
+            if header.src != self.process.address:  # what the set-up itself spawns here is a part of it
+                self.process.await_setup()
             if self.obj is None and parcel is not None:
                 cls, args, kwargs = self.process.decode_spawn(parcel)
                 self.endpoints = endpoints_of(cls)

@@ -157,5 +157,5 @@ def kind_of(cls: type) -> Kind:
                 raise ValueError(f"{name} has sync endpoints, but an async {hook}; make it `def`")
         return "sync"
     if asynchronous and hooks.get("__cleanup__") is False:
-        raise ValueError(f"{name} has async endpoints, but a sync __cleanup__; make it `async def`")
+        raise ValueError(f"{name} has async endpoints, but a synchronous __cleanup__; make it `async def`")
     return "async"
