@@ -145,7 +145,8 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
             if os.path.lexists(link):
                 raise UnreachableError(f"the worker at ipc://{path} has ended: {os.readlink(link)} is gone")
             raise UnreachableError(
-                f"no worker answers at ipc://{path}: start it there with run_worker_loop_forever(address=...)"
+                f"attach failed: config push failed during attach: no worker answers at ipc://{path}: "
+                "start it there with run_worker_loop_forever(address=...)"
             )
         time.sleep(_LOOK_S)
     socket = Path(os.path.realpath(link))

@@ -340,6 +340,11 @@ def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[An
 
 
 def shutdown_context(host_timeout: float | None = None) -> "Future[None]":
-    """Ends what this process has started and leaves the cluster. Blocks until it is done."""
+    """Ends what this process has started and leaves the cluster. Blocks until it is done.
+
+    Hosts have `host_timeout` seconds. Raises ValueError, before anything has ended, for what is no number of seconds.
+    """
+    if host_timeout is not None and not 0 <= host_timeout < 2**63:
+        raise ValueError(f"host_timeout must be None or a number of seconds >= 0, not {host_timeout}")
     shutdown(host_timeout)
     return resolved_future(None)

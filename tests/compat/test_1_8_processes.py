@@ -24,10 +24,12 @@ from monarch.actor import (
     get_or_spawn_controller,
     run_worker_loop_forever,
     send,
+    shutdown_context,
     start_worker_loop_forever,
     this_host,
     this_proc,
 )
+from monarch.config import configured
 from tests.cluster.worker_tools import short_folder, workers_at
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -189,3 +191,18 @@ def test_twelve_processes_on_a_small_machine() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 12})
     assert list(procs.spawn("users", User).rank.call().get(50).values()) == list(range(12))
     procs.stop().get(20)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e300])
+def test_a_shutdown_with_an_impossible_timeout_is_refused_and_ends_nothing(quad: ProcMesh, seconds: float) -> None:
+    with pytest.raises(ValueError, match="host_timeout must be"):
+        shutdown_context(seconds)
+    assert quad.initialized.get(20)
+
+
+def test_a_worker_that_never_listened_is_named_to_who_attaches() -> None:
+    with short_folder() as folder, configured(mesh_attach_config_timeout="200ms"):
+        hosts = attach_to_workers(ca="trust_all_connections", workers=[f"ipc://{folder}/nobody"])
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"attach failed: .*{folder}/nobody"):
+                hosts.initialized.get(20)
