@@ -34,6 +34,7 @@ from monarch_nb.wire import Asker, agent_of
 
 logger = logging.getLogger(__name__)
 _AGREE_S = 10.0  # for an agent to take note
+KEEPERS = 2  # hosts of a mesh that keep all there is to know of it: agents may be started anew
 _SOON_S = 0.05  # meshes are spawned one after the other
 
 
@@ -164,7 +165,7 @@ class Leaving:
     # -- what is kept of a mesh before it is left ---------------------------------------------------------------------
 
     def _holds(self, state: ProcState, seconds: float, *, keep: bool) -> dict[str, p.Hold]:
-        """What each of its hosts is told; the first one keeps all there is to know."""
+        """What each of its hosts is told; the first ones keep all there is to know."""
         parts = parts_of(self._engine, state)
         notes = self._noted(state)
         if notes is not None:
@@ -186,8 +187,8 @@ class Leaving:
             meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
             grant=grant, turn=turn,
         )  # fmt: skip
-        other = msgspec.structs.replace(first, parts={}, file="")
-        return {host: other if host != hosts[0] else first for host in hosts}
+        second, other = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
+        return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}
 
     def _way(self, state: ProcState, host: str) -> Way:
         try:

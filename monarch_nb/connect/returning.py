@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from monarch_nb._about import __version__, more
 from monarch_nb.connect.following import follow
 from monarch_nb.connect.hosts import AttachError
-from monarch_nb.connect.leaving import Leaving
+from monarch_nb.connect.leaving import KEEPERS, Leaving
 from monarch_nb.connect.lives import Lives
 from monarch_nb.connect.record import NOTES, actors_from, procs_from
 from monarch_nb.connect.routes import Routes
@@ -32,7 +33,7 @@ from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, 
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import agent_of, parse_address
+from monarch_nb.wire import agent_of, host_of, parse_address
 
 _ANSWER_S = 10.0
 
@@ -76,8 +77,11 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     hosts = _reach_all(engine, path, mesh)
     answers = _ask(engine, mesh, hosts, steal=steal)
     asked = []
-    for host, answer in zip(hosts, answers, strict=True):
-        stop = p.Stop(tuple(proc.address for proc in answer.procs), reason="stopped by monarch-nb mesh stop")
+    by_host: dict[str, list[str]] = {}
+    for proc in (proc for answer in answers for proc in answer.procs):
+        by_host.setdefault(host_of(proc.address), []).append(proc.address)
+    for host, addresses in by_host.items():
+        stop = p.Stop(tuple(addresses), reason="stopped by monarch-nb mesh stop")
         asked.append(request(engine, agent_of(host), verbs.STOP, stop))
     ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
     mesh_files.remove(path)
@@ -147,16 +151,26 @@ def _reach_all(engine: Runtime, path: Path, mesh: MeshFile) -> list[str]:
 
 
 def _ask(engine: Runtime, mesh: MeshFile, hosts: Sequence[str], *, steal: bool) -> list[p.Attached]:
-    """Gets the mesh from its first host, which decides, then from the others."""
-    holder = engine.part(Leaving).holder
-    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal)
+    """Gets the mesh from the first of its hosts that knows of it, which decides, then from the others.
+
+    What the deciding one says comes first. An agent that was started anew knows nothing, and has no procs of it.
+    """
+    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=engine.part(Leaving).holder, steal=steal)
+    left = list(hosts)
     try:
-        first = request(engine, agent_of(hosts[0]), verbs.ATTACH, wanted).get(_ANSWER_S)
-        follow = p.Attach(
-            uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, grant=first.grant, turn=first.turn
-        )
-        asked: list[Future[p.Attached]] = [request(engine, agent_of(host), verbs.ATTACH, follow) for host in hosts[1:]]
+        first = p.Attached(known=False)
+        for host in hosts[:KEEPERS]:
+            left.remove(host)
+            first = request(engine, agent_of(host), verbs.ATTACH, wanted).get(_ANSWER_S)
+            if first.known:
+                break
+        if not first.known:
+            raise AttachError.of(f"{mesh.name} is not there any more: it was stopped, or its lease has ended")
+        wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
+        asked: list[Future[p.Attached]] = [request(engine, agent_of(host), verbs.ATTACH, wanted) for host in left]
         return [first, *(answer.get(_ANSWER_S) for answer in asked)]
+    except AttachError:
+        raise
     except (RuntimeError, TimeoutError, TransportError) as error:
         raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
 
@@ -180,6 +194,7 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
     for address, proc in living.items():
         watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
     exits = tuple(gone for answer in answers for gone in answer.exits)
+    exits = (*exits, *_missing(procs, answers))
     for gone in exits:
         watcher.gone_meanwhile(gone)
     welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
@@ -192,6 +207,27 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
     story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended))
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return Return(ProcMesh(procs, procs.region), whole, story, notes)
+
+
+def _missing(procs: ProcState, answers: Sequence[p.Attached]) -> list[p.Exited]:
+    """The ends of processes that do not live, and of whose ends nobody was to be told.
+
+    They had ended before the mesh was left, or in the middle of a heal, or with an agent that was started anew.
+    """
+    known = {proc.address: proc for answer in answers for proc in answer.procs}
+    told = {gone.address for answer in answers for gone in answer.exits}
+    missing = []
+    for rank in range(procs.layout.size):
+        address = procs.address(rank)
+        proc = known.get(address)
+        if address in told or (proc is not None and proc.exit is None):
+            continue
+        if proc is not None and proc.exit is not None:
+            missing.append(msgspec.structs.replace(proc.exit, expected=False))
+            continue
+        reason = "the process this actor was running on failed: its host's agent was started anew meanwhile"
+        missing.append(p.Exited(address=address, host=host_of(address), at=time.time(), reason=reason, expected=False))
+    return missing
 
 
 def _follow_lives(procs: ProcState, addresses: Sequence[str]) -> None:

@@ -89,16 +89,15 @@ class Keeper:
 
     def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached | None:
         one = self._holdings.get(wanted.uid)
-        why, left_at = ("", 0.0) if one is None else (one.why, one.left_at)
-        who = wanted.holder
+        if one is None:
+            return p.Attached(known=False)
+        why, left_at, who = one.why, one.left_at, wanted.holder
         try:
             before = self._holdings.attach(wanted.uid, wanted.secret, who, steal=wanted.steal, grant=wanted.grant,
                                             turn=wanted.turn)  # fmt: skip
         except HeldError as error:
             asker.refuse(str(error))
             return None
-        one = self._holdings.get(wanted.uid)
-        assert one is not None
         mine = self._procs(one)
         for child in mine:
             child.own(wanted.holder.address)

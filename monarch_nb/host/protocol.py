@@ -227,15 +227,16 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to agent.attach: the mesh is the sender's. What is needed to use it, and what has happened meanwhile."""
 
-    grant: int
-    turn: int
-    left_at: float
-    why: str
-    parts: dict[str, bytes]
-    procs: "tuple[ProcState, ...]"
-    logs: dict[str, str]  # the log file of each proc
-    exits: tuple[Exited, ...]
+    grant: int = 0
+    turn: int = 0
+    left_at: float = 0.0
+    why: str = ""
+    parts: dict[str, bytes] = {}
+    procs: "tuple[ProcState, ...]" = ()
+    logs: dict[str, str] = {}  # the log file of each proc
+    exits: tuple[Exited, ...] = ()
     before: Holder | None = None  # whom it was taken from
+    known: bool = True  # not to an agent that was started anew, or that has seen it end: it has nothing of it
 
 
 class Stolen(msgspec.Struct, frozen=True):
