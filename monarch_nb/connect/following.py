@@ -37,7 +37,10 @@ def follow(engine: Runtime, mesh: MeshFile, way: Way) -> None:
         endpoint = _endpoint(routes, way)
         [host] = attach_hosts([endpoint], key=key, insecure_loopback=key is None).host_ids
         if host != way.host:
-            raise AttachError.of(f"{endpoint} is host {host} now: the agent of {way.host} has ended")
+            raise AttachError.of(
+                f"host {host} answers at {endpoint}, not {way.host}: that one's agent has ended, or the name leads "
+                "elsewhere"
+            )
 
 
 def _endpoint(routes: Routes, way: Way) -> str:

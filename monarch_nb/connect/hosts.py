@@ -13,6 +13,7 @@ from monarch_nb.host.packages import differences
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
+from monarch_nb.wire import agent_of
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,11 @@ def attach_hosts(
     states: list[p.HostState] = []
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
-        wrong = state if isinstance(state, TransportError) else objection(endpoint, state, states)
+        wrong = (
+            state
+            if isinstance(state, TransportError)
+            else objection(endpoint, state, states) or _double(endpoint, state)
+        )
         if wrong is not None:
             errors[endpoint] = wrong
         elif isinstance(state, p.HostState):
@@ -94,6 +99,19 @@ def attach_hosts(
         answer.get(timeout)
     engine.part(Routes).settle(hosts, timeout)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
+
+
+def _double(endpoint: str, state: p.HostState) -> Exception | None:
+    """What is wrong where two agents call themselves by one name, and the one that is attached lives."""
+    known = runtime().part(Routes).attached.get(state.host)
+    if known is None or known.lost or known.incarnation == state.incarnation or known.endpoint == endpoint:
+        return None
+    if not runtime().node.connected(agent_of(state.host)):
+        return None
+    return ValueError(
+        f"{endpoint} calls itself host {state.host}, as {known.endpoint or 'one that has dialled'} does, which is "
+        "attached and lives: start one of the two agents with --host and another id"
+    )
 
 
 def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:

@@ -1,5 +1,6 @@
 """Hosts that dial this process, where nobody can dial them: taken in at one TCP endpoint."""
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.transport import Keys, UnreachableError
-from monarch_nb.wire import Asker, Done
+from monarch_nb.wire import Asker, Done, agent_of
+
+log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
 _BEATS = 1000  # of these words a second, however many hosts there are
 _ASK_S = 3.0
 _JOIN_S = 10.0
+_CALL_S = 5.0  # from an agent's question whom to join until its connection stands
 
 
 class JoinedHost(RemoteHost):
@@ -81,6 +85,7 @@ class Reception:
         self.refused: dict[str, Exception] = {}
         self._engine = engine
         self._new: dict[str, p.HostState] = {}
+        self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent of each name that was told to join
         self._changed = threading.Condition()
         engine.verbs.handle(verbs.WHO, self._who)
         engine.verbs.handle(verbs.HOST_JOINS, self._joins)
@@ -97,14 +102,35 @@ class Reception:
 
     def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        is_back = isinstance(self._engine.part(Routes).attached.get(state.host), JoinedHost)
-        wrong = None if is_back else objection(f"host {state.host}", state, ())
+        attached = self._engine.part(Routes).attached.get(state.host)
+        is_back = isinstance(attached, JoinedHost)
+        wrong = self._double(state, attached)
+        if wrong is None and not is_back:
+            wrong = objection(f"host {state.host}", state, ())
         with self._changed:
             if wrong is None:
+                self._asked[state.host] = (state, time.monotonic())
                 self.refused.pop(state.host, None)
             else:
+                if str(self.refused.get(state.host)) != str(wrong):
+                    log.warning("%s", wrong)
                 self.refused[state.host] = wrong
         return p.Who(self._engine.address, "" if wrong is None else str(wrong))
+
+    def _double(self, state: p.HostState, attached: AttachedHost | None) -> Exception | None:
+        """What is wrong where two agents call themselves by one name, and the first of them lives."""
+        if attached is not None and not isinstance(attached, JoinedHost):
+            return None  # that is objected to anyway
+        first, asked_at = self._asked.get(state.host, (state, 0.0))
+        if first.incarnation == state.incarnation:
+            return None
+        calls = time.monotonic() - asked_at < _CALL_S  # it has been told to, and does in a moment
+        if not calls and not self._engine.node.connected(agent_of(state.host)):
+            return None
+        return ValueError(
+            f"host {state.host} has joined by another agent, process {first.pid}: this one, process {state.pid}, needs "
+            "an id of its own (monarch-nb agent --host), or that one has to end first"
+        )
 
     def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:

@@ -168,12 +168,12 @@ def take(how: str = "") -> None:
     say("stopped")
 
 
-def mend(_: str = "") -> None:
+def mend(lost: str = "1") -> None:
     """Attaches what has lost a process, and heals it."""
     procs: Any = monarch.attach("trainers")
     counter: Any = monarch.attach("counter")
     try:
-        counter.slice(gpus=1).pid.call().get()
+        counter.slice(**{counter.extent.labels[0]: int(lost)}).pid.call().get()
     except RuntimeError as error:
         say("error", str(error).splitlines()[0])
     monarch.heal_mesh(procs)

@@ -53,6 +53,14 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def apart() -> Iterator[Path]:
+    """A run folder as on another machine: there an agent may have the name of one that runs here."""
+    path = Path(f"/tmp/ma{os.getpid()}-{time.monotonic_ns() % 10**6}")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
 class Member(Actor):
     """Remembers who told it what, in order."""
 

@@ -163,9 +163,9 @@ def agents(place: Path) -> Iterator[tuple[Path, Callable[..., list[Any]]]]:
     Keys.load_or_create(key)
     started = []
 
-    def start(*options: str) -> list[Any]:
+    def start(*options: str, count: int = 2) -> list[Any]:
         line = [sys.executable, "-m", "monarch_nb", "agent", "--key", str(key), "--keep", *options]
-        mine = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+        mine = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(count)]
         started.extend(mine)
         return [msgspec.json.decode(agent.stdout.readline()) for agent in mine if agent.stdout is not None]
 
@@ -187,6 +187,39 @@ def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of
 
 
 @pytest.mark.slow
+def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    one, other = (agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0"))
+    Controller(place, "leave_hosts", str(key), one, other).done()
+    [file] = files(place)
+    written = file.read_text()
+    file.write_text(written.replace(one, other))
+    [refused] = Controller(place, "take").done().said("refused")
+    assert f"answers at {other}, not" in " ".join(refused)
+    file.write_text(written)
+    assert Controller(place, "take").done().said("refused") == []
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_mesh_is_attached_though_an_agent_was_started_anew_whose_ranks_are_healed_then(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]], which: int
+) -> None:
+    key, start = agents
+    mine = [start("--tcp", f"tcp://127.0.0.1:{free_port()}", count=1)[0] for _ in range(2)]
+    first = Controller(place, "leave_hosts", str(key), *(agent["endpoint"] for agent in mine)).done()
+    os.kill(mine[which]["pid"], signal.SIGKILL)
+    wait(lambda: not alive(int(first.said("pids")[0][which])))
+    start("--tcp", mine[which]["endpoint"], "--host", mine[which]["host"], count=1)
+    second = Controller(place, "mend", str(which)).done()
+    assert second.said("error"), second.lines
+    assert any(f"trainers hosts={which} ended: its host's agent was started anew" in line for line in second.lines)
+    counts = ["16", "16"]
+    counts[which] = "11"
+    assert second.said("counts") == [counts]
+
+
 def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:

@@ -21,6 +21,7 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
+    apart,
     key,
     nothing_left,
     user_hosts,
@@ -30,7 +31,7 @@ from tests.ports import free_port
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
-__all__ = ["key", "nothing_left"]
+__all__ = ["apart", "key", "nothing_left"]
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +215,20 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
         assert str(caught.value).startswith("2 of 3 hosts cannot be attached:")
         with pytest.raises(AttachError, match="is attached already"):
             attach_hosts([agent.endpoint, agent.endpoint], key=key)
+
+
+def test_an_agent_with_the_name_of_one_that_is_attached_and_lives_does_not_take_its_place(
+    agents: list[HostProcess], pair: Any, tmp_path: Path, key: Path, apart: Path
+) -> None:
+    members = pair.spawn_procs(name="members").spawn("members", Member)
+    before = members.where.call().get(SOON).values()
+    with user_hosts(tmp_path, 1, "--host", agents[0].host, "--run-folder", str(apart), key=key, shutdown=False) as [
+        twin
+    ]:
+        with pytest.raises(AttachError, match=f"calls itself host {agents[0].host}, as {agents[0].endpoint} does"):
+            attach_hosts([twin.endpoint], key=key)
+        assert members.where.call().get(SOON).values() == before
+    members.stop().get(SOON)
 
 
 def test_keys_on_one_side_only_are_told(tmp_path: Path, key: Path) -> None:

@@ -30,6 +30,7 @@ from tests.cluster.hosts_tools import (
     Caller,
     HostProcess,
     Member,
+    apart,
     faults,
     key,
     nothing_left,
@@ -41,7 +42,7 @@ from tests.processes import alive
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(120)
-__all__ = ["faults", "key", "nothing_left"]
+__all__ = ["apart", "faults", "key", "nothing_left"]
 
 
 class DiallingHost(HostProcess):
@@ -182,6 +183,33 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
         connect.shutdown()
         proxy.close()
         dialler.close()
+
+
+def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
+    tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure], apart: Path
+) -> None:
+    first = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a")
+    dialled = [first]
+    try:
+        hosts = accept_hosts(1, at=elsewhere, key=key, timeout=SOON)
+        members = hosts.spawn_procs(name="far").spawn("members", Member)
+        before = members.where.call().get(SOON).values()
+        second = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a", "--run-folder", str(apart))
+        dialled.append(second)
+        told = f"host h0a0a0a has joined by another agent, process {first.process.pid}: this one, process"
+        wait_until(lambda: told in second.errors.read_text())
+        with pytest.raises(AttachError, match="an id of its own"):
+            accept_hosts(1, at=elsewhere, key=key, timeout=0.1)
+        assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
+        first.process.kill()
+        wait_until(lambda: runtime().part(Routes).attached["h0a0a0a"].incarnation != 0 and len(faults) > 0)
+        wait_until(lambda: not runtime().part(Routes).attached["h0a0a0a"].lost)
+        heal_mesh(members)
+        assert members.where.call().get(SOON).values() != before
+    finally:
+        connect.shutdown()
+        for dialler in dialled:
+            dialler.close()
 
 
 def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> None:
