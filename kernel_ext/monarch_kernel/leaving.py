@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from IPython.core.error import UsageError
@@ -11,9 +11,10 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from monarch_nb.config import configure
 from monarch_nb.connect import Leaving, Return, come_back, left_meshes, listing
-from monarch_nb.mesh import ActorMesh, state_of
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
+from monarch_nb.runtime import ActorState, ProcState, Runtime, runtime
 from monarch_nb.settings import DurationError, parse_duration, settings
+from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import json_decoder
 
 from .arguments.words import is_name
@@ -24,10 +25,21 @@ from .session import Made, Session
 LEASE = "1h"
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A slice of a mesh, or a mesh in another shape."""
+
+    uid: str
+    labels: tuple[str, ...]
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 class Notes(msgspec.Struct, frozen=True):
     """What a notebook has to say of a mesh to the kernel that comes back to it."""
 
     variables: dict[str, str] = {}  # uids, by the variables that hold them
+    parts: dict[str, Part] = {}  # by the variables that hold them
     made: dict[str, Made] = {}  # what %mesh lines asked for, by name
 
 
@@ -49,8 +61,24 @@ class Notebook:
 
     def _notes(self, meshes: tuple[str, ...]) -> bytes:
         variables = {name: uid for name, uid in self._session.variables().items() if uid in meshes}
+        parts = {name: _part(mesh) for name, mesh in self._session.parts().items() if state_of(mesh).uid in meshes}
         made = {name: one for name, one in self._session.made().items() if one.uid in meshes}
-        return msgspec.json.encode(Notes(variables, made))
+        known = {name: part for name, part in parts.items() if part is not None}
+        return msgspec.json.encode(Notes(variables, known, made))
+
+
+def _part(mesh: Mesh) -> Part | None:
+    """What is written down of it; None for ranks that were picked one by one."""
+    region, ranks = region_of(mesh), region_of(mesh).ndslice
+    if type(ranks) is not NDSlice:
+        return None
+    return Part(state_of(mesh).uid, tuple(region.labels), ranks.offset, tuple(ranks.sizes), tuple(ranks.strides))
+
+
+def _of(mesh: Mesh, part: Part) -> Mesh:
+    region = Region(part.labels, NDSlice(part.offset, part.sizes, part.strides))
+    state = state_of(mesh)
+    return ProcMesh(state, region) if isinstance(state, ProcState) else ActorMesh(cast(ActorState, state), region)
 
 
 def bind(session: Session, back: Return) -> list[str]:
@@ -64,6 +92,7 @@ def bind(session: Session, back: Return) -> list[str]:
     named = set(notes.variables.values())
     wanted = {name: by_uid[uid] for name, uid in notes.variables.items() if uid in by_uid}
     wanted |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
+    wanted |= {name: _of(by_uid[part.uid], part) for name, part in notes.parts.items() if part.uid in by_uid}
     taken = [name for name, mesh in wanted.items() if is_name(name) and not session.bind(name, mesh)]
     session.remember({name: one for name, one in notes.made.items() if one.uid in by_uid})
     return taken

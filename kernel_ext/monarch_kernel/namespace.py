@@ -82,6 +82,16 @@ class Namespace:
         held = ((name, mesh, state_of(mesh)) for name, mesh in self._variables())
         return {name: state.uid for name, mesh, state in held if region_of(mesh) == state.region}
 
+    def parts(self) -> dict[str, Mesh]:
+        """Slices of meshes, and meshes in another shape, by the variables that hold them."""
+        values = tuple(self._shell.user_ns.items())
+        held = {
+            name: value
+            for name, value in values
+            if isinstance(value, (ProcMesh, ActorMesh)) and not is_hidden(self._shell, name)
+        }
+        return {name: mesh for name, mesh in held.items() if region_of(mesh) != state_of(mesh).region}
+
     def rows(self) -> list[Row]:
         """All meshes that are not stopped, with the variables that refer to them."""
         variables: dict[str, list[str]] = {}

@@ -47,6 +47,7 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
         assert notebook.run(COUNTER).ok().text == "[5, 5]"
         pids = notebook.run("trainers.run(os.getpid).get().values()").ok().text
         notebook.run("waits = mine.slice(gpus=1).stopped.call_one()").ok()
+        notebook.run("row = trainers.flatten('all'); last = mine.slice(gpus=1)").ok()
         left = notebook.run("%detach trainers --lease 2m").ok()
         assert "trainers is left for 2m: %attach trainers comes back to it" in left.stdout
         assert "attach" in notebook.run("mine.add.call(1).get()").traceback
@@ -60,6 +61,7 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
         assert "counter.stopped() runs on gpus=1" in back.stdout
         assert notebook.run("trainers.run(__import__('os').getpid).get().values()").ok().text == pids
         assert notebook.run("mine.slice(gpus=0).add.call_one(2).get()").ok().text == "7"
+        assert notebook.run("[row.sizes, last == mine.slice(gpus=1)]").ok().text == "[{'all': 2}, True]"
         notebook.run("import monarch.debug as debug; debug.wait(timeout=10)").ok()
         assert notebook.run("[(one.name, one.point) for one in debug.sessions()]").ok().text == "[('counter', (1,))]"
         assert "5" in notebook.run("print(debug.eval('here + 0'))").ok().stdout
