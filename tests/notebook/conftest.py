@@ -108,8 +108,13 @@ def fresh(stranger: Notebook, tmp_path: Path) -> Iterator[Notebook]:
     yield from _new(stranger, tmp_path)
 
 
+# A reset collects garbage, and need not look at torch each time: that is there to stay.
+FREEZE = "import gc, sys\nif 'torch' in sys.modules and not gc.get_freeze_count(): gc.collect(); gc.freeze()"
+
+
 def _new(kernel: Notebook, folder: Path) -> Iterator[Notebook]:
     kernel.aside(f"import os; os.chdir({str(folder)!r})")
+    kernel.aside(FREEZE)
     told = ast.literal_eval(kernel.run("dict(os.environ)").text)
     kernel.aside("get_ipython().reset(new_session=True)")
     yield kernel
