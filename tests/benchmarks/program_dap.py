@@ -133,15 +133,22 @@ def large(debugger: Debugger, count: int, rounds: int) -> None:
 
 
 def calls(notebook: Notebook, count: int, rounds: int) -> None:
-    """Calls to a class without a breakpoint, with the debugger on and one in another class, and off, by turns."""
+    """Calls to a class without a breakpoint, with the debugger on and one in another class; off before and after."""
+
+    def seconds() -> float:
+        return float(notebook.run(CALLS.format(count=count)).ok().text)
+
     ratios = []
+    seconds()
+    before = seconds()
     for _ in range(rounds):
-        off = float(notebook.run(CALLS.format(count=count)).ok().text)
         debugger = Debugger(notebook).on()
         debugger.mark(ACTORS, FIRST)
-        on = float(notebook.run(CALLS.format(count=count)).ok().text)
+        on = seconds()
         debugger.off()
-        ratios.append(on / off)
+        after = seconds()
+        ratios.append(2 * on / (before + after))
+        before = after
     figure("dap: calls beside it", ratio=statistics.median(ratios))
 
 

@@ -172,7 +172,7 @@ ROWS = (
         )
     ),
     Row("variables of a frame with a tensor of 1 GB p95", "ms", "dap: variables beside 1 GB", "p95", 100),
-    Row("and by how much its process grows meanwhile", "MB", "dap: memory beside 1 GB", "grown", 20),
+    Row("and by how much its process grows meanwhile", "MB", "dap: memory beside 1 GB", "grown", 50),
     Row("call_one beside the debugger, to a class without breakpoints", "×", "dap: calls beside it", "ratio", 1.02),
     Row("sampling 64 ranks, of each", "%", "dap: sampling", "percent", 3),
     Row("reducer: 10,000 ranks, 1,000 events/s, processor", "%", "faces: reducer", "share", 5),
