@@ -1,6 +1,7 @@
 """The debugger of a front end on the ranks of a mesh, over the control channel of a real kernel."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -314,7 +315,6 @@ def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours
     assert "4, 6, 8" in debugger.finish(cell).ok().text
 
 
-@pytest.mark.slow
 def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_by_what_they_are_like(
     debugger: Debugger,
 ) -> None:
@@ -338,6 +338,54 @@ def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_
     debugger.do("continue", threadId=1)
     assert debugger.finish(cell).ok().text == "1000000"
     debugger.finish(debugger.start("hung.stop().get()")).ok()
+
+
+def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded(debugger: Debugger) -> None:
+    debugger.finish(debugger.start("edited = w.slice(gpus=0).spawn('edited', Trainer)")).ok()
+    later = TRAINER.replace("loss = x + rank", "loss = x + rank + 100")
+    debugger.finish(debugger.start(later)).ok()
+    debugger.mark(later, "loss = x + rank + 100")
+    assert debugger.finish(debugger.start("edited.step.call_one(1).get()")).ok().text == "2", "it runs what it ran"
+    debugger.finish(debugger.start("%reload edited")).ok()
+    cell = debugger.start("edited.step.call_one(1).get()")
+    debugger.event("stopped")
+    debugger.do("continue", threadId=1)
+    assert debugger.finish(cell).ok().text == "202"
+    debugger.finish(debugger.start(TRAINER)).ok()
+    debugger.finish(debugger.start("edited.stop().get()")).ok()
+
+
+@pytest.mark.slow  # two kernels; tests/unit/test_debug_actors.py has that of the names of cells
+def test_ranks_of_a_mesh_that_was_left_are_shown_to_the_next_kernel_and_breakpoints_in_the_same_cell_hold_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/train.ipynb")
+    notebook = Notebook()
+    try:
+        notebook.run(TRAINER).ok()
+        notebook.run("%mesh left gpus=2\ntrainers = left.spawn('trainers', Trainer)\ntrainers.initialized.get()").ok()
+        debugger = Debugger(notebook).on()
+        debugger.mark(TRAINER, "loss = x + rank")
+        notebook.run("f = trainers.step.call(1)").ok()
+        debugger.event("stopped")
+        notebook.run("%detach left --lease 1m").ok()
+        notebook.restart()
+        assert "left is back" in notebook.run("%attach left").ok().stdout
+        debugger = Debugger(notebook).on()
+        (mark,) = debugger.mark(TRAINER, "doubled = self.learn(loss)")
+        debugger.event("stopped")
+        debugger.until(lambda: sum(len(row["ranks"]) for row in debugger.do("monarchThreads")["threads"]) == 2)
+        assert debugger.variables()["x"]["value"] == "1"
+        debugger.do("continue", threadId=1)
+        debugger.event("stopped")
+        top = debugger.frames()[0]
+        assert (top["line"], top["source"]["path"]) == (mark["line"], mark["source"]["path"])
+        debugger.off()
+        assert notebook.run("list(trainers.step.call(1).get().values())").ok().text == "[2, 4]"
+        notebook.run("%stop left").ok()
+    finally:
+        notebook.close()
 
 
 def test_what_the_kernel_itself_answers_comes_as_it_is(debugger: Debugger) -> None:
