@@ -7,24 +7,16 @@ Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER); 
 that README.md and the pages of docs/ show, and nothing else.
 """
 
-import contextlib
-import os
 import re
-import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.kernels import PATH, interpreter
-from tests.browser.lab import ROOT, SCREENSHOTS, browser, lab, page, run_cell, theme, write_notebook
-from tests.ports import free_port
+from tests.browser.lab import ROOT, SCREENSHOTS, lab, page, run_cell, theme, write_notebook
 
 _PICTURED = re.compile(r"images/([\w-]+)-light\.png")
 
@@ -501,7 +493,7 @@ def published() -> set[str]:
     """The scenes that README.md and the pages of docs/ show."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     shown = {name for page in pages for name in _PICTURED.findall(page.read_text(encoding="utf-8"))}
-    if unknown := shown - set(SCENES) - set(ELSEWHERE):
+    if unknown := shown - set(SCENES):
         raise SystemExit(f"pages show pictures that nothing here takes: {', '.join(sorted(unknown))}")
     return shown
 
@@ -521,55 +513,6 @@ def take_all(wanted: list[str], folder: Path) -> None:
                     publish(Path(made), name, folder)
 
 
-def marimo(folder: Path) -> None:
-    """The program of marimo's guide, in marimo's own page, which has run its cells."""
-    for kind in ("light", "dark"):
-        with tempfile.TemporaryDirectory() as made:
-            settings = Path(made) / "marimo"
-            settings.mkdir()
-            (settings / "marimo.toml").write_text(f'[display]\ntheme = "{kind}"\ncode_editor_font_size = 13\n')
-            program = shutil.copy(ROOT / "tests" / "notebook" / "marimo_page.py", Path(made) / "workers.py")
-            with marimo_server(Path(program), made) as address, browser() as started:
-                shown = started.new_page(viewport={"width": 1000, "height": 1150})
-                shown.goto(address)
-                shown.get_by_text("gpus=1", exact=False).first.wait_for(timeout=120_000)
-                shown.wait_for_timeout(4000)
-                shown.screenshot(path=folder / f"marimo-{kind}.png")
-
-
-@contextlib.contextmanager
-def marimo_server(program: Path, settings: str) -> Iterator[str]:
-    """marimo with a program open for editing; the address of its page."""
-    port = free_port()
-    words = (
-        "-m",
-        "marimo",
-        "edit",
-        str(program),
-        "--headless",
-        "--no-token",
-        "--skip-update-check",
-        "--port",
-        str(port),
-    )
-    env = {**os.environ, "PYTHONPATH": PATH, "XDG_CONFIG_HOME": settings, "MONARCH_NB_PRELOAD": ""}
-    with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([interpreter("marimo"), *words], env=env, stdout=log, stderr=log, cwd=program.parent)
-        try:
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                    break
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait()
-
-
-ELSEWHERE = {"marimo": marimo}  # pictures of other front ends than JupyterLab
-
-
 def publish(made: Path, name: str, folder: Path) -> None:
     """Its two pictures with at most 256 colours: a third of the bytes, and nothing that anybody sees."""
     from PIL import Image
@@ -585,16 +528,10 @@ def main() -> None:
     if arguments == ["--pages"]:
         arguments = [str(ROOT / "docs" / "images"), *sorted(published())]
     folder = Path(arguments[0]) if arguments else SCREENSHOTS
-    wanted = arguments[1:] or [*SCENES, *ELSEWHERE]
+    wanted = arguments[1:] or list(SCENES)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    if inside := [name for name in wanted if name in SCENES]:
-        take_all(inside, folder)
-    for name in wanted:
-        if name in ELSEWHERE:
-            with tempfile.TemporaryDirectory() as made:
-                ELSEWHERE[name](Path(made))
-                publish(Path(made), name, folder)
+    take_all(wanted, folder)
     print(f"{time.monotonic() - began:.0f} s")
 
 
