@@ -46,6 +46,10 @@ class _ClientContext:
 _client_context = _ClientContext()
 
 
+_pending_flush_tasks: frozenset[asyncio.Task[None]] = frozenset()
+"""Flushes of output that are under way at the end of a cell: none, for output is not held back."""
+
+
 def has_tensor_engine() -> bool:
     """Whether torchmonarch's distributed tensors are there: they are not."""
     return False

@@ -12,7 +12,15 @@ _HYPERACTOR = "monarch._rust_bindings.monarch_hyperactor."
 NAMES: dict[str, str] = {
     f"{_HYPERACTOR}actor": "CallbacksPending MethodSpecifier PortProtocol",
     f"{_HYPERACTOR}host_mesh": "PyMeshAdminRef",
+    f"{_HYPERACTOR}pickle": (
+        "PendingMessage _get_mesh_pop_count _get_pending_reserve_count _reset_mesh_pop_count "
+        "_reset_pending_reserve_count pickle"
+    ),
+    f"{_HYPERACTOR}pympsc": "PyTestSender Receiver channel_for_test",
+    f"{_HYPERACTOR}testing": "_make_handle_probe _sync_inbox_for_test",
     "monarch._src.actor.host_mesh": "_spawn_admin",
+    "monarch._src.actor.logging": "LoggingManager flush_all_proc_mesh_logs",
+    "monarch._src.job.spmd": "_parse_torchrun",
     "monarch._src.actor.proc_mesh": "HyProcMesh",
 }
 
