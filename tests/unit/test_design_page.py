@@ -18,6 +18,7 @@ SECTIONS = [
     "The notebook",
     "The debugger",
     "Names and layers",
+    "Every day",
 ]
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
@@ -56,6 +57,15 @@ def test_every_row_names_tests_that_exist_or_says_why_not_yet() -> None:
         else:
             assert verdict.startswith("holds")
             assert named, f"{claim}: no test"
+
+
+def test_what_is_proved_every_day_is_not_slow() -> None:
+    named = [test for section, cells in rows() if section == "Every day" for test in NAMED.findall(cells[1])]
+    assert named
+    for path, name in named:
+        tree = ast.parse((TESTS / path).read_text())
+        [test] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert "pytest.mark.slow" not in map(ast.unparse, test.decorator_list), f"{path}::{name}"
 
 
 def test_no_claim_is_made_twice() -> None:
