@@ -23,6 +23,9 @@ it("finds ranks by their base ranks, for slices with offset and steps too", () =
   for (const mesh of meshes)
     for (let index = 0; index < countOf(mesh.sizes); index++) expect(indexOfBase(mesh, baseOf(mesh, index))).toBe(index);
   expect(indexOfBase({ sizes: [2], strides: [2], offset: 1 }, 2)).toBe(-1);
+  const shrunk = { sizes: [3], strides: [], offset: 0, picked: [0, 2, 3] };
+  expect([0, 1, 2].map((index) => baseOf(shrunk, index))).toEqual([0, 2, 3]);
+  expect([0, 1, 2, 3].map((base) => indexOfBase(shrunk, base))).toEqual([0, -1, 1, 2]);
 });
 
 it("writes what is selected as the slice that gives it", () => {

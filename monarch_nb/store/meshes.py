@@ -132,21 +132,24 @@ class Meshes:
         before = self._meshes.get(event.mesh.uid)
         if before is None or before.ended:
             return
-        uid, shown = event.mesh.uid, self._board.document["ranks"].get(event.mesh.uid, {})
+        uid = event.mesh.uid
+        shown = {at: dict(record) for at, record in self._board.document["ranks"].get(uid, {}).items()}
         born = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
         mesh = self._meshes[uid] = Mesh.spawned(born)
         mesh.on_it = before.on_it
-        records = {}
+        records: dict[str, Any] = {}
         for index, base in enumerate(event.mesh.ranks):
             at = before.at(base)
-            if at >= 0 and before.ranks.take(at, mesh.ranks, index) and str(at) in shown:
-                records[str(index)] = dict(shown[str(at)])
+            if at >= 0:
+                before.ranks.give(at, mesh.ranks, index)
+                records[str(index)] = dict(shown.get(str(at), {}))
         mesh.counts = dict(Counter(rank.shown for rank in mesh.ranks))
         for host in event.mesh.hosts:
             if host not in self._board.document["hosts"]:
                 self._board.put("hosts", host, {"name": host, "state": "up"})
         self._board.put("meshes", uid, mesh.record())
-        self._board.put("ranks", uid, records)
+        for place in {*shown, *records}:  # fields that are not there any more are told
+            self._board.change_rank(uid, place, {**dict.fromkeys(shown.get(place, ())), **records.get(place, {})})
 
     def ready(self, event: e.Ready) -> None:
         """All that a mesh starts with has run."""

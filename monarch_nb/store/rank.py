@@ -50,12 +50,10 @@ class RankTable:
             rank = self._own[index] = replace(self.usual)
         return rank
 
-    def take(self, index: int, other: "RankTable", place: int) -> bool:
-        """Hands the record of one on to another table, if it has one of its own; whether it had."""
-        rank = self._own.get(index)
-        if rank is not None:
-            other._own[place] = rank
-        return rank is not None
+    def give(self, index: int, other: "RankTable", place: int) -> None:
+        """Hands the record of one on to another table, if it has one of its own."""
+        if index in self._own:
+            other._own[place] = self._own[index]
 
     def told(self) -> list[tuple[int, Rank]]:
         """Those with records of their own."""

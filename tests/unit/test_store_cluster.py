@@ -4,6 +4,7 @@ import copy
 import json
 from collections import Counter
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -302,3 +303,18 @@ def test_a_view_of_what_is_paused_says_where_and_of_what_is_stopped_why() -> Non
     assert (stopped.stopped, stopped.counts) == ("stopped by %stop", {"stopped": 2})
     made.fold(e.Forgotten("a1"))
     assert made.mesh_view("a1", whole, now=10.0) is None
+
+
+def test_ranks_of_a_mesh_that_has_shrunk_keep_what_is_told_of_them_at_their_new_places() -> None:
+    made = cluster(e.Started("p1", 2, 77, 5.0), e.Turned("p1", 3, "failed", 0, 6.0, "it ended"))
+    before = copy.deepcopy(made.document)
+    made.take()
+    smaller = msgspec.structs.replace(
+        PROCS, ranks=[0, 2, 3], sizes=(3,), strides=(), picked=(0, 2, 3), hosts=("h1", "h2"), ready=True
+    )
+    made.fold(e.Resized(smaller))
+    assert [state(made, "p1", index) for index in range(3)] == ["idle", "idle", "failed"]
+    assert made.document["meshes"]["p1"]["counts"] == {"idle": 2, "failed": 1}
+    assert made.document["ranks"]["p1"]["1"]["pid"] == 77
+    assert (made.document["meshes"]["p1"]["sizes"], made.document["meshes"]["p1"]["picked"]) == ([3], [0, 2, 3])
+    assert apply(before, made.take()) == made.document

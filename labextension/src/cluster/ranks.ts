@@ -2,7 +2,7 @@
 
 import { type ClusterState, type Counts, type Mesh, type Rank, type State, STATES } from "./state";
 
-type Placed = Pick<Mesh, "sizes" | "strides" | "offset">;
+type Placed = Pick<Mesh, "sizes" | "strides" | "offset" | "picked">;
 
 /** How many ranks there are of these sizes. */
 export function countOf(sizes: readonly number[]): number {
@@ -34,11 +34,13 @@ export function pointOf(sizes: readonly number[], index: number): number[] {
 
 /** The base rank (that of the procs) of a rank of a mesh. */
 export function baseOf(mesh: Placed, index: number): number {
+  if (mesh.picked) return mesh.picked[index] ?? -1;
   return pointOf(mesh.sizes, index).reduce((sum, at, d) => sum + at * (mesh.strides[d] ?? 0), mesh.offset ?? 0);
 }
 
 /** The rank of a mesh that lies on a base rank; -1 where none does. */
 export function indexOfBase(mesh: Placed, base: number): number {
+  if (mesh.picked) return mesh.picked.indexOf(base);
   let rest = base - (mesh.offset ?? 0);
   const point = new Array<number>(mesh.sizes.length).fill(0);
   const byStride = mesh.strides.map((stride, d): [number, number] => [stride, d]).sort((a, b) => b[0] - a[0]);
@@ -51,6 +53,12 @@ export function indexOfBase(mesh: Placed, base: number): number {
   }
   if (rest !== 0) return -1;
   return point.reduce((index, at, d) => index * (mesh.sizes[d] as number) + at, 0);
+}
+
+/** The number, among its hosts, of the one that a proc lies on; NaN where there is no such proc. */
+export function hostNumber(procs: Mesh, base: number): number {
+  const index = indexOfBase(procs, base);
+  return index < 0 ? Number.NaN : Math.floor(index / (procs.per_host ?? 1));
 }
 
 /** The actors that live on a proc: [uid, mesh, index] each. */

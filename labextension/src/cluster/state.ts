@@ -18,6 +18,7 @@ export interface Mesh {
   sizes: number[];
   offset?: number;
   strides: number[];
+  picked?: number[];
   on?: string;
   hosts?: string[];
   per_host?: number;

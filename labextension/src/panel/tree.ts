@@ -1,7 +1,7 @@
 // The tree of the panel: mesh → host → process → actor, as rows. What a row says is worked out only when it is seen.
 
 import { fitting, found } from "../cluster/finding";
-import { actorsOn, baseOf, countsOf, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
+import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
 import { SIGNS, bytes, duration, placeOf, shapeOf } from "../page/words";
 
@@ -113,7 +113,7 @@ function foundIn(state: ClusterState, uid: string, mesh: Mesh, query: string): n
     if (!fits) continue;
     const base = (index: number): number => baseOf(on, index);
     const host = (index: number): string => {
-      const id = mesh.hosts?.[Math.floor(base(index) / (mesh.per_host ?? 1))] ?? "";
+      const id = mesh.hosts?.[hostNumber(mesh, base(index))] ?? "";
       return state.hosts[id]?.name ?? id;
     };
     for (const index of found(fits, on.sizes, sizeOf(on), (at) => rankOf(state, other, at), host)) hits.add(other === uid ? index : indexOfBase(mesh, base(index)));
@@ -197,7 +197,7 @@ export function factsOf(state: ClusterState, row: Row, now: number): [string, st
     const at = procs ? indexOfBase(procs, base) : -1;
     const proc = row.kind === "proc" ? rank : mesh.on && at >= 0 ? rankOf(state, mesh.on, at) : undefined;
     put("state", [rank.state, ["idle", rank.state].includes(noteOf(rank, now)) || rank.state === "idle" ? "" : noteOf(rank, now)].filter(Boolean).join(" · "));
-    const host = procs?.hosts?.[Math.floor(base / (procs.per_host ?? 1))];
+    const host = procs?.hosts?.[hostNumber(procs, base)];
     put("host", host && [state.hosts[host]?.name ?? host, proc?.pid && `pid ${proc.pid}`].filter(Boolean).join(" · "));
     put("uses", usage(proc));
     if (mesh.kind === "actors") put("calls", [rank.calls !== undefined && `${rank.calls}`, rank.rate && `${rank.rate.toFixed(1)}/s`, rank.queue && `${rank.queue} waiting`, rank.errors && `${rank.errors} raised`].filter(Boolean).join(" · "));

@@ -1,6 +1,6 @@
 // Many ranks by their hosts: what each host's ranks are, together.
 
-import { countOf, countsOf, present, procsOf } from "../cluster/ranks";
+import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, State } from "../cluster/state";
 import type { Part } from "./cells";
 
@@ -23,7 +23,7 @@ export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mes
   const names = procs?.hosts ?? [];
   if (!procs || names.length < 2) return null;
   const count = countOf(sizes);
-  const hostAt = Array.from({ length: count }, (_, index) => Math.floor(baseAt(index) / (procs.per_host ?? 1)));
+  const hostAt = Array.from({ length: count }, (_, index) => hostNumber(procs, baseAt(index)));
   const members = new Map<number, number[]>();
   hostAt.forEach((host, index) => {
     const ranks = members.get(host);

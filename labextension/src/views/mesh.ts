@@ -1,7 +1,7 @@
 // The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
 
 import type { Cluster } from "../cluster/client";
-import { baseOf, countOf, countsOf, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { baseOf, countOf, countsOf, hostNumber, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
 import { sliceExpression } from "../cluster/slices";
 import type { Mesh, Patch, Rank, State } from "../cluster/state";
 import { askButton, messageLine } from "../page/buttons";
@@ -98,7 +98,7 @@ class MeshView {
   /** The host that a rank is on. */
   host(index: number): string {
     const procs = this._mesh && procsOf(this._cluster.state, this._mesh);
-    const host = this._mesh && procs?.hosts?.[Math.floor(baseOf(this._mesh, this._whole(index)) / (procs.per_host ?? 1))];
+    const host = this._mesh && procs?.hosts?.[hostNumber(procs, baseOf(this._mesh, this._whole(index)))];
     return this._cluster.state.hosts[host ?? ""]?.name ?? host ?? "";
   }
 
