@@ -6,6 +6,7 @@ What moves the thread, sets breakpoints or evaluates goes to the debugger's own 
 import bdb
 import io
 import pdb
+import sys
 import types
 from typing import Any, TextIO
 
@@ -62,7 +63,11 @@ class PdbText(pdb.Pdb):
         self.stack = frames.entries
         self.curindex = standing.selected
         self.curframe = frames.frame(standing.selected)
-        self.curframe_locals = frames.locals(standing.selected)
+        self._take_locals(frames.locals(standing.selected))
+
+    def _take_locals(self, names: dict[str, Any]) -> None:
+        if sys.version_info < (3, 14):  # there it looks into the frame itself, which shows and takes what is written
+            self.curframe_locals = names
 
     def _read_lines_of(self, tb: types.TracebackType | None) -> None:
         while tb is not None:
@@ -72,7 +77,7 @@ class PdbText(pdb.Pdb):
     def _select_frame(self, number: int) -> None:
         self.curindex = number
         self.curframe = self._commands.frames.frame(number)
-        self.curframe_locals = self._commands.frames.locals(number)
+        self._take_locals(self._commands.frames.locals(number))
         self.lineno = None
         self.print_stack_entry(self.stack[number])
 
