@@ -110,9 +110,12 @@ class Meshes:
     # -- what happens to a mesh -------------------------------------------------------------------------------------
 
     def spawned(self, event: e.Spawned) -> None:
-        """A mesh is there."""
-        if event.uid in self._meshes:
-            return
+        """A mesh is there, for the first time or again: this process may come back to one that it had left."""
+        before = self._meshes.get(event.uid)
+        if before is not None:
+            if not before.ended:
+                return
+            self.forgotten(e.Forgotten(event.uid))
         mesh = self._meshes[event.uid] = Mesh.spawned(event)
         procs = self._meshes.get(event.on)
         if procs is not None:

@@ -132,6 +132,20 @@ def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
     assert list(made.document["meshes"]) == list(made.document["ranks"]) == ["p1"]
 
 
+def test_a_mesh_that_this_process_left_and_comes_back_to_lives_again() -> None:
+    made = cluster(
+        e.Ended("a1", "detached for 1h", 6.0, failed=True), e.Ended("p1", "detached for 1h", 6.0, failed=True)
+    )
+    made.take()
+    for spawned in (PROCS, ACTORS):
+        made.fold(msgspec.structs.replace(spawned, ready=True, at=7.0))
+    assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
+    patch = made.take()["meshes"]["a1"]
+    assert (patch["ended"], patch["stopped"]) == (None, None)  # for views, which have them still
+    made.fold(e.Turned("p1", 3, "unresponsive", 0, 8.0))
+    assert (state(made, "p1", 3), state(made, "a1", 1)) == ("unresponsive", "unresponsive")
+
+
 def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
     made = cluster(
         e.Doings("a1", 3, 0, "busy", 5.0, "step", queue=3, calls=9, rate=2.0), e.Usage("p1", 3, 0.5, 10_000_000)
