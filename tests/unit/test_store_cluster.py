@@ -142,8 +142,8 @@ def test_a_mesh_that_this_process_left_and_comes_back_to_lives_again() -> None:
     assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
     patch = made.take()["meshes"]["a1"]
     assert (patch["ended"], patch["stopped"]) == (None, None)  # for views, which have them still
-    made.fold(e.Turned("p1", 3, "unresponsive", 0, 8.0))
-    assert (state(made, "p1", 3), state(made, "a1", 1)) == ("unresponsive", "unresponsive")
+    made.fold(e.SessionOpened("s1", "a1", 3, 8.0, {"file": "train.py", "line": 42}))
+    assert (state(made, "p1", 3), state(made, "a1", 1)) == ("paused", "paused")
 
 
 def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
