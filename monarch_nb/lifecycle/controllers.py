@@ -76,6 +76,10 @@ def _is_over(known: ActorMesh[Any]) -> bool:
     return state.stopped is not None or cell is None or cell.cause is not None
 
 
+def _is_stopped(known: Registry) -> bool:
+    return state_of(cast("ActorMesh[Registry]", known)).stopped is not None
+
+
 class Controllers:
     """A process's way to the registry, which lives in the client's process; it is asked for once."""
 
@@ -86,9 +90,12 @@ class Controllers:
         engine.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
 
     def registry(self) -> Registry:
-        """A reference to it. Blocks for an answer of the client's process when it is first needed elsewhere."""
+        """A reference to it; a new one after it was stopped, as `%stop --all` does.
+
+        Blocks for an answer of the client's process when it is first needed elsewhere.
+        """
         with self._lock:
-            if self._known is None:
+            if self._known is None or _is_stopped(self._known):
                 self._known = self._find() if self._owner else self._spawn()
             return self._known
 

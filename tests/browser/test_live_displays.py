@@ -135,6 +135,7 @@ def pids(notebook: Lab) -> list[int]:
     return [int(word) for word in text.split("pids")[-1].split()]
 
 
+@pytest.mark.slow
 def test_a_rank_is_seen_busy_while_a_cell_blocks_and_a_click_interrupts_it(notebook: Lab, grid: Any) -> None:
     notebook.start("trainers.slice(gpus=1).step.call_one(3600).get()")
     notebook.cell(grid, 1, "busy").click()
@@ -228,6 +229,7 @@ placed
 """
 
 
+@pytest.mark.slow
 def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: Lab) -> None:
     output = notebook.run(PLACEMENT)
     live = output.locator(".mnb-placement")
@@ -281,6 +283,7 @@ def test_what_a_call_raised_has_a_bar_that_opens_the_frames(notebook: Lab, grid:
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: Lab) -> None:
     from playwright.sync_api import expect
 

@@ -108,6 +108,7 @@ def pids(panel: Panel) -> list[int]:
     return [int(word) for word in text.split("pids")[-1].split()]
 
 
+@pytest.mark.slow
 def test_what_a_click_did_can_be_put_into_the_notebook_as_code(panel: Panel) -> None:
     panel.command("monarch-nb:spawn", name="extra", dims={"gpus": 1})
     panel.row("extra")
@@ -163,6 +164,7 @@ def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Pan
     assert panel.lab.errors == []
 
 
+@pytest.mark.slow
 def test_a_button_in_static_html_heals_where_the_panel_is(panel: Panel) -> None:
     os.kill(pids(panel)[0], signal.SIGKILL)
     panel.row("gpus=0", "failed")
@@ -205,6 +207,7 @@ register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed)
 """
 
 
+@pytest.mark.slow
 def test_a_view_that_the_kernel_brings_has_a_section_and_is_drawn_there(panel: Panel) -> None:
     panel.lab.run(TICKS)
     panel.node.locator("#mnb-section-view-ticks", has_text="tick 7").wait_for(timeout=10_000)

@@ -167,6 +167,7 @@ def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
     assert [one.text for one in heard if "news" in one.text] == ["news 1\n", "news 2\n"]
 
 
+@pytest.mark.slow
 def test_while_all_ranks_flood_calls_complete_and_every_line_is_in_the_files(eight, talkers) -> None:
     answers = eight.spawn("answers", Answers)
     answers.answer.call(0).get(SECONDS)

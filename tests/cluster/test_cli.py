@@ -64,6 +64,7 @@ def test_without_a_command_the_usage_is_an_error() -> None:
     assert "doctor" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_this_machine_and_its_kernel_well() -> None:
     done = cli("doctor", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

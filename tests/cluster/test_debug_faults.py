@@ -122,6 +122,7 @@ def test_the_engines_own_threads_never_stop(procs: ProcMesh) -> None:
     threads.stop().get(SECONDS)
 
 
+@pytest.mark.slow
 def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to_it(tmp_path: Path) -> None:
     done = subprocess.run(
         program(

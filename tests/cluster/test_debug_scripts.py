@@ -89,6 +89,7 @@ def command(tmp_path: Path, text: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, str(script), str(tmp_path / "go")], env
 
 
+@pytest.mark.slow
 def test_a_script_that_waits_is_told_of_a_stop_that_comes_later_and_nothing_hangs(tmp_path: Path) -> None:
     line, env = command(tmp_path, WAITS)
     done = subprocess.run(

@@ -120,6 +120,7 @@ def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: P
     assert second.said("counts") == [["16", "11"]]
 
 
+@pytest.mark.slow
 def test_a_controller_killed_in_the_middle_of_a_heal_leaves_a_mesh_whose_next_owner_knows_what_is_back(
     place: Path,
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_t
     assert f"(process {thief.process.pid} on" in " ".join(first.said("error")[0])
 
 
+@pytest.mark.slow
 def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> None:
     program = Controller(place, "again").done()
     assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
@@ -204,6 +206,7 @@ def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
     assert Controller(place, "take").done().said("refused") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_mesh_is_attached_though_an_agent_was_started_anew_whose_ranks_are_healed_then(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]], which: int
@@ -222,6 +225,7 @@ def test_a_mesh_is_attached_though_an_agent_was_started_anew_whose_ranks_are_hea
     assert second.said("counts") == [counts]
 
 
+@pytest.mark.slow
 def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:

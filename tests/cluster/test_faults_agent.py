@@ -113,6 +113,7 @@ def test_during_set_up_and_init(host: Any) -> None:
     still_works(this_host())
 
 
+@pytest.mark.slow
 def test_during_a_heal(host: Any, tmp_path: Any) -> None:
     slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
     with spawned(host, name="heals", setup=slow) as procs:

@@ -32,6 +32,7 @@ def test_interrupts_during_spawn_heal_and_stop() -> None:
         assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_step_leaves_nothing_that_a_later_heal_waits_for() -> None:
     with Program("steps", 0, 12) as program:
         cuts, left = program.line("done").split(maxsplit=1)

@@ -70,6 +70,7 @@ def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in
         assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -> None:
     with spawned(host, name="hoard") as procs, spawned(host, 1, "near") as others:
         actors, near = procs.spawn("hoard", Hoarder), others.spawn("near", Worker)
@@ -165,6 +166,7 @@ def test_a_limit_on_the_size_of_files(host: Any) -> None:
     still_works(host)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_takes_nothing_holds_up_its_sender() -> None:
     with Program("slow_receiver") as program:
         held = int(program.line("done"))

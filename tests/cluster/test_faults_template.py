@@ -19,6 +19,7 @@ def template() -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_before_a_spawn(host: Any) -> None:
     kill(template())
     still_works(host)

@@ -122,6 +122,7 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
     assert again[2] != pids[2]
 
 
+@pytest.mark.slow
 def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
     mortal: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_age
             wait_until(lambda pid=one.pid: parent_of(pid) == handle.pid)
 
 
+@pytest.mark.slow
 def test_a_forked_proc_looks_like_a_fresh_one(tmp_path: Path) -> None:
     with hosted() as (_, client):
         forked, other = client.spawn(2, "facts", env=({"MINE": "1", "HOME": None},), cwd=str(tmp_path))
@@ -134,6 +135,7 @@ def test_what_a_fork_could_not_honour_takes_the_cold_path_and_says_why(wish: dic
         assert client.status().template_pid is None
 
 
+@pytest.mark.slow
 def test_device_visibility_and_thread_counts_are_put_right_in_a_fork() -> None:
     with hosted(env=WITH_TORCH) as (_, client):
         env = {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "2"}

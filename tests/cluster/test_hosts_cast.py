@@ -105,6 +105,7 @@ def test_a_large_body_is_written_once_on_a_host(request: Any, which: str, by_tre
     members.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_large_body_crosses_to_each_host_once_and_answers_cross_folded(
     tmp_path: Path, arrived: Counter[Kind]
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_rank_that_dies_during_a_cast_fails_it_at_once(
     members.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure]) -> None:
     hosts = local_hosts(2)
     members = hosts.spawn_procs(name="pair").spawn("members", Member)

@@ -434,6 +434,7 @@ def test_hosts_from_config_are_two_workers() -> None:
         function()
 
 
+@pytest.mark.slow
 def test_each_state_gives_host_meshes_of_its_own_and_a_stop_ends_what_was_spawned_on_one() -> None:
     job = ProcessJob({"hosts": 2})
     try:

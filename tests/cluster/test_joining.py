@@ -185,6 +185,7 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
         dialler.close()
 
 
+@pytest.mark.slow
 def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
     tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure], apart: Path
 ) -> None:

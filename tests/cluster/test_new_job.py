@@ -102,6 +102,7 @@ def racks() -> Iterator[Racks]:
         machine.wait()
 
 
+@pytest.mark.slow
 def test_a_kind_of_jobs_from_outside_gives_hosts_is_listed_found_again_and_tells_who_died(racks: Racks) -> None:
     assert {"local", "process", "racks"} < set(kinds())
     job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r"})

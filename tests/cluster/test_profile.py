@@ -97,6 +97,7 @@ def paths(profile: Profile, rank: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_the_rank_that_loads_longer_is_a_group_of_its_own_and_loading_is_what_differs(trainers: Any) -> None:
     with monarch.profile(trainers, hz=200) as profile:
         trainers.step.call(0.4).get(SECONDS)

@@ -30,6 +30,7 @@ def loud(jobs: list[tuple[str, int]], side_by_side: int) -> list[tuple[str, int,
         return [found for found in pool.map(run, jobs) if found[2] or found[3]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_program_that_ends_in_the_middle_of_something_says_nothing() -> None:
     assert loud([(scenario, 1) for scenario in QUICK], 2) == []

@@ -58,6 +58,7 @@ def probes(procs: Any) -> Any:
     return procs.spawn("probe", Probe)
 
 
+@pytest.mark.slow
 def test_a_bootstrap_command_brings_its_environment() -> None:
     command = default_bootstrap_cmd().with_env({"MONARCH_TEST_ONE": "1", "LANG": None})
     procs = this_host().spawn_procs(per_host={"x": 2}, bootstrap_command=command)

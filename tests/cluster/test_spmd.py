@@ -76,6 +76,7 @@ def test_half_a_master_is_refused(host: Any) -> None:
         setup_torch_elastic_env(procs, master_port=29500)
 
 
+@pytest.mark.slow
 def test_groups_are_rebuilt_on_survivors_after_a_heal(host: Any, shown: list[Any]) -> None:
     with spawned(host, 3) as procs:
         setup_torch_elastic_env(procs)

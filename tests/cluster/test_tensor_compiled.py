@@ -72,6 +72,7 @@ def test_a_compiled_step_gives_exactly_what_the_step_gives(mesh: Mesh, zero_firs
             assert torch.equal(one.grad.full_tensor(), other.grad.full_tensor())
 
 
+@pytest.mark.slow
 def test_a_graph_of_a_step_gives_exactly_what_the_step_gives(mesh: Mesh) -> None:
     _, step, batch = training(mesh)
     eager = [step(*batch).item() for _ in range(6)]

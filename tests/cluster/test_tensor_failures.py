@@ -148,6 +148,7 @@ def test_a_script_goes_on_after_a_rank_has_died_and_the_mesh_is_healed(faults: F
     faults.left()
 
 
+@pytest.mark.slow
 def test_contents_are_restored_from_local_values_and_from_files(mesh: Mesh, faults: Faults, tmp_path: Path) -> None:
     t = mesh.zeros(4, 2, sharding_spec=["dp", None])
     saved = {"t": mesh.arange(8, sharding_spec=["dp"])}

@@ -185,6 +185,7 @@ def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: s
     assert not any(isinstance(parameter, MeshTensor) for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mesh, text: torch.Tensor) -> None:
     local = model_of(blocks=1)
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
@@ -215,6 +216,7 @@ def layers(mesh: Mesh, dropout: float) -> tuple[nn.Module, torch.Tensor]:
     return monarch_nb.module_to_mesh(model, mesh, {"0": "column", "2": "row"}), x
 
 
+@pytest.mark.slow
 def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh) -> None:
     gradients = []
     for checkpointed in (False, True):
@@ -226,6 +228,7 @@ def test_activation_checkpoints_draw_the_same_dropout_again(mesh: Mesh) -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.slow
 def test_autocast_computes_products_in_lower_precision(mesh: Mesh) -> None:
     model, x = layers(mesh, 0.0)
     whole = model(x).full_tensor()
@@ -286,6 +289,7 @@ def test_a_module_takes_local_inputs_and_losses_do_not(mesh: Mesh, text: torch.T
         functional.cross_entropy(out.flatten(0, 1), text[:, 1:].flatten())
 
 
+@pytest.mark.slow
 def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
     mesh: Mesh, text: torch.Tensor, tmp_path: Path
 ) -> None:

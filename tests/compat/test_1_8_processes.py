@@ -82,6 +82,7 @@ def test_this_proc_spawns_actors_in_the_client() -> None:
     actor.stop().get(20)
 
 
+@pytest.mark.slow
 def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
     with short_folder() as folder:
         addresses = [f"ipc://{folder}/w{n}" for n in range(2)]
@@ -165,6 +166,7 @@ def test_a_mesh_of_processes_without_a_name_is_called_anon() -> None:
     procs.stop().get(20)
 
 
+@pytest.mark.slow
 def test_a_program_can_be_worker_and_client_at_once(tmp_path: Path) -> None:
     with short_folder() as folder:
         address = f"ipc://{folder}/self"

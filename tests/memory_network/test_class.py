@@ -80,7 +80,7 @@ class AsyncWithSyncSupervise(Actor):
     [
         (Mixed, "mixes both async and sync endpoints"),
         (SyncWithAsyncCleanup, "has sync endpoints, but an async __cleanup__"),
-        (AsyncWithSyncCleanup, "has async endpoints, but a sync __cleanup__"),
+        (AsyncWithSyncCleanup, "has async endpoints, but a synchronous __cleanup__"),
         (SyncWithAsyncSupervise, "has sync endpoints, but an async __supervise__"),
         (SyncWithAsyncUndeliverable, "has sync endpoints, but an async _handle_undeliverable_message"),
         (int, "must be a class derived from"),

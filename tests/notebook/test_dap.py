@@ -315,6 +315,7 @@ def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours
     assert "4, 6, 8" in debugger.finish(cell).ok().text
 
 
+@pytest.mark.slow
 def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_by_what_they_are_like(
     debugger: Debugger,
 ) -> None:

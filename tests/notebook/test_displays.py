@@ -51,6 +51,7 @@ def order(cell: Cell) -> list[str]:
     return [short for line in lines if (short := re.sub(r"\[.*?\] ?", "", line))]
 
 
+@pytest.mark.slow
 @figures
 def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook) -> None:
     cell = nb.run(

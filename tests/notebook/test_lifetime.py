@@ -64,6 +64,7 @@ IMPORTS = "from monarch_nb.connect.own_hosts import LocalAgents\nfrom monarch_nb
 SOON = "import time\nwhile not runtime().part(LocalAgents).running: time.sleep(0.01)\n"
 
 
+@pytest.mark.slow
 def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_start_it_anew() -> None:
     notebook = Notebook()
     try:

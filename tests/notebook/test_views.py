@@ -88,6 +88,7 @@ def test_the_frames_of_a_failure_can_be_looked_into_from_a_view(nb: Notebook, vi
     assert nb.run("a.slice(gpus=0).work.call_one().get()").text == "0"  # the rest goes on serving
 
 
+@pytest.mark.slow
 def test_a_failure_nobody_has_looked_at_is_there_for_the_first_view_that_comes() -> None:
     notebook = Notebook()
     try:
