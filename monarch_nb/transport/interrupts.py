@@ -37,8 +37,8 @@ class _Guard:
     __slots__ = ("__weakref__", "deferred", "holding", "inside", "lock", "main", "outer")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.outer = threading.Lock()  # of what is held back for longer; taken before `lock`
+        self.lock = threading.RLock()
+        self.outer = threading.RLock()  # of what is held back for longer; taken before `lock`
         self.inside = self.holding = False
         self.main = threading.current_thread() is threading.main_thread()
         self.deferred: type[BaseException] | None = None  # thrown by the thread itself, while it holds interrupts back
@@ -64,31 +64,38 @@ def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     guard = _guards.guard
     if guard.inside:
         return function(*args)
-    with guard.lock:
-        if not guard.main:
-            guard.inside = True
-            try:
-                return function(*args)
-            finally:
-                guard.inside = False
-        handler = _current(_SIGINT)
-        if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
-            guard.inside = True
-            try:
-                return function(*args)
-            finally:
-                guard.inside = False
-        try:
-            _swap(_SIGINT, _note)
-            guard.inside = True
-            return function(*args)
-        finally:
-            guard.inside = False
-            _swap(_SIGINT, handler)  # runs pending handlers first: the last chance for _note
-            if _noted:
-                frame = _noted.pop()
-                _noted.clear()
-                handler(_SIGINT, frame)
+    handler = _current(_SIGINT) if guard.main else None
+    if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
+        return _whole(guard, function, *args)
+    try:
+        _swap(_SIGINT, _note)
+        return _whole(guard, function, *args)
+    finally:
+        _swap(_SIGINT, handler)  # runs pending handlers first: the last chance for _note
+        if _noted:
+            frame = _noted.pop()
+            _noted.clear()
+            handler(_SIGINT, frame)
+
+
+def _whole(guard: _Guard, function: Callable[..., T], *args: Any) -> T:
+    _take(guard.lock)
+    try:
+        guard.inside = True
+        return function(*args)
+    finally:
+        guard.inside = False
+        guard.lock.release()
+
+
+def _take(lock: Any) -> None:
+    """Takes an RLock. From Python 3.14 on, `with lock:` may raise what was thrown before, and keep the lock."""
+    try:
+        lock.acquire()
+    except BaseException:
+        if lock._is_owned():
+            lock.release()
+        raise
 
 
 def held_back(function: Callable[..., T], *args: Any) -> T:
@@ -99,29 +106,30 @@ def held_back(function: Callable[..., T], *args: Any) -> T:
     guard = _guards.guard
     if guard.inside or guard.holding:
         return function(*args)
-    with guard.outer:
-        handler = _current(_SIGINT) if guard.main else None
-        if not callable(handler):
-            try:
-                guard.holding = True
-                return function(*args)
-            finally:
-                guard.holding = False
-                if guard.deferred is not None:
-                    _throw_deferred(guard)
-        try:
-            _swap(_SIGINT, _note)
-            guard.holding = True
-            return function(*args)
-        finally:
-            guard.holding = False
-            _swap(_SIGINT, handler)
-            if guard.deferred is not None:
-                _throw_deferred(guard)
-            if _noted:
-                frame = _noted.pop()
-                _noted.clear()
-                handler(_SIGINT, frame)
+    handler = _current(_SIGINT) if guard.main else None
+    if not callable(handler):
+        return _held(guard, function, *args)
+    try:
+        _swap(_SIGINT, _note)
+        return _held(guard, function, *args)
+    finally:
+        _swap(_SIGINT, handler)
+        if _noted:
+            frame = _noted.pop()
+            _noted.clear()
+            handler(_SIGINT, frame)
+
+
+def _held(guard: _Guard, function: Callable[..., T], *args: Any) -> T:
+    _take(guard.outer)
+    try:
+        guard.holding = True
+        return function(*args)
+    finally:
+        guard.holding = False
+        guard.outer.release()
+        if guard.deferred is not None:
+            _throw_deferred(guard)
 
 
 def _throw_deferred(guard: _Guard) -> None:
@@ -140,8 +148,15 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
     elif guard.holding and thread == threading.get_ident():  # it reads messages before it sleeps
         guard.deferred, thrown = exception, True
     else:
-        with guard.outer, guard.lock:
-            thrown = int(_set_async_exc(thread, exception)) == 1
+        _take(guard.outer)
+        try:
+            _take(guard.lock)
+            try:
+                thrown = int(_set_async_exc(thread, exception)) == 1
+            finally:
+                guard.lock.release()
+        finally:
+            guard.outer.release()
     if thread != threading.get_ident():
         calm()
     return thrown
