@@ -105,6 +105,10 @@ class Reference(bdb.Bdb):
     def at(self, event: str, frame: FrameType) -> None:
         self.stops.append((event, frame.f_code.co_name, frame.f_lineno))
         motion, up = next(self._commands, ("continue", 0))
+        above: FrameType | None = frame
+        while above is not None and above.f_globals.get("__name__") == "program":
+            above.f_trace = self.trace_dispatch  # from Python 3.14 on, bdb follows functions with breakpoints only
+            above = above.f_back
         start = frame
         while up and start.f_back is not None and start.f_back.f_globals.get("__name__") == "program":
             start, up = start.f_back, up - 1
