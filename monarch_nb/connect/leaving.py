@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,9 @@ class Leaving:
         self._notes: dict[str, bytes] = {}
         self._got: dict[str, tuple[int, int]] = {}  # the grant and the turn with which each has come here
         self.tellers: list[Callable[[tuple[str, ...]], bytes]] = []  # what is to be kept with meshes, for the notebook
-        self._held: set[str] = set()  # meshes that agents know how to keep
-        self._due: set[str] = set()
+        # Meshes that agents know how to keep, and what hosts of each have been told that keep little of it.
+        self._held: dict[str, dict[str, p.Hold]] = {}
+        self._due: dict[str, set[str]] = {}  # the meshes of which hosts are to hear, and those that hear in any case
         self._lock = threading.Lock()
         self._holding = threading.Lock()
         self._what = f"the program {Path(sys.argv[0]).name or 'python'}"  # this process is, as others are told
@@ -80,7 +81,7 @@ class Leaving:
         for state in self._mine() if self._held else ():
             if state.uid in self._held and self._noted(state) != self._notes.get(state.uid):
                 with self._lock:
-                    self._due.add(state.uid)
+                    self._due.setdefault(state.uid, set())
         self._hold_due()
 
     def _noted(self, state: ProcState) -> bytes | None:
@@ -95,7 +96,7 @@ class Leaving:
         self._secrets[uid], self._got[uid] = secret, got
         if notes:
             self._notes[uid] = notes
-        self._held.add(uid)
+        self._held[uid] = {}
         self._plan(uid)
 
     # -- leaving ----------------------------------------------------------------------------------------------------
@@ -110,6 +111,8 @@ class Leaving:
         if seconds <= 0:
             raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
         hosts = list(dict.fromkeys(state.hosts))
+        if state.uid in self._held:
+            self._held[state.uid] = {}  # where one does not agree, the others have been told what is not to be
         self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
         self._let_go(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
@@ -158,7 +161,7 @@ class Leaving:
         for one in (state, *state.actors.values()):
             one.stopped = one.stopped or cause.text
         engine.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
-        self._held.discard(state.uid)
+        self._held.pop(state.uid, None)
         self.hosts.update(host for host in state.hosts if host in engine.part(Routes).local)
         engine.part(MeshEvents).tell(MeshStopped(state))
 
@@ -201,49 +204,63 @@ class Leaving:
         for state in self._mine():
             self._plan(state.uid)
 
-    def _plan(self, uid: str) -> None:
+    def _plan(self, uid: str, hosts: Iterable[str] = ()) -> None:
+        """Soon the hosts of a mesh hear of what is new to them, and these of all there is."""
         with self._lock:
             first = not self._due
-            self._due.add(uid)
+            self._due.setdefault(uid, set()).update(hosts)
         if first:
             self._engine.later(_SOON_S, lambda: _aside(self._hold_due))
 
     def _hold_due(self) -> None:
         with self._holding:
             with self._lock:
-                due, self._due = self._due, set()
+                due, self._due = self._due, {}
             self._hold(due)
 
-    def _hold(self, due: Iterable[str]) -> None:
-        for uid in due:
+    def _hold(self, due: Mapping[str, set[str]]) -> None:
+        for uid, anew in due.items():
             state = self._engine.meshes.get(uid)
             if not isinstance(state, ProcState) or state.stopped is not None or self._engine.closed:
                 continue
             try:
                 keep = settings.mesh_keep
-                for host, hold in self._holds(state, keep, keep=keep > 0).items():
-                    self._engine.tell(agent_of(host), verbs.HOLD, hold)
-                self._held.add(uid)
+                self._tell_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
             except Exception as error:
                 logger.warning("%s would end with this process: %s", state.name, error)
 
+    def _tell_holds(self, uid: str, holds: Mapping[str, p.Hold], anew: set[str]) -> None:
+        """A heal, say, is news to those that keep all there is to know, not to every host there is."""
+        before = self._held.get(uid, {})
+        told = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
+        for host, hold in holds.items():
+            plain = msgspec.structs.replace(hold, holder=msgspec.structs.replace(hold.holder, since=0.0))
+            if told.get(host) == plain:
+                continue
+            told.pop(host, None)
+            self._engine.tell(agent_of(host), verbs.HOLD, hold)
+            if not hold.parts:
+                told[host] = plain
+
     def _happened(self, event: Event) -> None:
         match event:
+            case MeshHealed(ProcState() as state, back):  # a host may have another agent now, which knows nothing
+                self._changed(state, {state.layout.host_of(rank) for rank, _ in back})
             case MeshStarting(state) | MeshHealed(state):
                 self._changed(state)
             case MeshStopped(ActorState() as state):
                 self._changed(state)
             case MeshStopped(ProcState() as state) if state.uid in self._held and state.stopped is not None:
-                self._held.discard(state.uid)
+                self._held.pop(state.uid, None)
                 with contextlib.suppress(OSError):
                     mesh_files.remove(mesh_files.path_of(state.uid, state.name))
             case _:
                 return
 
-    def _changed(self, state: MeshState) -> None:
+    def _changed(self, state: MeshState, hosts: Iterable[str] = ()) -> None:
         procs = state.procs if isinstance(state, ActorState) else state
         if procs.born is not None and procs.stopped is None and (settings.mesh_keep > 0 or procs.uid in self._held):
-            self._plan(procs.uid)
+            self._plan(procs.uid, hosts)
 
     # -- taken over -------------------------------------------------------------------------------------------------
 
@@ -261,7 +278,7 @@ class Leaving:
             return [] if failure is None else [Tell(failure)]
 
         self._engine.part(Driver).feed(tell)
-        self._held.discard(state.uid)
+        self._held.pop(state.uid, None)
         self._let_go(state, cause)
 
 

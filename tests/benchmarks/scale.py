@@ -145,6 +145,7 @@ def measure(hosts: int) -> Run:
             _fails(waiting)
         with run.cost(of, "a death healed"):
             heal_mesh(actors, timeout=SOON)
+            of.engine.part(Leaving).keep_up()
         rack = range(1, 1 + min(RACK, max(1, hosts // 4)))
         with run.cost(of, "a rack dies"):
             waiting = actors.never.call()
@@ -189,6 +190,7 @@ def _leave_and_come_back(run: Run, of: VirtualCluster, procs: Any) -> None:
             of.engine.part(Leaving).detach(procs._state, SOON)
         with run.cost(of, "re-attach"):
             returning.come_back(procs.name)
+            of.engine.part(Leaving).keep_up()
 
 
 @contextlib.contextmanager

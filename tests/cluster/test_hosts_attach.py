@@ -218,9 +218,10 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
 
 
 def test_an_agent_with_the_name_of_one_that_is_attached_and_lives_does_not_take_its_place(
-    agents: list[HostProcess], pair: Any, tmp_path: Path, key: Path, apart: Path
+    agents: list[HostProcess], tmp_path: Path, key: Path, apart: Path
 ) -> None:
-    members = pair.spawn_procs(name="members").spawn("members", Member)
+    hosts = attach_hosts([agent.endpoint for agent in agents], key=key)  # `pair` is another cluster's by now
+    members = hosts.spawn_procs(name="members").spawn("members", Member)
     before = members.where.call().get(SOON).values()
     with user_hosts(tmp_path, 1, "--host", agents[0].host, "--run-folder", str(apart), key=key, shutdown=False) as [
         twin

@@ -202,9 +202,11 @@ def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
         with pytest.raises(AttachError, match="an id of its own"):
             accept_hosts(1, at=elsewhere, key=key, timeout=0.1)
         assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
+        host = runtime().part(Routes).attached["h0a0a0a"]
+        was = host.incarnation
         first.process.kill()
-        wait_until(lambda: runtime().part(Routes).attached["h0a0a0a"].incarnation != 0 and len(faults) > 0)
-        wait_until(lambda: not runtime().part(Routes).attached["h0a0a0a"].lost)
+        wait_until(lambda: host.incarnation != was and not host.lost)
+        assert faults[-1].mesh_name == "members"
         heal_mesh(members)
         assert members.where.call().get(SOON).values() != before
     finally:
