@@ -14,7 +14,9 @@ from tests.notebook.pages import CHECK, KINDS, PAGES, ROOT, blocks
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
-NO_TORCH = "import os; os.environ['MONARCH_NB_PRELOAD'] = ''"  # for hosts that the page starts itself
+NO_TORCH = "import os; os.environ['MONARCH_NB_PRELOAD'] = ''"
+# Pages that start hosts of their own, each of which would import torch.
+OWN_HOSTS = [f"docs/manual/{name}.md" for name in ("elastic", "examples", "examples_jobs", "hosts", "testing")]
 WITH_CODE = [
     # One of them takes the cluster down, and who comes after it would wait for another one to import torch.
     pytest.param(page, marks=pytest.mark.last) if page.endswith("testing.md") else page
@@ -30,7 +32,7 @@ def _lines(shown: Cell) -> list[str]:
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_a_page_runs_from_top_to_bottom_and_gives_what_it_says(page: str, fresh: Notebook) -> None:
     fresh.aside(CHECK)
-    if page in ("docs/manual/hosts.md", "docs/manual/testing.md"):
+    if page in OWN_HOSTS:
         fresh.aside(NO_TORCH)
     shown = Cell()
     for block in blocks(page):
