@@ -15,6 +15,9 @@ LAB_ARGS ?=
 # In a container one often is root, and Jupyter asks for this word then.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
+CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach typing front_end wheel)
+
 .PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
@@ -53,12 +56,12 @@ test-slow: setup browser docs ## the slow tests, the site, those of random histo
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
 	MONARCH_TEST_EFFORT=$(or $(EFFORT),400) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)
 
-check: setup ## lint, format, types, layers, stubs
+check: setup ## lint, format, types, layers, stubs, the front end
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy kernel_ext/monarch-stubs/*.pyi
-	$(PY) -m pytest -q tests/unit/test_layers.py tests/unit/test_stubs.py
+	$(PY) -m pytest -q $(CHECKS)
 	@scripts/front-end check
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own

@@ -101,6 +101,7 @@ def test_a_failure_nobody_handles_ends_the_program_with_status_1(tmp_path: Path)
     assert "workers" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failure_wakes_a_program_that_waits_for_a_result(tmp_path: Path) -> None:
     done = run(
         tmp_path,

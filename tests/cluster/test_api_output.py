@@ -49,6 +49,7 @@ def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:
     assert run(tmp_path, "talkers(1).nested.call().get(50)") == ["bye", "bye", "inner 0"]
 
 
+@pytest.mark.slow
 def test_last_words_before_a_signal_are_heard(tmp_path: Path) -> None:
     body = """
 import monarch.actor, signal

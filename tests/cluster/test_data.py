@@ -182,6 +182,7 @@ def test_whoever_waits_for_a_feed_that_is_stopped_is_told_at_once(procs: ProcMes
     later.stop().get()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_gets_its_part_again_after_the_heal(faults: Faults) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="mortal_procs")
     readers = procs.spawn("mortal_readers", Reader)

@@ -82,6 +82,7 @@ def nothing_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- what is looked at ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_locals_whose_repr_raises_loops_or_is_gigantic_do_no_harm(trainers: Any) -> None:
     future = trainers.slice(gpus=0).awkward.call_one()
     stopped(1)
@@ -233,6 +234,7 @@ def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(
             next(procs, None)
 
 
+@pytest.mark.slow
 def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
     debug.controller()._leasing = False  # a beat that an earlier test began comes at the pace of a longer lease
     with configured(debug_lease="3s"):

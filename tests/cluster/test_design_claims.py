@@ -121,6 +121,7 @@ def test_a_changed_class_is_taken_over_on_the_actors_own_thread(duo: Any) -> Non
     assert [len(set(seen)) for seen in threads] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_template_with_threads_is_not_forked_and_it_is_said(tmp_path: Path) -> None:
     source = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (tmp_path / "module_with_a_thread.py").write_text(source)

@@ -75,6 +75,7 @@ def test_during_a_call_a_stream_and_a_broadcast(workers: Any, host: Any) -> None
     still_works(host)  # a reference from before serves as well
 
 
+@pytest.mark.slow
 def test_while_processes_are_being_spawned(host: Any) -> None:
     pid = lose_agent()
     procs = host.spawn_procs(per_host={"gpus": 2}, name="early")  # very likely before anybody knows

@@ -53,6 +53,7 @@ def test_a_broadcast_goes_out_under_its_senders_name() -> None:
             assert f"told {client.address} news" in client.log(address, until="news\n")
 
 
+@pytest.mark.slow
 def test_those_who_live_answer_though_one_dies() -> None:
     with hosted() as (_, client):
         layout = Layout("p", (client.host,), 3)

@@ -69,6 +69,7 @@ def waits_for(tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {**os.environ, "MONARCH_NB_PRELOAD": "slow_module", "PYTHONPATH": str(tmp_path)}, gate
 
 
+@pytest.mark.slow
 def test_the_first_procs_need_not_wait_for_what_the_template_imports(tmp_path: Path) -> None:
     env, gate = waits_for(tmp_path)
     with hosted(env=env) as (handle, client):
@@ -146,6 +147,7 @@ def test_device_visibility_and_thread_counts_are_put_right_in_a_fork() -> None:
         assert seen["torch_threads"] in (2, None)
 
 
+@pytest.mark.slow
 def test_without_fork_and_pidfd_everything_still_works() -> None:
     with hosted(env={**os.environ, "MONARCH_NB_PORTABLE": "1"}) as (handle, client):
         [address] = client.spawn(1, "talks")

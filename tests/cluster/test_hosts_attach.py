@@ -232,6 +232,7 @@ def test_an_agent_with_the_name_of_one_that_is_attached_and_lives_does_not_take_
     members.stop().get(SOON)
 
 
+@pytest.mark.slow
 def test_keys_on_one_side_only_are_told(tmp_path: Path, key: Path) -> None:
     with user_hosts(tmp_path, 1, "--insecure-loopback") as [open_one], user_hosts(tmp_path, 1, key=key) as [closed]:
         with pytest.raises(AttachError, match=r"was started without a key.*--key FILE"):

@@ -383,6 +383,7 @@ job.kill()
 """
 
 
+@pytest.mark.slow
 def test_a_client_script_has_the_hosts_of_the_job_that_has_started_it(folder: Path) -> None:
     Path("client.py").write_text(CLIENT)
     job = LocalJob(hosts=("trainers", "loaders"))

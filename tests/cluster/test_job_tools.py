@@ -189,6 +189,7 @@ def exchange(port: int, data: bytes) -> bytes:
         return bytes(heard)
 
 
+@pytest.mark.slow
 def test_many_connections_go_both_ways_and_end_cleanly(host: Any, echo: int) -> None:
     ports = free_ports(2)
     with spawned(host, 2, "there") as there, spawned(host, 2, "here") as here, forwarder() as forward:

@@ -182,6 +182,7 @@ def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_o
         job.kill()
 
 
+@pytest.mark.slow
 def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine(racks: Racks, shown: list[Any]) -> None:
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)

@@ -220,6 +220,7 @@ def test_what_is_no_mesh_and_an_odd_rate_are_refused(trainers: Any) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_sampler_whose_asker_does_not_take_its_samples_ends_by_itself(trainers: Any) -> None:
     service = runtime().feature(PROFILING)
     with monarch.profile(trainers.slice(gpus=0)) as profile:

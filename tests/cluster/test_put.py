@@ -107,6 +107,7 @@ def test_a_dropped_value_is_said_to_be_dropped_and_what_was_got_stays(users: Any
         users.total.call(value).get(30)
 
 
+@pytest.mark.slow
 def test_values_that_nobody_refers_to_stay_until_there_are_too_many(users: Any) -> None:
     with monarch_nb.configured(rdma_put_kept=3_000_000):
         first = users.total.call(put({"x": np.ones(100_000)}))

@@ -150,6 +150,7 @@ def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(m
             assert torch.equal(ours.grad.full_tensor(), local.grad), (placement, shape)
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_what_is_selected_along_dimensions_counted_from_the_back(mesh: Mesh) -> None:
     for placement in (S0, S1):
         local = numbers(4, 5, 6).requires_grad_()

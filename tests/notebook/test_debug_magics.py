@@ -28,6 +28,7 @@ def nb(kernel: Notebook) -> Iterator[Notebook]:
     assert left.ok().text == "0", left
 
 
+@pytest.mark.slow
 def test_a_call_all_of_whose_ranks_are_stopped_raises_with_the_table_and_can_be_waited_for_again(nb: Notebook) -> None:
     for wait in ("f.get()", "await f"):
         nb.run("f = t.step.call(2)").ok()

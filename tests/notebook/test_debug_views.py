@@ -118,6 +118,7 @@ def test_frames_are_looked_at_by_all_and_requests_that_mean_nothing_are_refused(
     assert kernel.run("f.get()").ok().text
 
 
+@pytest.mark.slow
 def test_the_frames_of_a_failure_are_opened_on_request(kernel: Debugged, view: ViewClient) -> None:
     needs_subshell(view)
     assert kernel.run("t.slice(gpus=2).forward.call_one([1, 2, 3]).get()").error is not None

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_training_goes_on_from_its_files_after_a_process_was_killed(fresh: Notebook) -> None:
-    fresh.aside("import os; os.environ['MONARCH_EXAMPLE_STEPS'] = '8'")
+    fresh.aside("import os; os.environ.update(MONARCH_EXAMPLE_STEPS='8', MONARCH_EXAMPLE_BATCH='8')")
     example = Example("train_gpt.ipynb").run(fresh)
     assert "in step 8:" in example.text("kill")
     assert re.search(r"data=1 model=1|rank 3, on host", example.text("kill")), example.text("kill")

@@ -9,6 +9,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 def test_what_the_guide_says_to_type_first_works_when_it_is_typed() -> None:
     notebook = Notebook()
     try:

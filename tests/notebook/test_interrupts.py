@@ -61,6 +61,7 @@ def test_a_call_in_c_that_nothing_wakes_is_told_with_what_ends_it(nb: Notebook) 
     assert "healed 1" in nb.run("%heal a gpus=1 --kill").ok().stdout
 
 
+@pytest.mark.slow
 def test_a_later_wait_says_what_the_ranks_are_still_busy_with(nb: Notebook) -> None:
     request = nb.start("a.nap.call(600).get()")
     nb.until(request, Cell(), "asleep")

@@ -34,6 +34,7 @@ def test_another_shape_or_setup_or_fresh_replaces_a_mesh_and_says_so(nb: Noteboo
     nb.run("%stop changing").ok()
 
 
+@pytest.mark.slow
 def test_a_mesh_over_two_hosts_has_their_dimension(nb: Notebook) -> None:
     assert nb.run("%mesh wide hosts=2 gpus=1").ok().text == "<ProcMesh 'wide' {hosts=2, gpus=1}>"
     cell = nb.run("%%on wide\nprint('here')\npoint['hosts']").ok()

@@ -110,6 +110,7 @@ pid = mesh.execute(os.getpid).values()[1]
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_frees_the_ranks_of_a_compiled_step_from_one_that_does_nothing(nb: Notebook) -> None:
     nb.run(COMPILED).ok()
     request, cell = nb.start("leave = waiting.join(waiter=Say())\nos.kill(pid, signal.SIGSTOP)\nstep(x).item()"), Cell()

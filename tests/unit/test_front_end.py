@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SVG = "http://www.w3.org/2000/svg"  # the name of a kind of elements, which nobody fetches
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["test", "bundles"])

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # What is let through: (package that reaches, name) and why. Entries leave this table; none is added without a reason.
@@ -86,6 +88,7 @@ def own_names() -> dict[str, set[str]]:
     return names
 
 
+@pytest.mark.slow
 def test_no_package_reaches_past_an_underscore_of_another() -> None:
     names = own_names()
     faults, used = [], set()
@@ -103,6 +106,7 @@ def test_no_package_reaches_past_an_underscore_of_another() -> None:
     assert REASONS.keys() - used == set(), "nobody reaches for these any more: take them out of the table"
 
 
+@pytest.mark.slow
 def test_private_names_of_jupyter_are_known_to_one_module_of_the_kernels_side() -> None:
     names = set().union(*own_names().values())
     faults = [

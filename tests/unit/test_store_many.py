@@ -73,7 +73,7 @@ def test_what_is_too_much_to_list_is_summed_up_and_no_rank_is_left_out() -> None
     assert len(kinds_text(view)) < TEXT
 
 
-@pytest.mark.parametrize("hosts", [125, HOSTS, 10 * HOSTS])
+@pytest.mark.parametrize("hosts", [125, HOSTS, pytest.param(10 * HOSTS, marks=pytest.mark.slow)])
 def test_static_html_of_many_ranks_is_by_hosts_and_bounded(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(*(failed(rank, f"reason {rank} {'&' * 500}") for rank in range(100)), hosts=hosts)
     monkeypatch.setattr(display, "describe", lambda mesh: view)
@@ -98,6 +98,7 @@ def test_ranks_of_which_nothing_was_told_share_one_record_and_are_counted_right(
     assert {rank.shown for rank in mesh.ranks} == {"stopped"}
 
 
+@pytest.mark.slow
 def test_a_storm_of_events_is_few_messages_of_bounded_size_in_each_second() -> None:
     store, told, over = Store(), [], threading.Event()
 

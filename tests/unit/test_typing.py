@@ -107,6 +107,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return {int(line): re.sub(r"\b(?:monarch_nb|typing)(?:\.\w+)*\.(?=\w)", "", text) for line, text in found}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # where nothing has been checked before, the library is first
 def test_calls_know_parameters_and_results_and_spawned_meshes_what_meshes_can_do(said: dict[int, str]) -> None:
     wanted = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}

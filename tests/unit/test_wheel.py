@@ -101,6 +101,7 @@ def _texts(source: str) -> list[str]:
     return [node.value for node in every if isinstance(node.value, str)]
 
 
+@pytest.mark.slow
 def test_no_message_leads_to_a_file_that_only_the_repository_has() -> None:
     files = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")]
     assert len(files) > 200
