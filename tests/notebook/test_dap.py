@@ -37,6 +37,11 @@ class Trainer(Actor):
 """
 
 
+def named(name: str, code: str = TRAINER) -> str:
+    """The cell of another class: all tests have one notebook, and what others spawn there stays what it was."""
+    return code.replace("class Trainer", f"class {name}")
+
+
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
     opened = Notebook()
@@ -216,10 +221,11 @@ def test_a_cell_that_waits_does_not_ask_while_the_debugger_is_being_switched_off
 
 def test_a_step_that_is_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Notebook) -> None:
     code = TRAINER.replace("doubled = self.learn(loss)", "time.sleep(0.5)").replace("return doubled", "return loss")
-    notebook.run(f"import time\n{code}").ok()
-    notebook.run("slept = w.slice(gpus=0).spawn('slept', Trainer)").ok()
+    code = f"import time\n{named('Sleeper', code)}"
+    notebook.run(code).ok()
+    notebook.run("slept = w.slice(gpus=0).spawn('slept', Sleeper)").ok()
     debugger = Debugger(notebook).on()
-    debugger.mark(f"import time\n{code}", "time.sleep(0.5)")
+    debugger.mark(code, "time.sleep(0.5)")
     cell = debugger.start("slept.step.call_one(1).get()", asks=True)
     debugger.event("stopped")
     debugger.do("next", threadId=1)
@@ -322,9 +328,9 @@ def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_
     code = TRAINER.replace("doubled = self.learn(loss)", "hang, many = Hang(), list(range(1_000_000))").replace(
         "return doubled", "return len(many)"
     )
-    code = "class Hang:\n    def __repr__(self):\n        while True:\n            pass\n\n" + code
+    code = "class Hang:\n    def __repr__(self):\n        while True:\n            pass\n\n" + named("Hanging", code)
     debugger.finish(debugger.start(code)).ok()
-    debugger.finish(debugger.start("import numpy as np\nhung = w.slice(gpus=0).spawn('hung', Trainer)")).ok()
+    debugger.finish(debugger.start("import numpy as np\nhung = w.slice(gpus=0).spawn('hung', Hanging)")).ok()
     debugger.mark(code, "return len(many)")
     cell = debugger.start("hung.step.call_one(np.arange(12.0)).get()")
     debugger.event("stopped")
@@ -342,8 +348,10 @@ def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_
 
 
 def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded(debugger: Debugger) -> None:
-    debugger.finish(debugger.start("edited = w.slice(gpus=0).spawn('edited', Trainer)")).ok()
-    later = TRAINER.replace("loss = x + rank", "loss = x + rank + 100")
+    before = named("Edited")
+    debugger.finish(debugger.start(before)).ok()
+    debugger.finish(debugger.start("edited = w.slice(gpus=0).spawn('edited', Edited)")).ok()
+    later = before.replace("loss = x + rank", "loss = x + rank + 100")
     debugger.finish(debugger.start(later)).ok()
     debugger.mark(later, "loss = x + rank + 100")
     assert debugger.finish(debugger.start("edited.step.call_one(1).get()")).ok().text == "2", "it runs what it ran"
@@ -352,7 +360,6 @@ def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded
     debugger.event("stopped")
     debugger.do("continue", threadId=1)
     assert debugger.finish(cell).ok().text == "202"
-    debugger.finish(debugger.start(TRAINER)).ok()
     debugger.finish(debugger.start("edited.stop().get()")).ok()
 
 
