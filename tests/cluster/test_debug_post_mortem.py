@@ -45,7 +45,10 @@ def test_the_frames_of_a_failure_are_there_without_preparation_while_the_actor_g
     group = debug.post_mortem(error)
     (one,) = group.sessions
     assert one.post_mortem
-    assert one.reason == "post-mortem: ZeroDivisionError: float division by zero"
+    assert one.reason in {  # Python 3.14 leaves out the type
+        "post-mortem: ZeroDivisionError: float division by zero",
+        "post-mortem: ZeroDivisionError: division by zero",
+    }
     assert (one.frame.function, one.frame.text) == ("Trainer.divide", "return numbers[0] / numbers[1]")
     assert group.eval("numbers").values == {0: "[1.0, 0]"}
     assert trainers.steps_done.call().get(SECONDS)

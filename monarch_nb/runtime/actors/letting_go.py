@@ -72,7 +72,12 @@ def _ease(frame: types.FrameType, easy: set[type]) -> None:
     if not hard or frame.f_code.co_name == "<module>":
         return
     shared = frame.f_code.co_cellvars + frame.f_code.co_freevars  # other functions would see it change
-    found.update({name: _instead(found[name]) for name in hard if name not in shared})
+    changed = {name: _instead(found[name]) for name in hard if name not in shared}
+    if sys.version_info >= (3, 14):  # a frame holds what is overwritten in it until it is cleared
+        changed = {**found, **changed}
+        with contextlib.suppress(RuntimeError):  # one that still runs
+            frame.clear()
+    found.update(changed)
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 

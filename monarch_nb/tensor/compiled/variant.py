@@ -21,9 +21,14 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import all_rewritten, make_again
 from monarch_nb.transport import held_back
 
-_HANDLE_ALONE = (
-    3  # references to a gradient that only its parameter holds: PyTorch's, a name here, and the counter's own
-)
+
+def _held_once() -> int:
+    held = [object()]
+    name = held[0]
+    return getrefcount(name)
+
+
+_HANDLE_ALONE = _held_once()  # references to a gradient that only its parameter holds, as this Python counts them
 _REFERENCE_ALONE = 2
 
 
