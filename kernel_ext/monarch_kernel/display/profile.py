@@ -34,6 +34,8 @@ STYLE = """
 .mnb-y .mnb-k{display:inline-block;width:11px;height:11px;border-radius:2px;margin:0 5px 0 12px;vertical-align:-1px}
 .mnb-y .mnb-k.u{background:rgba(219,109,40,.62)}.mnb-y .mnb-k.l{background:rgba(56,139,253,.55)}
 .mnb-y .mnb-k.i{background:rgba(128,128,128,.3)}.mnb-y .mnb-w{margin:8px 0 2px}
+.mnb-y .mnb-k:first-child{margin-left:0}.mnb-y td code{background:none;padding:0}
+.mnb-y .mnb-t th,.mnb-y .mnb-t td+td{white-space:nowrap}
 """.replace("\n", "")
 
 
