@@ -201,6 +201,7 @@ def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(mortal: l
     assert [agent.process.wait(SOON) for agent in mortal] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_behind_the_gateway_is_told_by_it(cluster: list[HostProcess], tmp_path: Path, key: Path) -> None:
     other = tmp_path / "other.key"
     Keys.load_or_create(other)

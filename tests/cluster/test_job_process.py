@@ -58,6 +58,7 @@ def pids_of(job: ProcessJob) -> list[int]:
     return [int(agent.id.partition("@")[0]) for agent in job._agents.values()]
 
 
+@pytest.mark.slow
 def test_a_process_job_gives_meshes_of_hosts_and_ends_them(folder: Path) -> None:
     job = ProcessJob({"trainers": 2, "loaders": 1}, env={"MONARCH_JOB_MARK": "7"})
     assert not job.active

@@ -187,6 +187,7 @@ def test_what_is_wrong_with_a_machine_is_told_with_what_to_do_and_nothing_stays(
     assert running_jobs("ssh") == []
 
 
+@pytest.mark.slow
 def test_one_machine_of_two_that_fails_takes_the_agent_on_the_other_with_it(server: SSHServer) -> None:
     job = job_at(server, {"trainers": [server.name, "127.0.0.1:1"]})
     with pytest.raises(EngineError, match="on 1 of 2 machines"):

@@ -95,6 +95,7 @@ def pair(diallers: list[DiallingHost], at: str, key: Path) -> Iterator[Any]:
     connect.shutdown()
 
 
+@pytest.mark.slow
 def test_hosts_that_dial_are_a_mesh_like_any_other(
     pair: Any, diallers: list[DiallingHost], tmp_path: Path, key: Path
 ) -> None:

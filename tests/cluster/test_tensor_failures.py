@@ -60,6 +60,7 @@ def fails_on_the_last_rank(shard: torch.Tensor) -> None:
     dist.all_reduce(shard)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: Mesh) -> None:
     whole = torch.randn(8, 8)
     t, kept = rows(mesh, whole), mesh.zeros(4)

@@ -52,6 +52,7 @@ def attach(*workers: Any, **more: Any) -> HostMesh:
     return attach_to_workers(ca=TRUST_ALL, workers=list(workers), **more)
 
 
+@pytest.mark.slow
 def test_workers_on_ipc_are_attached_stopped_used_again_and_shut_down(folder: Path) -> None:
     addresses = [f"ipc://{folder}/w{number}" for number in range(2)]
     hosts = attach(*addresses, name="pool")  # before they are there

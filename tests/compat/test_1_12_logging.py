@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_program_of_the_documentation_shows_what_its_processes_write(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
