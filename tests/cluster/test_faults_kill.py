@@ -1,6 +1,9 @@
 """SIGKILL of a process at every stage of its life."""
 
+import os
+import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,18 +74,28 @@ def test_of_a_rank_between_many_broadcasts(workers: Any, shown: list[MeshFailure
     assert noted == list(range(len(noted)))  # in order, none twice
 
 
-def test_while_it_is_being_spawned(host: Any, shown: list[MeshFailure]) -> None:
+class Waits(Worker):
+    """Is not spawned before a file is there."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+
+
+def test_while_it_is_being_spawned(host: Any, shown: list[MeshFailure], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with spawned(host, name="early") as procs:
-        early = procs.spawn("early", Worker)
-        until(lambda: [one for one in status().procs if one.pid and procs._state.uid in one.address])
+        early = procs.spawn("early", Waits, str(gate))
+        until(lambda: [one for one in status().procs if one.pid and one.address == procs._state.address(1)])
         [pid] = [one.pid for one in status().procs if one.address == procs._state.address(1)]
-        if pid:
-            kill(pid)
-            with pytest.raises(SupervisionError) as caught:
-                early.initialized.get(SOON)
-            assert "early" in str(caught.value)
-            assert "heal_mesh" in str(caught.value)
-            heal_mesh(early, timeout=SOON)
+        kill(pid)
+        with pytest.raises(SupervisionError) as caught:
+            early.initialized.get(SOON)
+        assert "early" in str(caught.value)
+        assert "heal_mesh" in str(caught.value)
+        gate.touch()
+        heal_mesh(early, timeout=SOON)
         assert early.rank.call().get(SOON).values() == [0, 1]
 
 
