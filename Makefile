@@ -16,7 +16,7 @@ LAB_ARGS ?=
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
-CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach typing front_end wheel)
+CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
 .PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
 

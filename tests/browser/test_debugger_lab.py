@@ -106,6 +106,7 @@ def test_a_cell_stops_on_four_ranks_the_prompt_compares_them_and_a_click_ends_th
     assert notebook.errors == []
 
 
+@pytest.mark.slow
 def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(notebook: Lab) -> None:
     notebook.run("future = trainers.slice(gpus=1).step.call_one(1)\nimport monarch.debug; monarch.debug.wait(1);")
     view = notebook.run("%mdb").locator(".mnb-debug")

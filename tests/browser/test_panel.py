@@ -188,6 +188,7 @@ def test_the_tree_is_worked_by_keys(panel: Panel) -> None:
     assert panel.row("gpus=0").get_attribute("aria-expanded") == "false"
 
 
+@pytest.mark.slow
 def test_lines_are_shown_as_they_are_written(panel: Panel) -> None:
     panel.row("trainers").click()
     panel.command("monarch-nb:logs")

@@ -92,6 +92,7 @@ def three_hosts() -> Iterator[tuple[list[Client], Layout]]:
         yield clients, layout
 
 
+@pytest.mark.slow
 def test_a_cast_goes_down_a_tree_of_hosts_and_its_answers_come_back_up() -> None:
     with three_hosts() as (clients, layout):
         found, messages = clients[0].answers(clients[0].cast(layout, [Run(0, 6)], "hello", fanout=1), 6)

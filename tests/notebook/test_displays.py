@@ -88,6 +88,7 @@ def test_different_figures_stand_side_by_side_each_with_its_rank(nb: Notebook) -
     assert row["text/html"].count('src="data:image/png;base64,iVBOR') == 4
 
 
+@pytest.mark.slow
 @figures
 def test_figures_that_are_values_are_shown_and_only_once(nb: Notebook) -> None:
     cell = nb.run("%%on w\nimport matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\nfigure", 60).ok()

@@ -32,6 +32,7 @@ def soak(seconds: float, pause: float, body: int) -> None:
     assert left_behind(mark) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
     soak(SECONDS, pause=PAUSE, body=8)

@@ -181,6 +181,7 @@ def circles(edges: dict[str, set[str]]) -> list[set[str]]:
     return [circle for circle in found if len(circle) > 1]
 
 
+@pytest.mark.slow
 def test_no_circle_of_imports_is_larger_than_three_files() -> None:
     assert [sorted(circle) for circle in circles(graph()) if len(circle) > LARGEST_CIRCLE] == []
 

@@ -170,7 +170,7 @@ class TwoLinks(RuleBasedStateMachine):
 
 TestTwoLinks = TwoLinks.TestCase
 TestTwoLinks.settings = settings(max_examples=tries(200), stateful_step_count=60)
-TestTwoLinks.pytestmark = [pytest.mark.timeout(120)]
+TestTwoLinks.pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
 class Traffic:

@@ -161,6 +161,7 @@ def addresses() -> Iterator[tuple[str, str]]:
                     yield file, str(args[0].value)
 
 
+@pytest.mark.slow
 def test_pages_and_anchors_that_messages_lead_to_are_there() -> None:
     found = list(addresses())
     for file, address in found:
