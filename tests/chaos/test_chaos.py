@@ -21,7 +21,6 @@ def chaos(*options: str, timeout: float) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(bool(objection()), reason=f"NOT TESTED HERE: {objection()}")
 def test_a_job_on_three_hosts_bears_faults_of_all_kinds() -> None:
