@@ -129,8 +129,8 @@ class Cluster:
             host = self._hosts.get(state.layout.host_of(rank))
             if host is None:
                 raise ValueError(f"{state.name} is not part of this cluster")
-            with self._time.lock:
-                host.kill(state.address(rank))
+            # As a delivery, like all that a host agent does: its locks are taken before that of the time, never after.
+            self._time.soon(partial(host.kill, state.address(rank)))
         self.settle()
 
     def kill_host(self, number: int) -> None:
