@@ -64,12 +64,18 @@ def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     guard = _guards.guard
     if guard.inside:
         return function(*args)
+    result: T = _noting(_whole, guard, function, args)
+    return result
+
+
+def _noting(run: Callable[..., Any], guard: _Guard, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Runs it with SIGINT only noted, where its handler is Python's, which is called once afterwards."""
     handler = _current(_SIGINT) if guard.main else None
     if not callable(handler):  # ignored, deadly, or not Python's: nothing of it runs between bytecodes
-        return _whole(guard, function, *args)
+        return run(guard, function, *args)
     try:
         _swap(_SIGINT, _note)
-        return _whole(guard, function, *args)
+        return run(guard, function, *args)
     finally:
         _swap(_SIGINT, handler)  # runs pending handlers first: the last chance for _note
         if _noted:
@@ -106,18 +112,8 @@ def held_back(function: Callable[..., T], *args: Any) -> T:
     guard = _guards.guard
     if guard.inside or guard.holding:
         return function(*args)
-    handler = _current(_SIGINT) if guard.main else None
-    if not callable(handler):
-        return _held(guard, function, *args)
-    try:
-        _swap(_SIGINT, _note)
-        return _held(guard, function, *args)
-    finally:
-        _swap(_SIGINT, handler)
-        if _noted:
-            frame = _noted.pop()
-            _noted.clear()
-            handler(_SIGINT, frame)
+    result: T = _noting(_held, guard, function, args)
+    return result
 
 
 def _held(guard: _Guard, function: Callable[..., T], *args: Any) -> T:
