@@ -25,6 +25,8 @@ _ENDS = {
     "COMPLETING": "is ending",
     "FAILED": "has failed",
 }
+# A job that is being tidied up may be told as COMPLETING alone: the reason then says how it ended.
+_WHY = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
 _KILL_S = 10.0
 _LOOK_S = 0.2
 
@@ -115,9 +117,11 @@ class Slurm(JobAdapter):
             return Seen("waiting", f"waits in Slurm's queue{again} (job {number}: {reason})")
         if states[0] in _RUNNING and "COMPLETING" not in states:
             return seen_of(job, name, f", Slurm job {number}")
-        how = "; ".join(_ENDS.get(each, each.lower()) for each in states[:1])
         reason = str(state.get("state_reason") or "")
-        why = f" ({reason})" if reason not in ("", "None", "NonZeroExitCode", "TimeLimit") else ""
+        end = next((each for each in states if each != "COMPLETING" and each not in _RUNNING), None)
+        end = end or _WHY.get(reason, "COMPLETING")
+        how = _ENDS.get(end, end.lower())
+        why = f" ({reason})" if reason not in ("", "None", *_WHY) else ""
         words = "".join(f"\n  | {line}" for line in last_lines(_logs(job, number)))
         return Seen("ended", f"is gone: Slurm job {number} {how}{why}{words}")
 

@@ -1,0 +1,34 @@
+"""What is said of hosts by what Slurm says of their job."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.job.adapter import Agent, Running
+from monarch_nb.job.batch import slurm
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "words"),
+    [
+        (["FAILED"], "NonZeroExitCode", "has failed"),
+        (["FAILED", "COMPLETING"], "NonZeroExitCode", "has failed"),
+        ("COMPLETING", "NonZeroExitCode", "has failed"),
+        ("COMPLETING", "TimeLimit", "has reached its time limit"),
+        ("COMPLETING", "None", "is ending"),
+        (["RUNNING", "COMPLETING"], "None", "is ending"),
+        ("CANCELLED", "None", "was cancelled"),
+        ("PREEMPTED", "Preempted", "was preempted by another job (Preempted)"),
+    ],
+)
+def test_hosts_of_a_job_that_is_being_tidied_up_are_gone_for_the_reason_it_ended(
+    states: Any, reason: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = json.dumps({"jobs": [{"job_id": 7, "job_state": states, "state_reason": reason}]})
+    monkeypatch.setattr(slurm, "ask", lambda *_: text)
+    seen = slurm.Slurm().look(Running("trainers", str(tmp_path), {"trainers_0": Agent("7/0")}))["trainers_0"]
+    assert (seen.state, seen.story) == ("ended", f"is gone: Slurm job 7 {words}")
