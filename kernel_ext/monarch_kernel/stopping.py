@@ -84,6 +84,7 @@ class Stopping:
         """Interrupts the ranks that are waited for, and says which do not react, within a second."""
         pending = tuple(self._engine.calls.values())
         of_cell = [other for other in pending if other.mesh == call.state.uid and _of_cell(other)]
+        call.count_again()
         reactions = interrupted(call.state, call.ranks, [other.call for other in of_cell])
         for line in stuck(call.state, reactions, self._name):
             self._front.write(f"{line}\n", "stderr")
@@ -101,6 +102,10 @@ class Waited:
         endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
         self._what = what(state, endpoint)
         self._told = call.story()
+
+    def count_again(self) -> None:
+        """Some ranks may have answered since the first Ctrl-C: they are not interrupted."""
+        self.ranks = self._call.missing_ranks() or self.ranks
 
     @property
     def label(self) -> str:

@@ -51,8 +51,8 @@ def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Not
 
 
 @pytest.mark.parametrize(
-    ("what", "told", "ranks"),
-    [("mesh.execute(alone, other)", "begun", "data=1"), ("mesh.execute(asleep)", "asleep", "data=0-1")],
+    ("what", "told", "ranks"),  # the answer of data=0, which enters nothing, may still be under way
+    [("mesh.execute(alone, other)", "begun", "data=(0-)?1"), ("mesh.execute(asleep)", "asleep", "data=0-1")],
     ids=["a collective that nobody else enters", "a function"],
 )
 def test_an_interrupt_stops_waiting_and_a_second_one_ends_what_runs_and_leaves_tensors_as_they_are(
@@ -64,7 +64,8 @@ def test_an_interrupt_stops_waiting_and_a_second_one_ends_what_runs_and_leaves_t
     nb.until(request, cell, AGAIN)
     nb.interrupt()
     done = nb.finish(request)
-    assert done.traceback.startswith(f"KeyboardInterrupt: interrupted pair_workers.batch() on pair_workers {ranks}")
+    interrupted = f"KeyboardInterrupt: interrupted pair_workers.batch\\(\\) on pair_workers {ranks}"
+    assert re.match(interrupted, done.traceback), done.traceback
     assert nb.run("t.sum().item()").ok().text == "6.0"
 
 
