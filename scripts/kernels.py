@@ -33,7 +33,15 @@ KERNELS = {
 
 
 # Front ends that are no kernels.
-OTHERS = {"marimo": ("marimo>=0.20,<1", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9")}
+OTHERS = {
+    "marimo": ("marimo>=0.20,<1", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    # A Hub, what ends its idle servers, and what these servers are; its proxy is a program of npm's.
+    "jupyterhub": (
+        *("jupyterhub>=5,<7", "jupyterhub-idle-culler", "jupyter_server>=2.14,<3"),
+        *("ipykernel>=7,<8", "anywidget>=0.9,<1", "ipywidgets>=8.1,<9"),
+    ),
+}
+PROXY = "configurable-http-proxy@5"
 
 
 def interpreter(name: str) -> Path:
@@ -49,6 +57,16 @@ def interpreter(name: str) -> Path:
     subprocess.run([*pip, *_packages(name), *LIBRARY], check=True, capture_output=True, text=True)
     stamp.write_text(wanted)
     return python
+
+
+def hub_proxy() -> Path:
+    """The program of JupyterHub's own proxy, which is had first. Raises CalledProcessError or OSError."""
+    folder = FOLDER / "jupyterhub" / "node"
+    program = folder / "node_modules" / ".bin" / "configurable-http-proxy"
+    if not program.exists():
+        npm = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), PROXY)
+        subprocess.run(npm, check=True, capture_output=True, text=True)
+    return program
 
 
 def _packages(name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 
 
 class Proxy:
@@ -45,7 +46,7 @@ class Proxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 18):
+            for data in self._all(source) if outward else self._from(source):
                 if outward:
                     self.sent += len(data)
                 self._passes.wait()
@@ -54,6 +55,15 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _all(source: socket.socket) -> Iterator[bytes]:
+        while data := source.recv(1 << 18):
+            yield data
+
+    def _from(self, source: socket.socket) -> Iterator[bytes]:
+        """What comes from the target, in pieces."""
+        return self._all(source)
 
     def cut(self) -> None:
         """No connection lives, and none comes about, until `mend`."""

@@ -49,7 +49,7 @@ class Extension:
         self._front = Front(shell)
         self._session = Session(shell)
         self._errors = Errors(shell, self._notice_of, self._announce, self._raised, self._stopped)
-        self._views = Views(shell, self._session)
+        self._views = Views(shell, self._session, lambda: self._front.running)
         self._widgets = Widgets(shell, self._views)
         self._view_magics = ViewMagics(shell, self._session)
         self._debugging = DebugMagics(shell, self._session)

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from monarch_nb._about import page
 from monarch_nb.doctor import Finding
 from monarch_nb.host.packages import installed
+from monarch_nb.wire import json_decoder
 
 from .views.bundle import built
 
@@ -32,6 +34,7 @@ _GUIDES = {
     HUB: page("guides/jupyterhub.md"),
     MARIMO: page("guides/marimo.md"),
 }
+_EXTENSION = "monarch-nb-lab"
 _LABS = (LAB, HUB, LIGHTNING)  # where JupyterLab's extensions can be
 
 
@@ -72,13 +75,24 @@ def facts_of(shell: Any) -> Facts:
 
 
 def panel_installed() -> bool:
-    """Whether JupyterLab finds our extension."""
+    """Whether JupyterLab finds our extension, and nobody has switched it off."""
     try:
-        from jupyter_core.paths import jupyter_path
+        from jupyter_core.paths import jupyter_config_path, jupyter_path
     except ImportError:
         return False
     folders = jupyter_path("labextensions")
-    return any(os.path.isfile(os.path.join(folder, "monarch-nb-lab", "package.json")) for folder in folders)
+    found = any(os.path.isfile(os.path.join(folder, _EXTENSION, "package.json")) for folder in folders)
+    return found and not any(_switched_off(os.path.join(folder, "labconfig")) for folder in jupyter_config_path())
+
+
+def _switched_off(folder: str) -> bool:
+    """By `jupyter labextension disable`, which writes it down there."""
+    try:
+        with open(os.path.join(folder, "page_config.json"), "rb") as file:
+            off = json_decoder(dict[str, Any]).decode(file.read()).get("disabledExtensions")
+    except (OSError, msgspec.DecodeError):
+        return False
+    return bool(off.get(_EXTENSION)) if isinstance(off, dict) else isinstance(off, list) and _EXTENSION in off
 
 
 def recognised(facts: Facts) -> tuple[str, str]:
@@ -178,7 +192,7 @@ def _panel(facts: Facts, where: str) -> tuple[str, str]:
     if where not in _LABS:
         return "none: only JupyterLab and Notebook 7 have one; %meshes, %failures and %logs show the same", ""
     if not facts.panel:
-        return "not installed beside this kernel; a wheel that was built with npm brings it", ""
+        return "not there: off, or not installed beside this kernel; a wheel that was built with npm brings it", ""
     return "the tab with four squares opens it", ""
 
 
@@ -186,8 +200,5 @@ def _away(facts: Facts, where: str) -> tuple[str, str]:
     if where in (COLAB, KAGGLE, LIGHTNING):
         return "a machine that sleeps, or is taken back, takes its processes along: save what has to last", ""
     if where == HUB:
-        return (
-            "a Hub may end servers that seem idle: mesh.detach() leaves a mesh on other hosts running for a lease",
-            "",
-        )
+        return "a Hub may end servers that seem idle: %detach --keep 1h keeps meshes that long, where hosts stay", ""
     return "processes end with the kernel; mesh.detach() leaves them running for a lease", ""

@@ -180,4 +180,23 @@ describe("a connection that goes and comes", () => {
     cluster.reconnected();
     expect(sent.map(({ topic }) => topic)).toEqual(["logs"]);
   });
+
+  it("has anew what it watches, and asks again, where the kernel has said more than was heard", () => {
+    const { cluster, sent, take } = connected();
+    cluster.watch(() => undefined);
+    expect(sent.map(({ type }) => type)).toContain("alive");
+    take({ type: "snapshot", seq: 1, now: 1, state: four() });
+    take({ type: "alive", sent: 8 }); // other pages have heard of this kernel before
+    void cluster.request("heal", { mesh: "w" }).catch(() => undefined);
+    sent.length = 0;
+    take({ type: "delta", prev: 1, seq: 2, now: 1, patch: {} });
+    take({ type: "alive", sent: 9 });
+    expect(sent).toEqual([]);
+    take({ type: "delta", prev: 2, seq: 3, now: 1, patch: {} });
+    take({ type: "alive", sent: 12 });
+    expect(sent.map(({ type, verb }) => verb ?? type)).toEqual(["watch", "heal"]);
+    sent.length = 0;
+    take({ type: "alive", sent: 14 }); // which begins to count anew
+    expect(sent).toEqual([]);
+  });
 });

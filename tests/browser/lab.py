@@ -126,27 +126,38 @@ class Served(NamedTuple):
             return bytes(answer.read())
 
 
-def _kernel(folder: Path, python: str) -> None:
-    """Has notebooks run in this Python, which finds the library by PYTHONPATH."""
+def _kernel(folder: Path, python: str, env: dict[str, str]) -> None:
+    """Has notebooks run in this Python."""
     folder.mkdir(parents=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": {"PYTHONPATH": PATH}}
+    told = {"argv": argv, "display_name": "Python 3", "language": "python", "env": env}
     (folder / "kernel.json").write_text(json.dumps(told))
 
 
 @contextlib.contextmanager
-def serve(folder: Path, env: dict[str, str]) -> Iterator[Served]:
-    """A JupyterLab with these variables in its environment, and nothing of what the user has set."""
+def serve(
+    folder: Path, env: dict[str, str], config: str = "", *, panel: bool = True, installs: bool = False
+) -> Iterator[Served]:
+    """A JupyterLab with these variables in its environment, this configuration, and nothing of what the user has set.
+
+    Without `panel` the extension of JupyterLab is off, as where it is not installed. With `installs` a kernel of
+    another Python (MONARCH_TEST_KERNEL) has not the library before a cell installs it.
+    """
     root, runtime = folder / "root", folder / "runtime"
     for path in (root, runtime, folder / "config"):
         path.mkdir(parents=True)
+    (folder / "config" / "jupyter_server_config.py").write_text(config)
+    if not panel:
+        (folder / "config" / "labconfig").mkdir()
+        off = {"disabledExtensions": {"monarch-nb-lab": True}}
+        (folder / "config" / "labconfig" / "page_config.json").write_text(json.dumps(off))
     overrides = folder / "app-settings"
     _share(overrides)
     (folder / "share" / "labextensions").mkdir(parents=True)
-    if PANEL.exists():  # the one of this checkout, whatever is installed
+    if panel and PANEL.exists():  # the one of this checkout, whatever is installed
         (folder / "share" / "labextensions" / "monarch-nb-lab").symlink_to(PANEL)
     if python := os.environ.get("MONARCH_TEST_KERNEL"):
-        _kernel(folder / "share" / "kernels" / "python3", python)
+        _kernel(folder / "share" / "kernels" / "python3", python, {} if installs else {"PYTHONPATH": PATH})
     token = secrets.token_hex(16)
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
@@ -181,9 +192,11 @@ def serve(folder: Path, env: dict[str, str]) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def lab(folder: Path, notebook: Path, env: dict[str, str]) -> Iterator[str]:
+def lab(
+    folder: Path, notebook: Path, env: dict[str, str], *, panel: bool = True, installs: bool = False
+) -> Iterator[str]:
     """Serves a copy of a notebook, by a JupyterLab of its own; gives the address at which it shows it."""
-    with serve(folder, env) as served:
+    with serve(folder, env, panel=panel, installs=installs) as served:
         yield served.add(notebook)
 
 

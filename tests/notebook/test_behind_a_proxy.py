@@ -3,111 +3,18 @@
 import asyncio
 import json
 import os
-import secrets
 import signal
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from monarch_nb.store import apply
 from tests.browser.lab import Served, serve
+from tests.frames import FrameProxy
+from tests.notebook.page_client import Page
 from tests.proxy import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # a server and a kernel of its own
-
-
-class Page:
-    """What a page is to a kernel: a session, whose websocket may come and go, and a view of the cluster on it."""
-
-    def __init__(self, address: str, token: str, kernel: str) -> None:
-        self._address = f"{address}/api/kernels/{kernel}/channels?session_id={{}}&token={token}"
-        self._session = secrets.token_hex(8)
-        self._socket: WebSocketClientConnection | None = None
-        self.comm = secrets.token_hex(8)
-        self.state: dict[str, Any] = {}
-        self.seq = -1
-        self.deltas = 0
-
-    async def connect(self) -> None:
-        self.close()
-        self._socket = await websocket_connect(self._address.format(self._session))
-
-    async def send(self, kind: str, content: dict[str, Any]) -> str:
-        assert self._socket is not None
-        number = secrets.token_hex(8)
-        header = {"msg_id": number, "msg_type": kind, "session": self._session, "username": "", "version": "5.4"}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-        await self._socket.write_message(json.dumps(message))
-        return number
-
-    async def run(self, code: str) -> str:
-        """Runs a cell; what it printed."""
-        number, printed = await self.send("execute_request", {"code": code, "silent": False}), ""
-        while True:
-            message = await self.next()
-            if message["parent_header"].get("msg_id") != number:
-                continue
-            if message["msg_type"] == "stream":
-                printed += message["content"]["text"]
-            assert message["msg_type"] != "error", message["content"]
-            if message["msg_type"] == "execute_reply":
-                return printed
-
-    async def watch(self) -> None:
-        await self.send(
-            "comm_open", {"comm_id": self.comm, "target_name": "monarch_nb.cluster", "data": {"protocol": 1}}
-        )
-        await self.send("comm_msg", {"comm_id": self.comm, "data": {"type": "watch", "topic": "cluster"}})
-
-    async def next(self) -> dict[str, Any]:
-        """The next message; ConnectionError where the websocket is gone."""
-        assert self._socket is not None
-        text = await self._socket.read_message()
-        if text is None:
-            raise ConnectionError
-        message: dict[str, Any] = json.loads(text)
-        content = message["content"]
-        if content.get("comm_id") == self.comm and message["msg_type"] == "comm_msg":
-            self._take(content["data"])
-        return message
-
-    def _take(self, data: dict[str, Any]) -> None:
-        if data["type"] == "snapshot":
-            self.state, self.seq = data["state"], data["seq"]
-        elif data["type"] == "delta":
-            assert data["prev"] == self.seq, "a change is missing, or came twice"
-            self.seq = data["seq"]
-            self.deltas += 1
-            apply(self.state, data["patch"])
-
-    async def until(self, condition: Callable[[dict[int, str]], bool]) -> None:
-        while not condition(self.ranks()):
-            await asyncio.wait_for(self.next(), 30)
-
-    async def read(self) -> None:
-        while True:
-            await self.next()
-
-    async def silent(self, seconds: float) -> None:
-        """Raises TimeoutError once nothing has come for so long."""
-        while True:
-            await asyncio.wait_for(self.next(), seconds)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-
-    def ranks(self) -> dict[int, str]:
-        """The states of the ranks of mesh w."""
-        for uid, mesh in self.state.get("meshes", {}).items():
-            if mesh["name"] == "w":
-                told = self.state["ranks"].get(uid, {})
-                return {rank: told.get(str(rank), {}).get("state", mesh["state"]) for rank in range(2)}
-        return {}
 
 
 def kernel_of(served: Served) -> str:
@@ -143,11 +50,12 @@ async def story(served: Served, proxy: Proxy) -> None:
     await page.connect()  # the same page: the server has kept what the kernel said meanwhile
     await page.until(lambda ranks: ranks.get(1) == "failed")
     assert page.deltas >= 2
+    assert page.gaps == 0
 
     await page.run("%heal w")
     await page.until(lambda ranks: set(ranks.values()) == {"idle"})
 
-    again = Page(f"ws://127.0.0.1:{proxy.port}", served.token, page._address.split("/api/kernels/")[1].split("/")[0])
+    again = Page(f"ws://127.0.0.1:{proxy.port}", served.token, page.kernel)
     await again.connect()  # a page that was loaded anew
     await again.watch()
     await again.until(lambda ranks: ranks == page.ranks())
@@ -161,5 +69,67 @@ def test_a_view_behind_a_proxy_that_holds_back_and_drops_has_all_that_happened_i
         proxy = Proxy(served.url.rstrip("/"))
         try:
             asyncio.run(story(served, proxy))
+        finally:
+            proxy.close()
+
+
+# Ranks of which only the store is told: their snapshot has some 25 MB.
+TOLD = """
+%load_ext monarch
+import os, signal, time
+from monarch_nb.runtime import runtime
+from monarch_nb.store import store_of, events as e
+%mesh w gpus=2
+store, now, count = store_of(runtime()), time.time(), 200_000
+store.put(e.Spawned(uid="many", name="many", kind="procs", ranks=range(count), labels=("gpus",), sizes=(count,),
+                    strides=(1,), hosts=("node",), per_host=count, ready=True, at=now))
+for rank in range(count):
+    store.put(e.Started("many", rank, 40_000 + rank, now))
+    store.put(e.Usage("many", rank, 0.25, 2_000_000_000 + rank))
+"""
+LARGE = "from IPython.display import HTML, display\ndisplay(HTML('x' * 12_000_000))"
+
+
+async def shown_and_read(page: Page) -> None:
+    await page.run(LARGE)
+    await asyncio.wait_for(page.read(), 30)  # the cell has ended before all of it is here
+
+
+async def large(served: Served, proxy: FrameProxy) -> None:
+    page = Page(f"ws://127.0.0.1:{proxy.port}", served.token, kernel_of(served))
+    await page.connect()
+    await page.run(TOLD)
+    await page.watch()
+    await page.until(lambda ranks: set(ranks.values()) == {"idle"})
+    [many] = [uid for uid, mesh in page.state["meshes"].items() if mesh["name"] == "many"]
+    while len(page.state["ranks"].get(many, ())) < 200_000:
+        await asyncio.wait_for(page.next(), 30)
+    assert proxy.too_large == 0, "what views are sent comes in pieces"
+
+    with pytest.raises(ConnectionError):  # what a cell of the user's shows may be as large as it likes
+        await shown_and_read(page)
+    assert proxy.too_large == 1
+    await page.connect()
+    await page.run("os.kill(w.slice(gpus=1).run(os.getpid).get().item(), signal.SIGKILL)")
+    await page.until(lambda ranks: ranks.get(1) == "failed")
+
+    before = await page.missing()
+    proxy.loses = True
+    await page.send("execute_request", {"code": "%heal w", "silent": False})
+    with pytest.raises(TimeoutError):
+        await page.silent(5)
+    proxy.loses = False
+    assert await page.missing() > before, "the page sees that something is missing"
+    await page.watch_again()
+    await page.until(lambda ranks: set(ranks.values()) == {"idle"})
+    await page.run("%stop --all")
+    page.close()
+
+
+def test_messages_to_views_pass_a_proxy_that_cuts_at_10_mb_and_what_it_loses_is_known(tmp_path: Path) -> None:
+    with serve(tmp_path, {"MONARCH_NB_PRELOAD": ""}) as served:
+        proxy = FrameProxy(served.url.rstrip("/"))
+        try:
+            asyncio.run(large(served, proxy))
         finally:
             proxy.close()

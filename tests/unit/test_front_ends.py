@@ -1,5 +1,6 @@
 """Which front end a kernel runs for, by the facts of its process, and what that front end is said to give. Pure."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from monarch_kernel.front_ends import (
     Facts,
     facts_of,
     levels,
+    panel_installed,
     recognised,
 )
 from monarch_nb.mesh import this_host
@@ -75,6 +77,27 @@ def test_what_needs_subshells_comms_a_prompt_or_a_debugger_is_said_to_be_missing
     assert "not installed" in told(Facts(SESSION))["side panel"]
     assert "box at the top" in told(FRONT_ENDS[VSCODE])["debugger"]
     assert told(FRONT_ENDS[MARIMO])["magics"].startswith("none")
+
+
+def test_the_panel_is_there_where_it_is_installed_and_nobody_has_switched_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
+    (tmp_path / "share" / "labextensions" / "monarch-nb-lab").mkdir(parents=True)
+    (tmp_path / "share" / "labextensions" / "monarch-nb-lab" / "package.json").write_text("{}")
+    assert panel_installed()
+    page_config = tmp_path / "config" / "labconfig" / "page_config.json"
+    page_config.parent.mkdir(parents=True)
+    for text, there in (
+        ('{"disabledExtensions": {"monarch-nb-lab": true}}', False),
+        ('{"disabledExtensions": {"monarch-nb-lab": false}}', True),
+        ('{"disabledExtensions": ["monarch-nb-lab"]}', False),
+        ("{}", True),
+        ("not JSON", True),
+    ):
+        page_config.write_text(text)
+        assert panel_installed() is there, text
 
 
 def kernel(**attributes: Any) -> Any:

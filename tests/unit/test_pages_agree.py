@@ -1,4 +1,4 @@
-"""No page contradicts another, or the code: figures, magics, commands, extras, settings with their defaults."""
+"""No page contradicts another, or the code: figures, magics, commands and their options, extras, settings, defaults."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.views.registry import VIEWS
+from monarch_nb.cli import main
 from monarch_nb.job import kinds
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.settings import KEYS, parse_duration
@@ -78,6 +79,53 @@ def test_targets_of_make_and_extras_that_pages_name_are_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = {(extra, page) for group, page in every(r"monarch-nb\[([a-z,]+)\]") for extra in group.split(",")}
     assert {each for each in named if each[0] not in extras} == set()
+
+
+def test_every_extra_has_a_row_in_the_readme() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGES["README.md"], re.MULTILINE)) == set(extras) - {"dev"}
+
+
+def test_variables_that_pages_give_to_make_or_set_in_the_environment_are_read_somewhere() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    given = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
+    assert {each for each in given if f"$({each[0].rstrip('=')})" not in re.sub(r"\$\(\w+ ", "$(", makefile)} == set()
+    known = {f"MONARCH_NB_{name.upper()}" for name in KEYS}
+    sources = [*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py")]
+    read = known.union(*(re.findall(r"MONARCH_NB_[A-Z_]+", path.read_text(encoding="utf-8")) for path in sources))
+    assert {(name, page) for name, page in every(r"`(MONARCH_NB_[A-Z_]+[A-Z])") if name not in read} == set()
+
+
+def test_commands_that_pages_type_at_a_shell_are_there_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def helped(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        return capsys.readouterr().out
+
+    commands = {name: helped(name) for name in ("agent", "doctor", "job", "mesh", "top")}
+    verbs = {name: helped(*name.split()) for name in ("job start", "job logs", "job kill", "mesh ls", "mesh stop")}
+    typed = [(line, page) for line, page in every(r"(?:`|^)monarch-nb ([a-z][^`\n#]*)") if line.strip()]
+    assert len(typed) > 20
+    for line, page in typed:
+        name, *words = line.split()
+        assert name in commands, f"{page}: monarch-nb {line}"
+        help_text = commands[name] + "".join(text for verb, text in verbs.items() if verb.startswith(f"{name} "))
+        for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+            assert option in help_text, f"{page}: monarch-nb {line}"
+        if name in ("job", "mesh") and words:
+            for verb in words[0].split("|"):
+                assert re.search(rf"\b{verb}\b", commands[name]), f"{page}: monarch-nb {line}"
+
+
+def test_guides_install_from_where_it_can_be_had_and_tasks_lead_to_all_chapters() -> None:
+    """It is on no package index; whoever comes to a guide first has not installed it yet."""
+    for page, text in PAGES.items():
+        install = re.search(r"^## Install\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+        if page.startswith("docs/guides/") and install:
+            assert re.findall(r"pip install '(?!monarch-nb\[\w+\] @ git\+https)[^']*'", install[1]) == [], page
+    chapters = set(re.findall(r"\d+\. \[[^\]]+\]\(([\w-]+)\.md\)", PAGES["docs/manual/README.md"]))
+    led = set(re.findall(r"\(manual/(\w+)\.md", PAGES["docs/howto.md"] + PAGES["docs/concepts.md"]))
+    assert {name for name in chapters if not name.startswith("examples")} - led == set()
 
 
 def test_defaults_that_stand_beside_settings_are_those_that_count() -> None:

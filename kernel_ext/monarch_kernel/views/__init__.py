@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,15 @@ logger = logging.getLogger(__name__)
 class Views:
     """All views of one kernel."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
+    def __init__(self, shell: Any, session: Session, busy: Callable[[], bool] = lambda: False) -> None:
+        """`busy()` says whether a cell runs."""
+        self._busy = busy
         self._kernel = getattr(shell, "kernel", None)
         self._shell = shell
         self._requests = Requests(session, VIEWS, session.file_name)
         self._inbox = Inbox()
         self._views: list[View] = []
+        self._past_cells: set[View] = set()  # those whose messages do not wait for the cell that runs
         self._engine: Runtime | None = None
         self._unfollow: Callable[[], None] | None = None
 
@@ -77,18 +81,30 @@ class Views:
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
         """A view behind a comm; `custom` for the comm of a widget."""
-        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS)
+        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS, lambda: self._silent(view))
         self._views.append(view)
         self._inbox.put(lambda: view.attach(self._engine))
         return view
 
     def receive(self, view: View, message: Any) -> None:
         """What a front end sent, on any thread."""
+        view.hear()
+        if threading.current_thread() is threading.main_thread():
+            self._past_cells.discard(view)
+        else:  # of a subshell
+            self._past_cells.add(view)
         if isinstance(message, dict):
             self._inbox.put(lambda: view.receive(message))
 
+    def _silent(self, view: View) -> None:
+        if self._busy() and view not in self._past_cells:
+            view.hear()  # what it says waits for the cell
+        else:
+            self._inbox.put(view.rest)
+
     def disconnect(self, view: View) -> None:
         """A front end is gone."""
+        self._past_cells.discard(view)
         if view in self._views:
             self._views.remove(view)
         self._inbox.put(view.close)

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from ..jupyter import obey_subshells
+from .pieces import LARGEST, pieces
 
 Message = dict[str, Any]
 TARGET = "monarch_nb.cluster"
+DIVIDED = ("snapshot", "delta", "logs", "metrics", "reply")  # where there is too much for one message
 logger = logging.getLogger(__name__)
 
 
@@ -22,10 +24,27 @@ class Channel:
         self._kernel = kernel
         self.comm = comm
         self._custom = custom
+        self._sent = 0
+        self._sending = threading.Lock()  # what is counted first is sent first
         obey_subshells(comm)
 
     def send(self, message: Message) -> None:
-        """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread."""
+        """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread.
+
+        A view counts what it hears: a message "alive" says how many others were sent before it.
+        """
+        with self._sending:
+            if message["type"] == "alive":
+                self._send({**message, "sent": self._sent})
+                return
+            body = _encoded(message) if message["type"] in DIVIDED else None
+            if body is None or len(body) <= LARGEST:
+                self._send(message)
+                return
+            for piece in pieces(message, lambda part: len(msgspec.json.encode(part))):
+                self._send(piece)
+
+    def _send(self, message: Message) -> None:
         comm_id = self.comm.comm_id
         content: Any = self._packed(comm_id, message) if message["type"] == "delta" else None
         if content is None:
@@ -35,6 +54,7 @@ class Channel:
         kernel.session.send(
             kernel.iopub_socket, "comm_msg", content, metadata={}, parent={}, ident=f"comm-{comm_id}".encode()
         )
+        self._sent += message["type"] != "alive"
 
     def _packed(self, comm_id: str, message: Message) -> bytes | None:
         """The content as JSON, of which the message itself is encoded once for all views; None if it must be packed."""

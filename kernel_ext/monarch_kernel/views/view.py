@@ -15,13 +15,26 @@ from .live import LiveViews, Watch
 from .requests import Requests
 
 PROTOCOL = 1
+REMEMBERED = 64  # requests
+# Pages say every 30 s that they are there, those in the background once a minute. What is said to a page that is gone
+# is kept by the notebook's server for when it comes back, and counts as work to those who end servers that do none.
+SILENT_S = 180.0
 
 
 class View:
     """Speaks with one front end. Its methods are called on one thread, `send` from any."""
 
-    def __init__(self, send: Callable[[Message], None], requests: Requests, views: LiveViews) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        requests: Requests,
+        views: LiveViews,
+        silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`silent` is called, on any thread, where there is something to say to a page that has long said nothing."""
+        self._out = send
+        self._silent = silent
+        self._heard = time.monotonic()
         self._views = views
         self._requests = requests
         self._engine: Runtime | None = None
@@ -30,7 +43,21 @@ class View:
         self._watches: dict[str, Message] = {}  # what is watched, for an engine that comes later
         self._ends: dict[str, Callable[[], None]] = {}
         self._titled: list[dict[str, str]] = []  # what it was told of views with a section of their own
-        self._alive = time.monotonic()
+        self._asked: dict[str, Message | None] = {}  # requests, the latest last, with their answers
+
+    def _send(self, message: Message) -> None:
+        self._out(message)
+        if time.monotonic() - self._heard > SILENT_S:
+            self._silent()
+
+    def hear(self) -> None:
+        """The page is there. From any thread."""
+        self._heard = time.monotonic()
+
+    def rest(self) -> None:
+        """Says nothing more of what is watched until the page is heard of again."""
+        if time.monotonic() - self._heard > SILENT_S:
+            self._leave()
 
     def attach(self, engine: Runtime | None) -> None:
         """Speaks of this engine from now on; what was watched is watched there."""
@@ -82,11 +109,25 @@ class View:
             elif key in self._ends:
                 self._ends.pop(key)()
         elif kind == "alive":
-            self._alive = time.monotonic()
-            if not self._cluster and "cluster" in self._watches:
-                self._watch(self._watches["cluster"])
+            for key, watch in tuple(self._watches.items()):
+                if self._cluster is None if key == "cluster" else key not in self._ends:
+                    self._watch(watch)
+            self._send({"type": "alive"})
         elif kind == "request":
-            threading.Thread(target=self._answer, args=(message,), name="monarch-request", daemon=True).start()
+            self._request(message)
+
+    def _request(self, message: Message) -> None:
+        """Does it once: a view asks again where its connection was lost, and gets the answer that was given."""
+        key = message.get("id")
+        if key in self._asked:
+            if (answer := self._asked[key]) is not None:
+                self._send(answer)
+            return
+        if isinstance(key, str):
+            self._asked[key] = None
+            while len(self._asked) > REMEMBERED:
+                self._asked.pop(next(iter(self._asked)))
+        threading.Thread(target=self._answer, args=(message,), name="monarch-request", daemon=True).start()
 
     @staticmethod
     def _key(message: Message) -> str:
@@ -118,7 +159,11 @@ class View:
             engine = self._engine
             if engine is None:
                 raise RuntimeError("the cluster was shut down; the next cell that uses it starts a new one")
-            result = self._requests.answer(engine, message)
-            self._send({**reply, "ok": True, "result": result})
+            self._give({**reply, "ok": True, "result": self._requests.answer(engine, message)})
         except Exception as error:
-            self._send({**reply, "ok": False, "error": text_of(error) or type(error).__name__})
+            self._give({**reply, "ok": False, "error": text_of(error) or type(error).__name__})
+
+    def _give(self, answer: Message) -> None:
+        if answer["id"] in self._asked:
+            self._asked[answer["id"]] = answer
+        self._send(answer)

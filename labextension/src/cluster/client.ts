@@ -30,6 +30,7 @@ interface Subscription {
 }
 
 interface Waiting {
+  message: object;
   resolve: (result: never) => void;
   reject: (error: Error) => void;
   timeout: ReturnType<typeof setTimeout>;
@@ -111,8 +112,9 @@ export class Cluster {
         this._waiting.delete(id);
         reject(new Error("the kernel has not answered; a cell may be running"));
       }, REQUEST_MS);
-      this._waiting.set(id, { resolve, reject, timeout });
-      this._send({ type: "request", id, verb, ...content });
+      const message = { type: "request", id, verb, ...content };
+      this._waiting.set(id, { message, resolve, reject, timeout });
+      this._send(message);
     });
   }
 
@@ -140,8 +142,20 @@ export class Cluster {
     this._notify(null);
   }
 
+  /** Asks the kernel how much it has said: what was lost on the way is then had anew. */
+  check(): void {
+    if (this._listeners.size) this._send({ type: "alive" });
+  }
+
+  /** The way to this kernel was gone for a time: what was said, and what was asked, may be lost. */
+  recovered(): void {
+    this.reconnected();
+    for (const { message } of this._waiting.values()) this._send(message); // the kernel does each of them once
+  }
+
   /** There is a way again, perhaps to another kernel: what is watched is watched there. */
   reconnected(): void {
+    this._said = -1;
     if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
     for (const { message } of this._subscriptions.values()) this._send(message);
     for (const message of this._watched.values()) this._send(message);
@@ -149,7 +163,8 @@ export class Cluster {
 
   private _open(): void {
     this._insist({ type: "watch", topic: "cluster" }, () => this._seq >= 0 || !this._listeners.size);
-    this._beat = setInterval(() => this._send({ type: "alive" }), ALIVE_MS);
+    this.check();
+    this._beat = setInterval(() => this.check(), ALIVE_MS);
     this._greeting = setTimeout(() => this._notify(null), GREETING_MS);
   }
 
@@ -179,7 +194,20 @@ export class Cluster {
     for (const listener of this._listeners) listener(patch);
   }
 
+  /** Of all that the kernel has said since it was asked last, something has not come. */
+  private _missing(said: number): boolean {
+    const missing = this._said >= 0 && said - this._said !== this._heard;
+    this._said = said;
+    this._heard = 0;
+    return missing;
+  }
+
   private _receive(message: FromKernel): void {
+    if (message.type === "alive") {
+      if (this._missing(message.sent)) this.recovered();
+      return;
+    }
+    this._heard++;
     if (typeof message.now === "number") this._skew = message.now - Date.now() / 1000;
     for (const listener of this._hearing) listener(message);
     switch (message.type) {
@@ -237,9 +265,11 @@ export class Cluster {
   private _counter = 0;
   private _engine: string | undefined;
   private _greeting: ReturnType<typeof setTimeout> | undefined;
+  private _heard = 0; // messages since the kernel said how many it had sent
   private _hearing = new Set<(message: FromKernel) => void>();
   private _listeners = new Set<Listener>();
   private _prefix = Math.random().toString(36).slice(2, 8);
+  private _said = -1; // how many the kernel had sent then
   private _savedAt = 0;
   private _seq = -1;
   private _skew = 0; // how far the kernel's clock is ahead of ours, in seconds

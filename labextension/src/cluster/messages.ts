@@ -183,6 +183,7 @@ export interface DebugCommand {
 
 export type FromKernel =
   | { type: "hello"; engine: string; now?: number }
+  | { type: "alive"; sent: number; now?: number }
   | { type: "views"; views: TitledView[]; now?: number }
   | { type: "snapshot"; seq: number; state: Partial<ClusterState>; now?: number }
   | { type: "delta"; prev: number; seq: number; patch: Patch; now?: number }

@@ -8,6 +8,7 @@ import { ISignal, Signal } from "@lumino/signaling";
 
 import { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
+import { BACK } from "../page/back";
 import { Facts, NOTHING, mayLoad, phaseOf, wantsComm } from "./link";
 
 const TARGET = "monarch_nb.cluster";
@@ -20,6 +21,9 @@ const OWN_MS = 15_000;
 // gets the one that is ended, and speaks to nobody.
 const PAUSE_MS = 300;
 const ANSWER_MS = 8000;
+// JupyterLab tries seven times, for about a minute, to connect to a kernel again, and then never; a proxy may be away longer.
+const ANEW_MS = 5000;
+const MOST_ANEW = 120;
 const EXTENSIONS = ["monarch", "monarch_nb"]; // the second where another package owns the first
 
 export class Connection implements IDisposable {
@@ -61,6 +65,7 @@ export class Connection implements IDisposable {
     this._disposed = true;
     Signal.clearData(this);
     if (this._soon) clearTimeout(this._soon);
+    if (this._anew) clearTimeout(this._anew);
     this._forget();
   }
 
@@ -139,7 +144,23 @@ export class Connection implements IDisposable {
     const back = connected && !this.facts.connected && this.facts.comm === "live";
     this._set({ kernel: Boolean(kernel), status, connected });
     this._tryAgain();
-    if (back) this.cluster.reconnected(); // what was said in between was not heard
+    if (connected) this._tries = 0;
+    else this._connectAnew();
+    if (!back) return;
+    this.cluster.recovered(); // what was said in between may not have been heard
+    document.dispatchEvent(new Event(BACK));
+  }
+
+  /** Where JupyterLab has given up a kernel whose cluster is shown. */
+  private _connectAnew(): void {
+    const kernel = this._kernel;
+    if (kernel?.connectionStatus !== "disconnected" || !this._loaded || this._anew || this._tries >= MOST_ANEW) return;
+    this._anew = setTimeout(() => {
+      this._anew = null;
+      if (kernel !== this._kernel || kernel.isDisposed || kernel.connectionStatus !== "disconnected") return;
+      this._tries++;
+      void kernel.reconnect().catch(() => undefined); // it is told by another change of its status
+    }, ANEW_MS);
   }
 
   private _lost(why: string): void {
@@ -209,6 +230,7 @@ export class Connection implements IDisposable {
     });
   }
 
+  private _anew: ReturnType<typeof setTimeout> | null = null;
   private _changed = new Signal<this, void>(this);
   private _comm: Kernel.IComm | null = null;
   private _disposed = false;
@@ -217,6 +239,7 @@ export class Connection implements IDisposable {
   private _receive: (message: FromKernel) => void = () => undefined;
   private _retry = false;
   private _soon: ReturnType<typeof setTimeout> | null = null;
+  private _tries = 0; // since JupyterLab gave up
 }
 
 type Shelled = { subshellStarted?: Promise<void>; commsOverSubshells?: string; _subshellId?: string | null };

@@ -15,6 +15,7 @@ import { Front } from "./front";
 import { guardQuestions } from "./guard";
 import { MonarchPanel } from "./panel";
 import { RanksSection, joinDebugger } from "./ranks";
+import { showSavedForms } from "./refused";
 import { StatusItem } from "./status";
 
 import "./panel.css";
@@ -44,6 +45,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     if (!tracker) return; // no notebooks, no clusters
     const settings: Settings = { insertCode: "offer", loadAgain: false, statusBar: true };
     guardQuestions(tracker);
+    showSavedForms(tracker);
     const front = new Front(tracker, () => settings.loadAgain);
     const actions = new Actions(
       () => front.connection,

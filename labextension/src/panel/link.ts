@@ -59,7 +59,7 @@ export function wordsFor(facts: Facts): Words {
     case "foreign":
       return say("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
     case "starting":
-      return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("The kernel is not connected", "JupyterLab is connecting to it.");
+      return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("The kernel is not connected", "JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.");
     case "loading":
       return say("Monarch is being loaded", facts.status === "busy" ? "It waits until the running cell has ended." : "");
     case "unloaded":

@@ -6,6 +6,7 @@ import type { JSONObject } from "@lumino/coreutils";
 import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
+import { BACK } from "../page/back";
 import { h, say } from "../page/dom";
 import type { Front } from "./front";
 
@@ -84,7 +85,13 @@ export class RanksSection extends Widget {
       ),
     );
     _front.changed.connect(this._changed, this);
+    document.addEventListener(BACK, this._back);
     this._changed();
+  }
+
+  override dispose(): void {
+    document.removeEventListener(BACK, this._back);
+    super.dispose();
   }
 
   protected override onAfterShow(message: Message): void {
@@ -129,6 +136,12 @@ export class RanksSection extends Widget {
     }
     this._asking = false;
   }
+
+  /** The connection was gone: what has stopped meanwhile may not have been heard, by JupyterLab's own lists neither. */
+  private _back = (): void => {
+    if (!this.isVisible && !this._threads.threads.length) return;
+    void this._refresh().then(() => (this._threads.lead ? this._focus(this._threads.lead) : undefined));
+  };
 
   private async _focus(session: string): Promise<void> {
     await this._do("monarchFocus", { session, pinned: this._pin.checked });

@@ -3,6 +3,7 @@
 import { Cluster, type Saved } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
 import { h } from "../page/dom";
+import { BACK } from "../page/back";
 import type { View } from "../views/view";
 
 import "../views/base.css";
@@ -30,7 +31,10 @@ export function widget<Options>(view: View<Options>): Widget {
       const root = h("div", { class: "mnb-v" });
       el.append(root);
       const end = view(cluster, root, (model.get("options") ?? {}) as Options);
+      const check = (): void => cluster.check();
+      document.addEventListener(BACK, check);
       return () => {
+        document.removeEventListener(BACK, check);
         end();
         root.remove();
       };

@@ -1,0 +1,70 @@
+// Pages may forbid modules that come from the kernel (a policy without `blob:` for scripts). Widgets then are empty, and
+// say so in the browser's console only: the form that is saved with them is shown in their place, with a word.
+
+import type { INotebookTracker, NotebookPanel } from "@jupyterlab/notebook";
+import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import type { Widget } from "@lumino/widgets";
+
+import { h } from "../page/dom";
+
+const WIDGET = "application/vnd.jupyter.widget-view+json";
+const OURS = /class="mnb[ "]/;
+const WORD = "This page does not let displays of the kernel run (its Content-Security-Policy forbids blob: scripts). It shows how things were when the cell ran:";
+const SOON_MS = 300;
+
+interface Output {
+  data: Record<string, unknown>;
+}
+
+interface Area {
+  widgets: readonly Widget[];
+  model: { length: number; get(index: number): Output & IRenderMime.IMimeModel };
+}
+
+/** Whether a report of the browser is about a module that a widget brought. */
+export function isRefusal({ blockedURI, effectiveDirective }: Pick<SecurityPolicyViolationEvent, "blockedURI" | "effectiveDirective">): boolean {
+  return blockedURI.startsWith("blob") && effectiveDirective.startsWith("script-src");
+}
+
+/** Whether an output is a display of ours whose widget is empty. */
+export function isEmpty(data: Record<string, unknown>, node: Element): boolean {
+  const html = data["text/html"];
+  const text = Array.isArray(html) ? html.join("") : html;
+  return WIDGET in data && typeof text === "string" && OURS.test(text) && !node.querySelector(".mnb-v, .mnb-saved-form");
+}
+
+/** From the first refusal on, in all notebooks. */
+export function showSavedForms(tracker: INotebookTracker): void {
+  let waits: ReturnType<typeof setTimeout> | undefined;
+  const soon = (): void => {
+    waits ??= setTimeout(() => {
+      waits = undefined;
+      tracker.forEach(fill);
+    }, SOON_MS);
+  };
+  const follow = (panel: NotebookPanel): void => void panel.sessionContext.iopubMessage.connect(soon);
+  const begin = (event: SecurityPolicyViolationEvent): void => {
+    if (!isRefusal(event)) return;
+    document.removeEventListener("securitypolicyviolation", begin);
+    tracker.forEach(follow);
+    tracker.widgetAdded.connect((_, panel) => follow(panel));
+    soon();
+  };
+  document.addEventListener("securitypolicyviolation", begin);
+}
+
+function fill(panel: NotebookPanel): void {
+  for (const cell of panel.content.widgets) {
+    const area = (cell as unknown as { outputArea?: Area }).outputArea;
+    if (!area) continue;
+    for (let index = 0; index < Math.min(area.widgets.length, area.model.length); index++) {
+      const model = area.model.get(index);
+      const { node } = area.widgets[index] as Widget;
+      if (!isEmpty(model.data, node)) continue;
+      const renderer = panel.content.rendermime.createRenderer("text/html");
+      const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: WORD }), renderer.node);
+      (node.querySelector(".jp-OutputArea-output") ?? node).append(form);
+      void renderer.renderModel(model);
+    }
+  }
+}

@@ -1,0 +1,169 @@
+"""What views are sent is counted, never too large for a proxy, and done once however often it is asked for."""
+
+import json
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.views.channel import Channel
+from monarch_kernel.views.live import LiveViews
+from monarch_kernel.views.pieces import LARGEST, LONGEST, pieces
+from monarch_kernel.views.registry import VIEWS
+from monarch_kernel.views.view import View
+from monarch_nb.mesh import state_of
+from monarch_nb.runtime import runtime
+from monarch_nb.store import apply, store_of
+from monarch_nb.store.events import Turned
+from monarch_nb.testing import cluster
+
+pytestmark = pytest.mark.timeout(60)
+Message = dict[str, Any]
+
+
+def size(value: object) -> int:
+    return len(json.dumps(value))
+
+
+LEAVES = st.none() | st.text(max_size=9) | st.lists(st.integers(0, 9), max_size=3)
+TREES = st.recursive(
+    st.dictionaries(st.text("abc", max_size=3), LEAVES, max_size=6),
+    lambda inner: st.dictionaries(st.text("abc", max_size=3), LEAVES | inner, max_size=6),
+    max_leaves=40,
+)
+
+
+def applied(state: Message, messages: list[Message]) -> Message:
+    for message in messages:
+        if message["type"] == "snapshot":
+            state = json.loads(json.dumps(message["state"]))
+        else:
+            apply(state, json.loads(json.dumps(message["patch"])))
+    return state
+
+
+@given(before=TREES, patch=TREES, most=st.integers(20, 400))
+def test_a_change_in_pieces_is_the_same_change(before: Message, patch: Message, most: int) -> None:
+    whole: Message = {"type": "delta", "prev": 6, "seq": 7, "patch": patch, "now": 1.5}
+    parts = list(pieces(whole, size, most))
+    assert applied(json.loads(json.dumps(before)), parts) == applied(json.loads(json.dumps(before)), [whole])
+    assert [(part["prev"], part["seq"]) for part in parts] == [(6, 7)] + [(7, 7)] * (len(parts) - 1)
+    assert max(map(size, parts)) <= most + size({**whole, "patch": {}}) + most // 2 + 60
+
+
+def test_a_snapshot_of_many_ranks_is_a_part_of_it_and_changes_of_the_same_number() -> None:
+    ranks = {"uid": {str(index): {"state": "idle", "pid": index} for index in range(1000)}}
+    state = {"hosts": {}, "meshes": {"uid": {"name": "w"}}, "ranks": ranks}
+    parts = list(pieces({"type": "snapshot", "seq": 3, "state": state, "now": 1.0}, size, 4000))
+    assert len(parts) > 5
+    assert parts[0]["type"] == "snapshot"
+    assert applied({}, parts) == state
+    assert max(map(size, parts)) < 8000
+
+
+def test_lines_and_points_come_in_several_messages_the_first_of_which_says_that_they_begin_anew() -> None:
+    lines = [(0, 1.0, "", "x" * 100) for _ in range(50)] + [(1, 2.0, "", "y" * (LONGEST + 5))]
+    parts = list(pieces({"type": "logs", "id": "l", "reset": True, "lines": lines, "skipped": 2}, size, 1000))
+    assert [line[:3] for part in parts for line in part["lines"]] == [line[:3] for line in lines]
+    assert ["reset" in part for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert ["skipped" in part for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert parts[-1]["lines"][-1][3].endswith(f"({LONGEST + 5:,} characters)")
+    points = {"loss": [[0, step, 1.0, 0.5] for step in range(90)], "lr": [[0, 0, 1.0, 0.1]]}
+    parts = list(pieces({"type": "metrics", "id": "m", "reset": True, "points": points}, size, 300))
+    assert [point for part in parts for point in part["points"].get("loss", ())] == points["loss"]
+    assert [part.get("reset", False) for part in parts] == [True] + [False] * (len(parts) - 1)
+
+
+class Kernel:
+    """What a channel needs of one."""
+
+    iopub_socket = None
+
+    def __init__(self) -> None:
+        self.session = self
+        self.sent: list[Message] = []
+
+    def send(self, _socket: object, _kind: str, content: Any, **_: object) -> None:
+        told = json.loads(content) if isinstance(content, bytes) else content
+        self.sent.append(told["data"])
+
+
+class Comm:
+    comm_id = "c"
+
+
+def test_a_view_that_asks_is_told_how_many_messages_came_before_pieces_of_them_included() -> None:
+    kernel = Kernel()
+    channel = Channel(kernel, Comm())
+    channel.send({"type": "views", "views": []})
+    channel.send({"type": "alive"})
+    state = {"failures": {str(number): {"report": "r" * 100_000} for number in range(3 * LARGEST // 100_000)}}
+    channel.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
+    channel.send({"type": "alive"})
+    told = [message["sent"] for message in kernel.sent if message["type"] == "alive"]
+    assert told == [1, len(kernel.sent) - 2]
+    assert told[1] >= 4
+    assert max(size(message) for message in kernel.sent) < 1.5 * LARGEST
+
+
+class Requests:
+    """Counts what it is asked to do."""
+
+    name = str
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def answer(self, engine: object, message: Message) -> Message:
+        self.done += 1
+        return {"text": f"done {self.done}"}
+
+
+def test_a_request_that_comes_again_is_done_once_and_its_answer_is_given_again() -> None:
+    replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    requests: Any = Requests()
+    view = View(lambda message: replies.put(message) if message["type"] == "reply" else None, requests, LiveViews())
+    engine: Any = SimpleNamespace(address="h/c")
+    view.attach(engine)
+    asked: Message = {"type": "request", "id": "r1", "verb": "heal"}
+    view.receive(asked)
+    first = replies.get(timeout=10)
+    view.receive(asked)
+    assert first == replies.get(timeout=10)
+    assert first == {"type": "reply", "id": "r1", "ok": True, "result": {"text": "done 1"}}
+    view.receive({**asked, "id": "r2"})
+    assert replies.get(timeout=10)["result"] == {"text": "done 2"}
+
+
+def test_a_page_that_says_nothing_for_long_is_told_nothing_until_it_is_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with cluster() as machines:
+        engine = runtime()
+        sent: list[Message] = []
+        silent: list[int] = []
+        requests: Any = Requests()
+        view = View(sent.append, requests, VIEWS, lambda: silent.append(1))
+        view.attach(engine)
+        view.receive({"type": "watch", "topic": "cluster"})
+        procs = machines.hosts().spawn_procs(per_host={"gpus": 2}, name="seen")
+        procs.initialized.get(10)
+        assert not silent
+        view.rest()  # too early
+        monkeypatch.setattr("monarch_kernel.views.view.SILENT_S", -1.0)
+        view.receive({"type": "alive"})
+        assert silent
+        view.rest()
+        heard = len(sent)
+        store_of(engine).put(Turned(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
+        assert len(store_of(engine).document()["ranks"]) == 1
+        assert len(sent) == heard
+        monkeypatch.setattr("monarch_kernel.views.view.SILENT_S", 180.0)
+        view.receive({"type": "alive"})
+        assert [message["type"] for message in sent[heard:]] == ["snapshot", "alive"]
+        [ranks] = sent[heard]["state"]["ranks"].values()
+        assert ranks["1"]["state"] == "failed"
+        view.close()
