@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, JobAdapter, Running, mesh_of
+from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, EngineError, JobAdapter, Running, mesh_of
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
@@ -214,8 +214,8 @@ class AdapterJob(JobTrait):
 
     @property
     def agents(self) -> dict[str, Agent]:
-        """By the names of their hosts."""
-        return self._agents
+        """By the names of their hosts; as the job's folder has them, which other processes share."""
+        return self._job.agents_now()
 
     @property
     def arrivals(self) -> list[Arrival]:
@@ -223,7 +223,7 @@ class AdapterJob(JobTrait):
         return [*([] if self._arrival is None else [self._arrival]), *self._more]
 
     def arrived(self, arrival: Arrival) -> None:
-        """More hosts have come in."""
+        """More hosts come in."""
         self._more.append(arrival)
 
     def running(self, agents: dict[str, Agent]) -> Running:
@@ -232,17 +232,32 @@ class AdapterJob(JobTrait):
         return Running(number, self._folder, agents, self._options, self._kind, started)
 
     def keep_agents(self, agents: dict[str, Agent]) -> None:
-        """These are its agents from now on; they are written down, for who loads the job."""
+        """These are its agents from now on; they are written down, for who loads the job.
+
+        Raises EngineError where it was killed meanwhile.
+        """
+        if not self._agents:
+            raise EngineError("the job was killed")
         self._agents = agents
-        self._job.save()
+        if self._folder:
+            self._job.save()
         if self._applied.path is not None:
             self.dump(self._applied.path)
 
-    def wanting(self, mesh: str, names: Sequence[str]) -> AgentsWanted:
-        """What its engine is asked for, for more hosts of a mesh."""
+    def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
+        """What its engine is asked for, for more hosts of a mesh. Raises EngineError where nothing can be asked."""
+        if not self._folder:
+            raise EngineError("the job has no folder: its hosts were started by a program of the user's own")
         roles = {mesh: msgspec.structs.replace(self._role(mesh), hosts=len(names))}
         return AgentsWanted(
-            str(self._applied.apply_id), tuple(names), Path(self._folder), self._env, self._options, roles, self._keep
+            str(self._applied.apply_id),
+            tuple(names),
+            Path(self._folder),
+            self._env,
+            self._options,
+            roles,
+            self._keep,
+            tuple(places),
         )
 
     def role_of(self, mesh: str) -> Role:
@@ -271,11 +286,16 @@ class AdapterJob(JobTrait):
             give_up(mesh, "its job was killed")
         for arrival in self.arrivals:
             arrival.stop("the job was killed")
-        if self._agents:
-            self._adapter.kill(self._job)
+        agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
+        if agents:
+            try:
+                self._adapter.kill(self.running(agents))
+            except BaseException:
+                self._agents = agents
+                raise
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._agents, self._folder = {}, ""
+        self._folder = ""
         self._restored()
 
 

@@ -57,6 +57,14 @@ class Running(msgspec.Struct, frozen=True):
         draft.write_bytes(msgspec.json.encode(self))
         draft.replace(Path(self.folder, _FILE))
 
+    def agents_now(self) -> dict[str, Agent]:
+        """As its folder has them: another process may have got more, or let some go."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            saved = json_decoder(Running).decode(Path(self.folder, _FILE).read_bytes()) if self.folder else self
+            if saved.job == self.job:
+                return saved.agents
+        return self.agents
+
 
 @dataclass(frozen=True)
 class AgentsWanted:
@@ -69,6 +77,7 @@ class AgentsWanted:
     options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, as the job was given them
     roles: Mapping[str, Role] = field(default_factory=dict)  # by mesh: what its hosts must have
     keep_s: float | None = None  # how long they live on when no program uses them; None: until they are ended
+    places: tuple[str, ...] = ()  # the machines for them, as users name them; empty: where the engine wants them
 
     def join(self, name: str) -> str:
         """An address at which an agent on this machine can be met."""
@@ -101,6 +110,7 @@ class JobAdapter(ABC):
 
     keep_s: float | None = 60.0  # how long agents live on when no program uses them; None: they cannot end themselves
     watch_s = 5.0  # between looks at agents whose hosts have joined, for how the engine ends them; 0: never
+    takes_places = False  # whether users can say on which machines `add` starts agents
 
     @abstractmethod
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -108,7 +118,10 @@ class JobAdapter(ABC):
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
         """Starts agents more for a job that runs, as `start` does. Raises EngineError where its engine cannot."""
-        raise EngineError("jobs of this kind get no hosts while they run: start another job beside it")
+        raise EngineError(
+            "jobs of this kind get no hosts while they run. Start another job beside it, and name its hosts: "
+            "mesh.grow(hosts=other_job.state(None).more)"
+        )
 
     def let_go(self, going: Running, job: Running) -> None:
         """Gives back what some agents of a job had, which have been told to end; `going` has these alone."""
@@ -136,6 +149,10 @@ class JobAdapter(ABC):
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
         """The addresses at which this process meets an agent; an engine may open a way for it first."""
         return joins
+
+    def joined(self, job: Running, name: str) -> None:
+        """The host of an agent has joined: another that the engine starts in its place is not the same."""
+        return  # most start none
 
     def hold(self, job: Running, keep: bool) -> None:
         """This process will ask of a job again and again, or not any more: an engine may keep connections for it."""

@@ -211,6 +211,7 @@ class Arrival:
             if other is not None:
                 return {name: f"is host {host}, as {other} is: it was named twice"}
             self._joined[name] = host
+            self._adapter.joined(self._job, name)
             self._changed.notify_all()
         mesh = mesh_of(name)
         whole = [each for each in self._job.agents if mesh_of(each) == mesh]

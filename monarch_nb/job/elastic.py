@@ -2,9 +2,12 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import Routes
@@ -12,7 +15,8 @@ from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, Job
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
 from monarch_nb.mesh.host_record import NoMoreHostsError
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
+from monarch_nb.transport import held_back
 
 logger = logging.getLogger("monarch_nb.job")
 
@@ -30,15 +34,18 @@ class ElasticJob(Protocol):
 
     @property
     def agents(self) -> dict[str, Agent]:
-        """By the names of their hosts."""
+        """By the names of their hosts; as the job's folder has them, which other processes share."""
 
     def keep_agents(self, agents: dict[str, Agent]) -> None:
-        """These are its agents from now on; they are written down, for who loads the job."""
+        """These are its agents from now on; they are written down, for who loads the job.
+
+        Raises EngineError where it was killed meanwhile.
+        """
 
     def running(self, agents: dict[str, Agent]) -> Running:
         """The job with some of its agents."""
 
-    def wanting(self, mesh: str, names: Sequence[str]) -> AgentsWanted:
+    def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
         """What its engine is asked for, for more hosts of a mesh. Raises EngineError where there are none."""
 
     def role_of(self, mesh: str) -> Role:
@@ -49,7 +56,7 @@ class ElasticJob(Protocol):
         """How its hosts have come in."""
 
     def arrived(self, arrival: Arrival) -> None:
-        """More hosts have come in."""
+        """More hosts come in."""
 
 
 class JobHosts:
@@ -73,40 +80,23 @@ class JobHosts:
     def __str__(self) -> str:
         return self._job.known_as
 
-    def more(self, count: int, timeout: float) -> tuple[str, ...]:
-        """Asks the engine for hosts, and waits for them. What has been started ends again where not all come."""
-        job = self._job
-        with self._lock:
-            names = _next_names(job.running(job.agents), self._mesh, count)
-            wanted = job.wanting(self._mesh, names)
-            started: dict[str, Agent] = {}
-            arrival: Arrival | None = None
-            try:
-                started.update(job.adapter.add(job.running(job.agents), wanted))
-                job.keep_agents({**job.agents, **started})
-                arrival = Arrival(
-                    job.adapter, job.running(started), {self._mesh: job.role_of(self._mesh)}, job.known_as, None
-                )
-                hosts = arrival.hosts[self._mesh].get(timeout)
-                job.arrived(arrival)
-                self._came += hosts
-                return hosts
-            except BaseException as error:
-                story = "" if arrival is None else str(arrival.progress)
-                if arrival is not None:
-                    arrival.stop("it was given up")
-                _in_thread(lambda: self._end(started), wait=isinstance(error, Exception))
-                if isinstance(error, TimeoutError):
-                    raise NoMoreHostsError(
-                        f"{job.known_as} has given {self._mesh} no {_more(count)} within {timeout:g} s: {story}. They "
-                        "were let go again, and nothing has changed. Wait longer with timeout=…, or see what the "
-                        "engine says: monarch-nb job ls"
-                    ) from None
-                if isinstance(error, (HostsMissingError, EngineError, ValueError)):
-                    raise NoMoreHostsError(
-                        f"{job.known_as} gives {self._mesh} no {_more(count)}, and nothing has changed: {error}"
-                    ) from error
-                raise
+    def more(self, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
+        """Asks the engine for so many hosts, or for one on each of these machines, and waits for them.
+
+        Where not all come, what has been started ends again. So it is where an interrupt ends the wait, which does not
+        wait for that end; the end of this program does.
+        """
+        asked = _Asked()
+        done: Future[tuple[str, ...]] = pending_future(story=asked.story)
+        thread = threading.Thread(target=self._settle, args=(done, asked, wanted, timeout), daemon=True)
+        try:
+            thread.start()
+            return done.get()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt
+            held_back(self._give_up, asked, thread)
+            raise
 
     def let_go(self, hosts: Sequence[str]) -> None:
         """Ends the agents of these hosts, as the engine wants it."""
@@ -120,17 +110,119 @@ class JobHosts:
             living = [host for host in hosts if host in routes.attached]
             if living:
                 own_hosts.shutdown_hosts(living).exception()
-            self._end({name: agent for name, agent in self._job.agents.items() if name in names})
+            job = self._job.running(self._job.agents)
+            self._end(job, {name: agent for name, agent in job.agents.items() if name in names})
 
-    def _end(self, agents: Agents) -> None:
+    # -- on a thread of its own, which no interrupt cuts off
+
+    def _settle(self, done: Future[tuple[str, ...]], asked: "_Asked", wanted: "int | Sequence[str]", timeout: float,
+                ) -> None:  # fmt: skip
+        try:
+            resolve_future(done, self._ask(asked, wanted, time.monotonic() + timeout, timeout))
+        except BaseException as error:
+            fail_future(done, error)
+
+    def _ask(
+        self, asked: "_Asked", wanted: "int | Sequence[str]", until: float, timeout: float
+    ) -> tuple[str, ...]:  # fmt: skip
+        places, count = ((), wanted) if isinstance(wanted, int) else (tuple(wanted), len(wanted))
+        with self._lock:
+            job = self._job.running(self._job.agents)
+            started: dict[str, Agent] = {}
+            try:
+                arrival = self._start(asked, job, count, places, started)
+                hosts = arrival.hosts[self._mesh].get(max(0.0, until - time.monotonic()))
+                asked.came(hosts)
+                self._came += hosts
+                return hosts
+            except Exception as error:
+                story = asked.story()
+                asked.give_up()
+                self._end(job, started)
+                if isinstance(error, TimeoutError):
+                    raise NoMoreHostsError(
+                        f"{self} has given {self._mesh} no {_more(count)} within {timeout:g} s: {story}. They "
+                        "were let go again, and nothing has changed. Wait longer with timeout=…, or see what the "
+                        "engine says: monarch-nb job ls"
+                    ) from None
+                if isinstance(error, (HostsMissingError, EngineError, ValueError, OSError)):
+                    raise NoMoreHostsError(
+                        f"{self} gives {self._mesh} no {_more(count)}, and nothing has changed: {error}"
+                    ) from error
+                raise
+
+    def _start(
+        self, asked: "_Asked", job: Running, count: int, places: tuple[str, ...], started: dict[str, Agent]
+    ) -> Arrival:
+        adapter = self._job.adapter
+        if places and not adapter.takes_places:
+            raise EngineError(f"its engine chooses the machines. Say how many: hosts={count}")
+        asked.check()
+        wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), places)
+        started.update(adapter.add(job, wanted))
+        self._job.keep_agents({**job.agents, **started})
+        roles = {self._mesh: self._job.role_of(self._mesh)}
+        arrival = Arrival(adapter, msgspec.structs.replace(job, agents=dict(started)), roles, str(self), None)
+        self._job.arrived(arrival)
+        asked.wait_for(arrival)
+        return arrival
+
+    def _end(self, job: Running, agents: Agents) -> None:
         if not agents:
             return
-        job = self._job
         try:
-            job.adapter.let_go(job.running(dict(agents)), job.running(job.agents))
+            going = msgspec.structs.replace(job, agents=dict(agents))
+            self._job.adapter.let_go(going, msgspec.structs.replace(job, agents={**job.agents, **agents}))
         except Exception as error:
-            logger.warning("%s: %s may run on: %s", job.known_as, ", ".join(agents), error)
-        job.keep_agents({name: agent for name, agent in job.agents.items() if name not in agents})
+            logger.warning("%s: %s may run on: %s", self, ", ".join(agents), error)
+        try:
+            self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
+        except EngineError:  # it was killed, and has none
+            return
+
+    def _give_up(self, asked: "_Asked", thread: threading.Thread) -> None:
+        came = asked.give_up()
+        work: Callable[[], object] = (lambda: self.let_go(came)) if came else thread.join
+        threading.Thread(target=work, name="monarch-hosts-end", daemon=False).start()
+
+
+class _Asked:
+    """One request for hosts, between who waits for them and the thread that has them come."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._arrival: Arrival | None = None
+        self._hosts: tuple[str, ...] = ()
+
+    def story(self) -> str:
+        """What is waited for."""
+        return "the engine is asked for hosts" if self._arrival is None else str(self._arrival.progress)
+
+    def check(self) -> None:
+        """Raises RuntimeError once it was given up."""
+        if self._given_up:
+            raise RuntimeError("it was given up")
+
+    def wait_for(self, arrival: Arrival) -> None:
+        """They come in now."""
+        with self._lock:
+            self._arrival = arrival
+        self.check()
+
+    def came(self, hosts: tuple[str, ...]) -> None:
+        """They are there. Raises RuntimeError once it was given up."""
+        with self._lock:
+            self.check()
+            self._hosts = hosts
+
+    def give_up(self) -> tuple[str, ...]:
+        """Ends the wait; the hosts, if they are there. Does not block."""
+        with self._lock:
+            self._given_up = True
+        if self._arrival is not None and not self._hosts:
+            self._arrival.stop("it was given up")
+        return self._hosts
 
 
 def _more(count: int) -> str:
@@ -139,15 +231,11 @@ def _more(count: int) -> str:
 
 def _next_names(job: Running, mesh: str, count: int) -> tuple[str, ...]:
     """Names that no host of the mesh has or had: what those have left in the job's folder is not taken for news."""
-    left = [path.stem for path in Path(job.folder).glob(f"{mesh}_*")] if job.folder else []
+    folder = Path(job.folder)
+    left = [path.stem for path in folder.glob(f"{mesh}_*")] if job.folder else []
     numbers = [name.rpartition("_")[2] for name in (*job.agents, *left) if mesh_of(name) == mesh]
     first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
-    return tuple(f"{mesh}_{first + place}" for place in range(count))
-
-
-def _in_thread(function: Callable[[], object], *, wait: bool) -> None:
-    """An interrupt does not cut it off."""
-    thread = threading.Thread(target=function, name="monarch-job-end", daemon=True)
-    thread.start()
-    if wait:
-        thread.join()
+    names = tuple(f"{mesh}_{first + place}" for place in range(count))
+    if job.folder:
+        (folder / f"{names[-1]}.asked").touch(0o600)  # also those that never came are not named so again
+    return names

@@ -5,18 +5,19 @@ live on, and another helper finds them again.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from monarch_nb.host.bootstrap import command
-from monarch_nb.job.adapter import Agent, EngineError, Running, Seen, state_folder
+from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
 from monarch_nb.job.processes import Processes
 from monarch_nb.wire import json_decoder
 
@@ -31,9 +32,9 @@ _LOGIN_S = ("XDG_RUNTIME_DIR",)  # a folder that goes away with the login, which
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request, about the agents of one job on this machine."""
 
-    do: Literal["start", "look", "kill", "lines"]
+    do: Literal["start", "look", "kill", "end", "lines"]
     job: str
-    names: dict[str, dict[str, str]] = {}  # start: the environment of each
+    names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: which of them end
     address: str = "tcp://0.0.0.0:0"  # start: where they listen
     known_as: str = ""  # start: the name by which the asker knows this machine
     key: str = ""  # start: the job's key, as its file has it
@@ -69,7 +70,7 @@ class Helper:
                 return Answer(seen=dict(self._processes.look(job)))
             if ask.do == "lines":
                 return Answer(lines={name: self._processes.lines(job, name, ask.count) for name in job.agents})
-            self._kill(job, folder)
+            self._end(job, folder, ask.names if ask.do == "end" else job.agents)
             return Answer()
         except (OSError, EngineError, msgspec.MsgspecError) as error:
             return Answer(error=f"{type(error).__name__}: {error}")
@@ -83,11 +84,10 @@ class Helper:
                                "--known-as", ask.known_as, *["--bound"] * ask.bound,
                                *([] if ask.keep_s is None else ["--keep", ask.keep_s]))  # fmt: skip
                 agents[name] = self._processes.start_one(line, name, "", folder, env, ask.key.encode())
-            self._list(folder, agents)
-            job = Running(ask.job, str(folder), agents)
-            return Answer(seen=dict(self._until_ready(job)))
+            self._list(folder, agents, ())
+            return Answer(seen=dict(self._until_ready(Running(ask.job, str(folder), agents))))
         except BaseException:
-            self._processes.end(agents)
+            self._end(Running(ask.job, str(folder), agents), folder, agents)
             raise
 
     def _until_ready(self, job: Running) -> dict[str, Seen]:
@@ -98,26 +98,38 @@ class Helper:
                 return seen
             time.sleep(_LOOK_S)
 
-    def _list(self, folder: Path, agents: dict[str, Agent]) -> None:
-        """Machines that share a home folder each have a list of their own."""
-        (folder / f"{os.uname().nodename}.{_LIST}").write_bytes(msgspec.json.encode(agents))
+    def _list(self, folder: Path, add: Agents, drop: Collection[str]) -> Agents:
+        """Writes down which agents there are, and gives them; several helpers may do so.
+
+        Machines that share a home folder each have a list of their own.
+        """
+        file = folder / f"{os.uname().nodename}.{_LIST}"
+        with open(folder / f".{os.uname().nodename}.lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            agents = {name: agent for name, agent in {**_listed(file), **add}.items() if name not in drop}
+            if agents:
+                file.write_bytes(msgspec.json.encode(agents))
+            else:
+                file.unlink(missing_ok=True)
+            return agents
 
     def _known(self, ask: Ask, folder: Path) -> Running:
-        agents: dict[str, Agent] = {}
-        with contextlib.suppress(FileNotFoundError):
-            text = (folder / f"{os.uname().nodename}.{_LIST}").read_bytes()
-            agents = json_decoder(dict[str, Agent]).decode(text)
-        return Running(ask.job, str(folder), agents)
+        return Running(ask.job, str(folder), _listed(folder / f"{os.uname().nodename}.{_LIST}"))
 
-    def _kill(self, job: Running, folder: Path) -> None:
-        self._processes.kill(job)
-        for name in job.agents:
+    def _end(self, job: Running, folder: Path, names: Collection[str]) -> None:
+        self._processes.end({name: agent for name, agent in job.agents.items() if name in names})
+        for name in names:
             for file in (folder / f"{name}.json", folder / f"{name}.log"):
                 file.unlink(missing_ok=True)
-        (folder / f"{os.uname().nodename}.{_LIST}").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another machine's agents are listed there
-            if not any(folder.glob(f"*.{_LIST}")):
+        with contextlib.suppress(OSError):  # it is gone already; or another machine's agents are listed there
+            if not self._list(folder, {}, names) and not any(folder.glob(f"*.{_LIST}")):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listed(file: Path) -> dict[str, Agent]:
+    with contextlib.suppress(FileNotFoundError):
+        return json_decoder(dict[str, Agent]).decode(file.read_bytes())
+    return {}
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -140,7 +152,7 @@ def main(argv: Sequence[str] = ()) -> int:
             out.flush()
         except BrokenPipeError:  # nobody will ever know of what was just started
             if ask is not None and ask.do == "start":
-                helper.answer(Ask(do="kill", job=ask.job))
+                helper.answer(Ask(do="end", job=ask.job, names=ask.names))
             os._exit(1)
     return 0
 

@@ -52,8 +52,8 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
 def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> Resized:
     """More hosts for a host mesh."""
     wanted = more_of(more, _dimension(record), record.name)
-    if not isinstance(wanted, int):
-        raise TypeError(f"{record.name}.grow takes a number of hosts, not {type(wanted).__name__}")
+    if not isinstance(wanted, (int, tuple)):
+        raise TypeError(f"{record.name}.grow takes a number of hosts, or names, not {type(wanted).__name__}")
     hosts = _more(record, wanted, timeout)
     return Resized(record.name, dict(record.region.extent), hosts)
 
@@ -118,16 +118,25 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
     if isinstance(wanted, HostMesh):
         ids = wanted.host_ids
         return [ids[rank] for rank in wanted.region.ranks()], lambda: None
-    if not isinstance(wanted, int):
-        raise TypeError(f"{state.name}.grow takes a number of hosts, or a HostMesh, not {type(wanted).__name__}")
+    if not isinstance(wanted, (int, tuple)):
+        raise TypeError(
+            f"{state.name}.grow takes a number of hosts, names of machines, or a HostMesh, not {type(wanted).__name__}"
+        )
     record = _record_of(state)
     if record is None:
         raise NoMoreHostsError(
             f"{state.name} cannot grow: nothing is known here of who gives its hosts. Load the job first, with "
             "job_load(…).state(), or name the hosts: mesh.grow(hosts=attach_to_workers(…))"
         )
-    free = [host for host in record.hosts if host not in state.hosts][:wanted]
-    new = _more(record, wanted - len(free), timeout) if wanted > len(free) else ()
+    free = [host for host in record.hosts if host not in state.hosts]
+    lacking: int | tuple[str, ...]
+    if isinstance(wanted, int):
+        free = free[:wanted]
+        lacking = wanted - len(free)
+    else:
+        free = [each for each in wanted if each in (*free, *state.hosts)]  # which it has is said below
+        lacking = tuple(each for each in wanted if each not in free)
+    new = _more(record, lacking, timeout) if lacking else ()
 
     def back() -> None:
         if new:
@@ -136,10 +145,10 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
     return [*free, *new], back
 
 
-def _more(record: HostRecord, count: int, timeout: float) -> tuple[str, ...]:
+def _more(record: HostRecord, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
     giver = record.giver("grow")
     with record.changing:
-        new = giver.more(count, timeout)
+        new = giver.more(wanted, timeout)
         record.take(new)
     return new
 

@@ -202,12 +202,12 @@ class HostMesh(MeshTrait):
         self._check_owned("stop")
         return operations().stop_on_hosts(self._used_hosts(), self._record.identity)
 
-    def grow(self, *, timeout: float = GROW_S, **more: int) -> "Resized":
-        """Asks the job of this mesh for more hosts: `hosts.grow(hosts=2)`. Blocks until they can be used.
+    def grow(self, *, timeout: float = GROW_S, **more: "int | Sequence[str]") -> "Resized":
+        """Asks the job of this mesh for more hosts: `hosts.grow(hosts=2)`, or on certain machines, `hosts=["node7"]`.
 
-        What is spawned from then on has them; meshes of processes that are there grow by `ProcMesh.grow`. Slices mean
-        the same hosts as before. Raises NoMoreHostsError where not all have come within `timeout` seconds, or nobody
-        gives any: then nothing has changed. Only for the whole mesh, by its owner.
+        Blocks until they can be used. What is spawned from then on has them; meshes of processes that are there
+        grow by `ProcMesh.grow`. Slices mean the same hosts as before. Raises NoMoreHostsError where not all have come
+        within `timeout` seconds, or nobody gives any: then nothing has changed. Only for the whole mesh, by its owner.
         """
         self._check_owned("grow")
         return operations().grow_hosts(self._record, more, timeout)

@@ -15,8 +15,11 @@ GROW_S = 600.0  # how long hosts that are asked for are waited for
 class HostSource(Protocol):
     """What gives the hosts of a mesh, and takes them back: a job. Its methods block."""
 
-    def more(self, count: int, timeout: float) -> tuple[str, ...]:
-        """The ids of so many new hosts, which can be used. Raises NoMoreHostsError: then none came."""
+    def more(self, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
+        """The ids of so many new hosts, or of those on these machines, which can be used.
+
+        Raises NoMoreHostsError: then none came.
+        """
 
     def let_go(self, hosts: Sequence[str]) -> None:
         """Some of its hosts are not used any more, or are dead."""

@@ -79,14 +79,15 @@ class ProcMesh(Handle[ProcState]):
         """
         return operations().stop(self._state, reason, self._region)
 
-    def grow(self, *, timeout: float = GROW_S, **more: "int | HostMesh") -> "Resized":
+    def grow(self, *, timeout: float = GROW_S, **more: "int | Sequence[str] | HostMesh") -> "Resized":
         """Spreads onto more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
 
         Processes are started there, and the actors of each mesh that lies on the whole of this one are created with the
         arguments they were spawned with; survivors are told by `__healed__`. Then this mesh and these meshes of actors,
         wherever there are references to them, have the new places too, behind the others; slices mean the ranks they
-        meant before. `hosts=` may also be a HostMesh to grow onto. Blocks. Raises NoMoreHostsError where hosts have not
-        come within `timeout` seconds, HealError where something does not start there: then nothing has changed.
+        meant before. `hosts=` may also be a HostMesh to grow onto, or names: ids of free hosts, machines of an SSHJob,
+        nodes of a SlurmJob. Blocks. Raises NoMoreHostsError where hosts have not come within `timeout` seconds,
+        HealError where something does not start there: then nothing has changed.
         """
         return operations().grow_procs(self, more, timeout)
 

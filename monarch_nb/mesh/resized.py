@@ -31,8 +31,12 @@ class Resized(Struct, frozen=True):
 
 
 def more_of(more: Mapping[str, Any], label: str, name: str) -> Any:
-    """What `grow(hosts=2)` asks for, along the dimension of hosts. Raises ValueError, TypeError."""
+    """What `grow(hosts=2)` asks for along the dimension of hosts: a number, or names. Raises ValueError."""
     wanted = _along(more, label, name, f"grow({label}=2)")
+    if isinstance(wanted, (list, tuple)):
+        if not wanted or not all(isinstance(each, str) and each for each in wanted) or len({*wanted}) < len(wanted):
+            raise ValueError(f"{name}.grow({label}={wanted!r}): name machines, each once: {label}=['node7']")
+        return tuple(wanted)
     if isinstance(wanted, int) and (isinstance(wanted, bool) or wanted < 1):
         raise ValueError(f"{name}.grow({label}={wanted!r}): say how many more, at least 1; shrink() lets hosts go")
     return wanted

@@ -48,6 +48,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.held = False  # pods stay pending
         self.asked: list[str] = []
+        self._made = self._run = 0  # pods, and starts of them
         self._lock = threading.RLock()
         cluster = self
 
@@ -64,7 +65,7 @@ class Cluster:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the base class calls these
+            do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815 - the base class calls these
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, name="pytest_timeout stub", daemon=True).start()
@@ -108,6 +109,8 @@ class Cluster:
             if verb == "DELETE":
                 self._deleted(self.objects.pop(path))
                 return 200, {"status": "Success"}
+            if verb == "PATCH":
+                self._scaled(self.objects[path], body["spec"]["replicas"])
             return 200, self.objects[path]
 
     def _post(self, path: str, body: Any) -> tuple[int, Any]:
@@ -117,9 +120,20 @@ class Cluster:
         self.objects[f"{path}/{name}"] = body
         spec = body.get("spec") or {}
         template = spec.get("podTemplate") or spec.get("template")
-        for rank in range(spec.get("replicas", 0) if template else 0):
-            self.add_pod(f"{name}-{rank}", rank, template)
+        if template:
+            self._scaled(body, spec["replicas"])
         return 201, body
+
+    def _scaled(self, thing: dict[str, Any], replicas: int) -> None:
+        """As the controller of a StatefulSet does: pods come and go at the end."""
+        name, spec = thing["metadata"]["name"], thing["spec"]
+        spec["replicas"] = replicas
+        for rank in range(replicas):
+            if f"{name}-{rank}" not in self.pods:
+                self.add_pod(f"{name}-{rank}", rank, spec.get("podTemplate") or spec["template"])
+        for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
+            if int(pod.rpartition("-")[2]) >= replicas:
+                self.delete_pod(pod)
 
     def _deleted(self, thing: dict[str, Any]) -> None:
         if thing.get("kind") in ("MonarchMesh", "StatefulSet"):
@@ -138,8 +152,9 @@ class Cluster:
             "reason": "Unschedulable",
             "message": "0/4 nodes have GPUs",
         }
+        self._made += 1
         self.pods[name] = {
-            "metadata": {"name": name, "labels": labels}, "spec": template["spec"],
+            "metadata": {"name": name, "labels": labels, "uid": str(self._made)}, "spec": template["spec"],
             "status": {"phase": "Pending", "conditions": [reason]},
         }  # fmt: skip
         if not self.held:
@@ -148,7 +163,8 @@ class Cluster:
     def run_pod(self, name: str) -> None:
         """As a kubelet would: mounts Secrets, runs the command of the first container, gives the pod an address."""
         pod = self.pods[name]
-        address = f"127.7.{len(self.processes) // 250}.{len(self.processes) % 250 + 1}"
+        address = f"127.7.{self._run // 250}.{self._run % 250 + 1}"
+        self._run += 1
         root = self.folder / name
         root.mkdir(exist_ok=True)
         [container] = pod["spec"]["containers"]
@@ -187,6 +203,12 @@ class Cluster:
         status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
         self.pods[name]["status"] = status
         self.processes[name].terminate()
+
+    def make_anew(self, name: str) -> None:
+        """As the controller does with a pod that has ended."""
+        pod = self.pods[name]
+        self.delete_pod(name)
+        self.add_pod(name, int(name.rpartition("-")[2]), {"metadata": pod["metadata"], "spec": pod["spec"]})
 
     def log(self, name: str) -> str:
         return (self.folder / name / "log").read_text()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, endpoint
-from monarch_nb.job import EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
+from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
+from monarch_nb.exceptions import NoMoreHostsError
+from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
 from monarch_nb.job.kubernetes.pods import rank_of, seen_of
 from monarch_nb.job.kubernetes.template import pod_template, secret
 from tests.cluster.engine_tools import none_alive
@@ -84,6 +85,83 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
         job.kill()
 
 
+def asked_for(cluster: Cluster, job: KubernetesJob) -> tuple[list[str], list[str]]:
+    """The pods that are there, and those that the agents of the job are."""
+    return sorted(cluster.pods), sorted(agent.id.replace("/", "-") for agent in job._agents.values())
+
+
+def test_a_set_is_scaled_as_meshes_grow_and_only_its_last_pods_are_given_back(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.held = True  # no pod runs: what is asked for is enough here
+    job = job_on(cluster)
+    job.add_mesh("trainers", 2, image_spec=IMAGE)
+    job.add_mesh("loaders", 1, image_spec=IMAGE)
+    job.apply()
+    adapter = job.adapter
+
+    def add(*names: str) -> dict[str, Agent]:
+        new = dict(adapter.add(job._job, job.wanting("trainers", names, ())))
+        job.keep_agents({**job.agents, **new})
+        return new
+
+    def let_go(*names: str) -> None:
+        going = {name: agent for name, agent in job.agents.items() if name in names}
+        stays = {name: agent for name, agent in job.agents.items() if name not in names}
+        before = job._job
+        job.keep_agents(stays)
+        adapter.let_go(job.running(going), before)
+
+    try:
+        assert add("trainers_2", "trainers_3")["trainers_3"].id == "lab/trainers/3"
+        pods = ["loaders-0", "trainers-0", "trainers-1", "trainers-2", "trainers-3"]
+        assert asked_for(cluster, job) == (pods, [f"lab-{pod}" for pod in pods])
+        let_go("trainers_3")
+        assert "trainers-3" not in cluster.pods
+        with pytest.raises(EngineError, match="trainers-1: of the pods of a set only the last can be given back"):
+            let_go("trainers_1")
+        assert add("trainers_4")["trainers_4"].id == "lab/trainers/1", "the one that is idle"
+        assert [pod for pod in cluster.pods if pod.startswith("trainers")] == ["trainers-0", "trainers-1", "trainers-2"]
+        with pytest.raises(EngineError, match="trainers-0"):
+            let_go("trainers_0", "trainers_2")
+        assert sorted(cluster.pods) == ["loaders-0", "trainers-0", "trainers-1"]
+    finally:
+        job.kill()
+    assert (cluster.pods, cluster.objects) == ({}, {})
+
+
+@pytest.mark.slow
+def test_meshes_grow_onto_more_pods_and_another_pod_comes_in_the_place_of_one_that_was_evicted(
+    cluster: Cluster, tmp_path: Path, shown: list[Any]
+) -> None:
+    job = job_on(cluster, env={"MARK": "of the user"})
+    job.add_mesh("trainers", 1, image_spec=IMAGE)
+    try:
+        procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        where.where.call().get(SOON)
+        told = procs.grow(hosts=1, timeout=SOON)
+        assert told.sizes["hosts"] == 2
+        marks = [mark for mark, _ in where.where.call().get(SOON).values()]
+        assert marks == ["of the user"] * 2
+        cluster.evict("trainers-1")
+        cluster.make_anew("trainers-1")
+        until(lambda: "trainers_1 is gone: its pod has ended. In its place: pod trainers-1" in job._lost(), "the loss")
+        with pytest.raises(SupervisionError):
+            until(lambda: where.where.call().get(SOON) is None, "its end")
+        heal_mesh(where, replace=True, timeout=SOON)
+        assert len(where.where.call().get(SOON).values()) == 2
+        assert sorted(cluster.pods) == ["trainers-0", "trainers-1"], "what the cluster has made anew was taken"
+        again = job_load(str(tmp_path / "job.json"))
+        assert isinstance(again, KubernetesJob)
+        assert asked_for(cluster, again)[1] == ["lab-trainers-0", "lab-trainers-1"]
+        assert procs.shrink(hosts=-1).freed
+        until(lambda: sorted(cluster.pods) == ["trainers-0"], "it is given back")
+    finally:
+        job.kill()
+    assert (cluster.objects, cluster.pods) == ({}, {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", [True], ids=["pods that are there"], indirect=True)
 def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> None:
@@ -100,11 +178,18 @@ def test_pods_that_are_there_are_found_by_labels_and_stay(cluster: Cluster) -> N
     job.add_mesh("trainers", 2)
     try:
         state = job.state(cached_path=None)
-        where = state.trainers.spawn_procs().spawn("where", Where)
+        procs = state.trainers.spawn_procs()
+        where = procs.spawn("where", Where)
         assert [mark for mark, _ in where.where.call().get(SOON).values()] == ["theirs", "theirs"]
+        with pytest.raises(NoMoreHostsError, match=r"there are 2 pods of trainers .*, of which 0 are not used yet"):
+            procs.grow(hosts=1)
+        cluster.add_pod("mine-2", 2, template)
+        procs.grow(hosts=1, timeout=SOON)
+        assert len(where.where.call().get(SOON).values()) == 3
+        procs.shrink(hosts=-1)
     finally:
         job.kill()
-    assert len(cluster.pods) == 2
+    assert len(cluster.pods) == 3
     assert "DELETE" not in " ".join(cluster.asked)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, LightningJob, Role, job_load, make_job, running_jobs
 from tests.cluster.engine_tools import PYTHON, none_alive
 from tests.cluster.fault_tools import SOON, until
@@ -23,9 +24,9 @@ pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 class Machine:
     """One machine, at a loopback address of its own."""
 
-    def __init__(self, folder: Path, rank: int, command: str, env: dict[str, str]) -> None:
-        self.rank, self.private_ip_address = rank, f"127.8.0.{rank + 1}"
-        self._log = folder / f"machine{rank}.log"
+    def __init__(self, folder: Path, number: int, rank: int, command: str, env: dict[str, str]) -> None:
+        self.rank, self.private_ip_address = rank, f"127.8.0.{number}"
+        self._log = folder / f"machine{number}.log"
         self._stopped = self.pending = False
         words = shlex.split(command.replace("tcp://0.0.0.0:", f"tcp://{self.private_ip_address}:"))
         with open(self._log, "wb") as log:
@@ -58,6 +59,7 @@ class Service:
         self.jobs: dict[str, list[Machine]] = {}
         self.asked: list[dict[str, Any]] = []
         self.down = self.full = False
+        self.made = 0  # machines
         service = self
 
         class Job:
@@ -77,9 +79,11 @@ class Service:
                 if service.full:
                     raise RuntimeError("no credits are left")
                 service.asked.append(asked)
-                service.jobs[asked["name"]] = [
-                    Machine(folder, rank, asked["command"], asked["env"] or {}) for rank in range(asked["num_machines"])
-                ]
+                assert asked["name"] not in service.jobs, "Lightning takes a name once"
+                machines = service.jobs[asked["name"]] = list[Machine]()
+                for rank in range(asked["num_machines"]):
+                    service.made += 1
+                    machines.append(Machine(folder, service.made, rank, asked["command"], asked["env"] or {}))
 
             def stop(self) -> None:
                 for machine in self.machines:
@@ -128,6 +132,30 @@ def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp
         assert running_jobs("lightning") == []
     finally:
         job.kill()
+
+
+@pytest.mark.slow
+def test_a_mesh_grows_by_another_lightning_job_which_is_stopped_when_its_hosts_go(service: Service) -> None:
+    job = LightningJob({"trainers": 1}, "L4", python_exe=PYTHON, env={"MARK": "far", "MONARCH_NB_PRELOAD": ""})
+    try:
+        procs = job.state(cached_path=None).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        where.mark.call().get(SOON)
+        service.full = True
+        with pytest.raises(NoMoreHostsError, match="nothing has changed: Lightning has started no job: no credits are"):
+            procs.grow(hosts=1)
+        service.full = False
+        procs.grow(hosts=1, timeout=SOON)
+        assert [(asked["machine"], asked["num_machines"]) for asked in service.asked] == [("L4", 1), ("L4", 1)]
+        assert [mark for mark, _ in where.mark.call().get(SOON).values()] == ["far", "far"]
+        procs.shrink(hosts=-1)
+        [first], [second] = service.jobs.values()
+        assert (first.status, second.status) == ("Running", "Stopped")
+        procs.grow(hosts=1, timeout=SOON)
+        assert len(service.jobs) == 3
+    finally:
+        job.kill()
+    assert {machine.status for machines in service.jobs.values() for machine in machines} == {"Stopped"}
 
 
 def test_what_lightning_refuses_is_told_and_a_machine_that_waits_is_told_as_that(service: Service) -> None:

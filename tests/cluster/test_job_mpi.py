@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import HostsMissingError, MPIJob, running_jobs
 from tests.cluster.engine_tools import PYTHON, needs, none_alive
 from tests.cluster.fault_tools import SOON
@@ -33,7 +34,10 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
     job = MPIJob({"trainers": 2, "loaders": 1}, PYTHON, ARGS, env=LIGHT)
     try:
         state = job.state(cached_path=None)
-        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        procs = state.trainers.spawn_procs()
+        found = procs.spawn("where", Where).where.call().get(SOON).values()
+        with pytest.raises(NoMoreHostsError, match=r"an mpirun that was started takes no more ranks.*hosts=MPIJob"):
+            procs.grow(hosts=1)
         assert [(rank, mark) for rank, mark, _ in found] == [("0", "7"), ("1", "7")]
         assert job.wait(SOON).missing == {}
         [listed] = running_jobs("mpi")
@@ -42,6 +46,23 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
         assert running_jobs("mpi") == []
     finally:
         job.kill()
+
+
+@pytest.mark.slow
+def test_a_mesh_shrinks_while_its_mpirun_runs_and_grows_onto_the_hosts_of_another() -> None:
+    job, other = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT), MPIJob({"more": 1}, PYTHON, ARGS, env=LIGHT)
+    try:
+        procs = job.state(cached_path=None).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
+        procs.shrink(hosts=[0])
+        assert none_alive(pids[:1])
+        assert [pid for _, _, pid in where.where.call().get(SOON).values()] == pids[1:]
+        procs.grow(hosts=other.state(cached_path=None).more)
+        assert len(where.where.call().get(SOON).values()) == 2
+    finally:
+        job.kill()
+        other.kill()
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, SupervisionError, endpoint
+from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
+from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
@@ -73,6 +74,50 @@ def test_each_node_is_a_host_and_another_process_finds_and_ends_the_job(slurm: S
         assert none_alive([pid for _, _, pid in found])
         until(lambda: slurm.ask("squeue", "-h") == "", "Slurm has tidied up")
         assert running_jobs("slurm") == []
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
+    slurm: SlurmCluster, tmp_path: Path, shown: list[Any]
+) -> None:
+    def used() -> str:
+        return slurm.ask("squeue", "-h", "-S", "i", "-o", "%N")
+
+    job = SlurmJob({"trainers": 2}, PYTHON, env=LIGHT)
+    try:
+        procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        assert [node for node, _, _ in where.where.call().get(SOON).values()] == ["n1", "n2"]
+        procs.grow(hosts=["n4"], timeout=SOON)
+        found = where.where.call().get(SOON).values()
+        assert [(node, mark) for node, mark, _ in found] == [(node, LIGHT["MARK"]) for node in ("n1", "n2", "n4")]
+        assert used().split() == ["n[1-2]", "n4"]
+        with pytest.raises(
+            NoMoreHostsError, match=r"no 2 more hosts within 4 s: .*waits in Slurm's queue \(job \d+: Res"
+        ):
+            procs.grow(hosts=2, timeout=4)
+        assert used().split() == ["n[1-2]", "n4"], "nothing of it waits any longer"
+        procs.grow(hosts=1, timeout=SOON)
+        assert used().split() == ["n[1-2]", "n4", "n3"]
+        found = where.where.call().get(SOON).values()
+        procs.shrink(hosts=[1, 3])
+        until(lambda: used().split() == ["n1", "n4"], "a node of a batch job, and the whole of another, are given back")
+        assert none_alive([found[1][2], found[3][2]])
+        assert [node for node, _, _ in where.where.call().get(SOON).values()] == ["n1", "n4"]
+        assert "--nodelist=n4" in job.adapter.shell(job._job, "trainers_2")
+        slurm.ask("scancel", slurm_id(job))
+        with pytest.raises(SupervisionError):
+            until(lambda: where.where.call().get(SOON) is None, "its end")
+        heal_mesh(where, replace=True, timeout=SOON)
+        found = where.where.call().get(SOON).values()
+        assert len({node for node, _, _ in found}) == 2
+        again = job_load(str(tmp_path / "job.json"))
+        assert sorted(agent.id for agent in again._agents.values()) == sorted(agent.id for agent in job.agents.values())
+        again.kill()
+        assert none_alive([pid for _, _, pid in found])
+        until(lambda: used() == "", "Slurm has tidied up")
     finally:
         job.kill()
 

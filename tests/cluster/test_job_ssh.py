@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, SupervisionError, endpoint
-from monarch_nb.job import EngineError, SSHJob, running_jobs
+from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
+from monarch_nb.exceptions import NoMoreHostsError
+from monarch_nb.job import EngineError, SSHJob, job_load, running_jobs
 from tests.cluster.detach_tools import Controller, come_back
 from tests.cluster.engine_tools import PYTHON, SSHServer, command_of, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
@@ -84,6 +85,57 @@ def test_hosts_are_started_over_ssh_and_found_again_and_ended_by_another_process
         assert not (tmp_path / "job.json").exists()
     finally:
         job.kill()
+    assert list((server.folder / "there" / "monarch-nb" / "jobs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_mesh_grows_onto_machines_that_are_free_or_named_and_gives_them_back(
+    server: SSHServer, tmp_path: Path, shown: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    second, gone = SSHServer(server.folder), SSHServer(server.folder)
+    gone.close()
+    job = job_at(server, env=LIGHT, more=[gone.name, second.name])
+    try:
+        procs = job.state(cached_path=str(tmp_path / "job.json")).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        [[_, first, _]] = where.mark.call().get(SOON).values()
+        assert procs.grow(hosts=1, timeout=SOON).sizes["hosts"] == 2
+        found = where.mark.call().get(SOON).values()
+        assert [(mark, connection.split()[-1]) for mark, _, connection in found] == [
+            ("ssh", str(server.port)),
+            ("ssh", str(second.port)),
+        ]
+        with pytest.raises(
+            NoMoreHostsError, match=rf"(?s)do not suffice for 1 more .*hosts=\['node7'\].*{gone.name}: no "
+        ):
+            procs.grow(hosts=1, timeout=SOON)
+        with pytest.raises(NoMoreHostsError, match=f"could not be started on {gone.name}"):
+            procs.grow(hosts=[server.name, gone.name], timeout=SOON)
+        assert len(workers_of(server)) == 2, "the one that could be started has ended again"
+        assert procs.grow(hosts=[server.name], timeout=SOON).sizes["hosts"] == 3
+        pids = [pid for _, pid, _ in where.mark.call().get(SOON).values()]
+        assert pids[0] == first
+        other = job_load(str(tmp_path / "job.json"))
+        assert isinstance(other, SSHJob)
+        assert [agent.id for agent in other._agents.values()] == [server.name, second.name, server.name]
+        assert procs.shrink(hosts=[1, 2]).sizes["hosts"] == 1
+        assert none_alive(pids[1:])
+        until(lambda: len(workers_of(server)) == 1, "their agents have ended")
+        assert list(job.agents) == ["trainers_0"]
+        os.kill(workers_of(server)[0], 9)
+        with pytest.raises(SupervisionError):
+            until(lambda: where.mark.call().get(SOON) is None, "its end")
+        assert heal_mesh(where, replace=True, timeout=SOON) is where
+        [[_, _, connection]] = where.mark.call().get(SOON).values()
+        assert connection.split()[-1] == str(second.port)
+        procs.grow(hosts=1, timeout=SOON)  # where the first has ended
+        pids = [pid for _, pid, _ in where.mark.call().get(SOON).values()]
+        other.kill()  # which has not heard of those that came later
+        assert none_alive(pids)
+        assert workers_of(server) == []
+    finally:
+        job.kill()
+        second.close()
     assert list((server.folder / "there" / "monarch-nb" / "jobs").iterdir()) == []
 
 

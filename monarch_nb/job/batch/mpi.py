@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.batch.shared import last_lines, look_again, prepare, seen_of, worker_line
 from monarch_nb.job.processes import Processes
 
@@ -33,6 +33,13 @@ class MPI(JobAdapter):
             line, _LOG, "", wanted.folder, {"OMPI_MCA_odls_base_sigkill_timeout": str(_PATIENCE_S)}
         )
         return {name: Agent(launcher.id) for name in wanted.names}
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Raises EngineError: mpirun takes no more ranks."""
+        raise EngineError(
+            "an mpirun that was started takes no more ranks. Start another one beside it, on other hosts, and name its "
+            'hosts: mesh.grow(hosts=MPIJob({"more": 2}, …).state(None).more)'
+        )
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """As mpirun is; and where they listen, as they have told."""

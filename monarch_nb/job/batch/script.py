@@ -19,6 +19,7 @@ def script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -
     options = {
         "job-name": given.get("job_name", "monarch_job"),
         "nodes": len(names),
+        "nodelist": ",".join(wanted.places) or None,
         "ntasks-per-node": given.get("ntasks_per_node", 1),
         "output": f"{logs}/slurm_%j_{number}.out",
         "time": given.get("time_limit"),

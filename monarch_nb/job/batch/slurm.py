@@ -2,13 +2,16 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.batch.script import script
 from monarch_nb.job.batch.shared import ask, last_lines, look_again, prepare, seen_of
+from monarch_nb.job.report import read_report
 
 _PACKAGE = "Slurm's commands must be on the PATH: run this on a login node, or inside a job"
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -35,6 +38,7 @@ class Slurm(JobAdapter):
     """Asks `sbatch`, `squeue --json` and `scancel`. The ids of agents are `job/rank`."""
 
     keep_s = 3600.0  # one may have waited for these nodes
+    takes_places = True
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Submits one batch job for all meshes whose hosts are alike, and others for the rest."""
@@ -48,13 +52,32 @@ class Slurm(JobAdapter):
             for number, names in enumerate(alike.values()):
                 file = f"wanted-{number}.json"
                 prepare(wanted, names, file)
-                said = ask(["sbatch", "--parsable"], _PACKAGE, script(wanted, names, file, number))
-                slurm = said.strip().splitlines()[-1].partition(";")[0]
-                agents.update({name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)})
+                agents.update(self._submit(wanted, names, file, number))
         except BaseException:  # an interrupt too
             self.kill(job)
             raise
         return agents
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Submits one batch job more, of so many nodes, or of those that are named."""
+        file = f"{wanted.names[-1]}.wanted"
+        number = len({_number(agent) for agent in job.agents.values()})  # never 0, which has the client script
+        prepare(wanted, wanted.names, file)
+        return self._submit(wanted, wanted.names, file, number)
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Cancels batch jobs of which no agent stays; has others give back the nodes of agents that go.
+
+        The first node of a batch job, where its script runs, stays with the others.
+        """
+        stays = {name: agent for name, agent in job.agents.items() if name not in going.agents}
+        kept = {_number(agent) for agent in stays.values()}
+        ended = {name: agent for name, agent in going.agents.items() if _number(agent) not in kept}
+        self.kill(structs.replace(job, agents=ended))
+        for number in dict.fromkeys(map(_number, going.agents.values())):
+            if number in kept:
+                self._give_back(number, {node for name, agent in going.agents.items()
+                                         if _number(agent) == number and (node := _node(job, name))})  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How Slurm says that they are."""
@@ -85,10 +108,21 @@ class Slurm(JobAdapter):
 
     def shell(self, job: Running, name: str) -> list[str]:
         """A step of the same batch job, on the node of the agent."""
-        number, _, rank = job.agents[name].id.partition("/")
-        nodes = _nodes(self._state(number))
-        line = ["srun", f"--jobid={number}", "--overlap", "--pty", "--ntasks=1"]
-        return [*line, *([f"--nodelist={nodes[int(rank)]}"] if int(rank) < len(nodes) else []), "bash", "-i"]
+        line = ["srun", f"--jobid={_number(job.agents[name])}", "--overlap", "--pty", "--ntasks=1"]
+        node = _node(job, name)
+        return [*line, *([f"--nodelist={node}"] if node else []), "bash", "-i"]
+
+    @staticmethod
+    def _submit(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> dict[str, Agent]:
+        said = ask(["sbatch", "--parsable"], _PACKAGE, script(wanted, names, file, number))
+        slurm = said.strip().splitlines()[-1].partition(";")[0]
+        return {name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)}
+
+    def _give_back(self, number: str, gone: Collection[str]) -> None:
+        first, *others = _nodes(self._state(number)) or [""]
+        stays = [node for node in others if node not in gone]
+        if len(stays) < len(others):
+            ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *stays])}"], _PACKAGE)
 
     def _lives(self, number: str) -> bool:
         return bool(set(_states(self._state(number))) & (_WAITING | _RUNNING))
@@ -128,6 +162,12 @@ class Slurm(JobAdapter):
 
 def _number(agent: Agent) -> str:
     return agent.id.partition("/")[0]
+
+
+def _node(job: Running, name: str) -> str:
+    """Slurm's name of the node of an agent, as that has told it; empty if it has told nothing."""
+    told = read_report(Path(job.folder, f"{name}.json"))
+    return "" if told is None else told.joins[0].removeprefix("tcp://").rpartition(":")[0]
 
 
 def _states(state: Mapping[str, Any]) -> list[str]:

@@ -1,12 +1,11 @@
 """Agents in pods: what asks the cluster's API for them, looks at them and ends them."""
 
 import base64
-import json
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import (
@@ -21,12 +20,11 @@ from monarch_nb.job.adapter import (
     mesh_of,
 )
 from monarch_nb.job.kubernetes import template as make
-from monarch_nb.job.kubernetes.config import api_client
-from monarch_nb.job.kubernetes.pods import rank_of, seen_of
+from monarch_nb.job.kubernetes.api import NotThereError, call, create
+from monarch_nb.job.kubernetes.pods import life_of, rank_of, seen_of
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.runtime import runtime
 
-_SECONDS = 30.0
 _FORWARDING = "Forwarding from 127.0.0.1:"
 
 
@@ -37,6 +35,9 @@ class Kubernetes(JobAdapter):
 
     def __init__(self) -> None:
         self._forwards: dict[tuple[str, str], tuple[subprocess.Popen[str], str]] = {}
+        self._held: Counter[str] = Counter()  # uses of jobs
+        self._lives: dict[tuple[str, str], str] = {}  # which life of its pod was seen, by job and name
+        self._joined: dict[tuple[str, str], str] = {}  # and which has joined
         self._lock = threading.Lock()
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -53,6 +54,45 @@ class Kubernetes(JobAdapter):
             raise
         return {name: Agent(f"{wanted.options['namespace']}/{name.replace('_', '/')}") for name in wanted.names}
 
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Has more pods made of the same kind.
+
+        Those are taken first that are there and have no agent of the job, and those that the cluster makes in the place
+        of others that have ended.
+        """
+        mesh, count = mesh_of(wanted.names[0]), len(wanted.names)
+        config, there = job.options["meshes"][mesh], self._there(job, mesh)
+        ended = {name for name, seen in self.look(job).items() if seen.state == "ended"}
+        used = _ranks({name: agent for name, agent in job.agents.items() if name not in ended}, mesh)
+        free = [rank for rank in there if rank not in used]
+        if config["provisioned"]:
+            last = max((*used, *there), default=-1)
+            free += range(last + 1, last + 1 + count - len(free))
+            self._scale(job, mesh, max((*used, *there, *free[:count])) + 1)
+        elif len(free) < count:
+            raise EngineError(
+                f"there are {len(there)} pods of {mesh} ({config['selector']}), of which {len(free)} are not used yet. "
+                "They were not made by this job: have whatever made them make more, as by kubectl scale, and grow again"
+            )
+        space = job.options["namespace"]
+        return {name: Agent(f"{space}/{mesh}/{rank}") for name, rank in zip(wanted.names, free, strict=False)}
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Has the last pods of a mesh deleted that have no agent any more. Raises EngineError where others stay."""
+        for mesh in dict.fromkeys(map(mesh_of, going.agents)):
+            if not job.options["meshes"][mesh]["provisioned"]:
+                continue
+            stays = _ranks({name: agent for name, agent in job.agents.items() if name not in going.agents}, mesh)
+            wanted = max(stays, default=-1) + 1
+            if wanted <= max(self._there(job, mesh), default=-1):
+                self._scale(job, mesh, wanted)
+            held = sorted(rank for rank in _ranks(going.agents, mesh) - stays if rank < wanted)
+            if held:
+                raise EngineError(
+                    f"{', '.join(f'{mesh}-{rank}' for rank in held)}: of the pods of a set only the last can be given "
+                    "back. It stays, idle, is the first that a mesh grows onto, and goes once no pod behind it is used"
+                )
+
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How the pods are."""
         seen: dict[str, Seen] = {}
@@ -61,12 +101,25 @@ class Kubernetes(JobAdapter):
             if not names:
                 continue
             path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
-            found = _call(job.options, "GET", path, query=[("labelSelector", config["selector"])])
+            found = call(job.options, "GET", path, query=[("labelSelector", config["selector"])])
             pods = {rank_of(pod, config["rank_label"]): pod for pod in found.get("items") or ()}
-            for rank, name in enumerate(names):
+            for name in names:
+                rank = _rank(job.agents[name])
                 pod = pods.get(rank)
                 none = Seen("waiting", f"waits: there is no pod of {mesh} with rank {rank} ({config['selector']})")
-                seen[name] = none if pod is None else seen_of(pod, config["port"])
+                seen[name] = self._of_one_life(job, name, pod, none if pod is None else seen_of(pod, config["port"]))
+        return seen
+
+    def joined(self, job: Running, name: str) -> None:
+        """A pod that is made anew, or started again, is another host from now on."""
+        self._joined[(job.job, name)] = self._lives.get((job.job, name), "")
+
+    def _of_one_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, seen: Seen) -> Seen:
+        life, known = "" if pod is None else life_of(pod), self._joined.get((job.job, name), "")
+        if not known:
+            self._lives[(job.job, name)] = life
+        elif life != known and seen.state != "ended":
+            return Seen("ended", f"is gone: its pod has ended. In its place: {seen.story}")
         return seen
 
     def kill(self, job: Running) -> None:
@@ -80,7 +133,10 @@ class Kubernetes(JobAdapter):
 
     def hold(self, job: Running, keep: bool) -> None:
         """Ways into the cluster end with the last use."""
-        if not keep:
+        with self._lock:
+            self._held[job.job] += 1 if keep else -1
+            last = self._held[job.job] <= 0
+        if last:
             self._forget(job)
 
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
@@ -97,7 +153,7 @@ class Kubernetes(JobAdapter):
         """The log of the pod."""
         pod = self._pod(job, name)
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods/{pod}/log"
-        text = _call(job.options, "GET", path, query=[("tailLines", str(count))], plain=True)
+        text = call(job.options, "GET", path, query=[("tailLines", str(count))], plain=True)
         return str(text).splitlines()
 
     def shell(self, job: Running, name: str) -> list[str]:
@@ -118,21 +174,45 @@ class Kubernetes(JobAdapter):
         space = options["namespace"]
         key = wanted.secret.read_bytes()
         template = make.pod_template(mesh, config, env)
-        _create(options, f"/api/v1/namespaces/{space}/secrets", make.secret(mesh, wanted.job, key, env))
+        create(options, f"/api/v1/namespaces/{space}/secrets", make.secret(mesh, wanted.job, key, env))
         path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}"
         try:
-            _create(options, path, make.monarch_mesh(mesh, wanted.job, config, template))
-        except _NotThereError:  # no operator makes pods of such resources
-            _create(options, f"/api/v1/namespaces/{space}/services", make.service(mesh, wanted.job, config))
+            create(options, path, make.monarch_mesh(mesh, wanted.job, config, template))
+        except NotThereError:  # no operator makes pods of such resources
+            create(options, f"/api/v1/namespaces/{space}/services", make.service(mesh, wanted.job, config))
             sets = f"/apis/apps/v1/namespaces/{space}/statefulsets"
-            _create(options, sets, make.stateful_set(mesh, wanted.job, config, template))
+            create(options, sets, make.stateful_set(mesh, wanted.job, config, template))
+
+    def _scaled(self, job: Running, mesh: str) -> tuple[str, dict[str, Any]]:
+        """What pods of a mesh are made of: its path, and what the API has there."""
+        space = job.options["namespace"]
+        path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}/{mesh}"
+        try:
+            return path, call(job.options, "GET", path)
+        except NotThereError:
+            path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{mesh}"
+            return path, call(job.options, "GET", path)
+
+    def _there(self, job: Running, mesh: str) -> list[int]:
+        """The ranks of the pods of a mesh, whether they run yet or not."""
+        config = job.options["meshes"][mesh]
+        if config["provisioned"]:
+            return list(range(int(self._scaled(job, mesh)[1]["spec"]["replicas"])))
+        path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
+        found = call(job.options, "GET", path, query=[("labelSelector", config["selector"])]).get("items") or ()
+        return sorted(rank for pod in found if (rank := rank_of(pod, config["rank_label"])) is not None)
+
+    def _scale(self, job: Running, mesh: str, pods: int) -> None:
+        path, now = self._scaled(job, mesh)
+        if int(now["spec"]["replicas"]) != pods:
+            call(job.options, "PATCH", path, body={"spec": {"replicas": pods}})
 
     def _read_key(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:
         """The key of pods that are there already, from their Secret; none if they have none."""
         name = config.get("secret") or make.secret_name(mesh)
         try:
-            found = _call(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
-        except _NotThereError:
+            found = call(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
+        except NotThereError:
             if config.get("secret"):
                 raise EngineError(f"there is no Secret {name} in namespace {wanted.options['namespace']}") from None
             return
@@ -155,10 +235,10 @@ class Kubernetes(JobAdapter):
                 f"/api/v1/namespaces/{space}/secrets/{make.secret_name(mesh)}",
             ):
                 try:
-                    found = _call(job.options, "GET", path)
+                    found = call(job.options, "GET", path)
                     if ((found.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) == job.job:
-                        _call(job.options, "DELETE", path)
-                except _NotThereError:
+                        call(job.options, "DELETE", path)
+                except NotThereError:
                     continue
 
     def _forward(self, job: Running, name: str, address: str) -> str:
@@ -196,7 +276,11 @@ class Kubernetes(JobAdapter):
 
     def _forget(self, job: Running) -> None:
         with self._lock:
+            self._held.pop(job.job, None)
             mine = [key for key in self._forwards if key[0] == job.job]
+            for lives in (self._lives, self._joined):
+                for key in [key for key in lives if key[0] == job.job]:
+                    del lives[key]
             ended = [self._forwards.pop(key)[0] for key in mine]
         for process in ended:
             process.kill()
@@ -205,59 +289,15 @@ class Kubernetes(JobAdapter):
                 process.stdout.close()
 
 
-class _NotThereError(EngineError):
-    """The API knows nothing of that path."""
+def _rank(agent: Agent) -> int:
+    return int(agent.id.rpartition("/")[2])
+
+
+def _ranks(agents: Agents, mesh: str) -> set[int]:
+    return {_rank(agent) for name, agent in agents.items() if mesh_of(name) == mesh}
 
 
 def _kubectl(options: Mapping[str, Any]) -> list[str]:
     config = options.get("kubeconfig", "")
     named = ["--kubeconfig", config] if config and not config.startswith("memory:") else []
     return ["kubectl", *named, "--namespace", options["namespace"]]
-
-
-def _create(options: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
-    try:
-        _call(options, "POST", path, body=body)
-    except EngineError as error:
-        if "(409)" not in str(error):
-            raise
-        raise EngineError(
-            f"there is a {body['kind']} {body['metadata']['name']} in namespace {options['namespace']} already, of "
-            "another job: kill that one, choose another name, or attach to its pods by add_mesh without an image"
-        ) from None
-
-
-def _call(
-    options: Mapping[str, Any], verb: str, path: str, *, body: Any = None, query: Sequence[tuple[str, str]] = (),
-    plain: bool = False,
-) -> Any:  # fmt: skip
-    """One request to the API. Raises EngineError, with its words."""
-    client = api_client(options.get("kubeconfig", ""))
-    headers = {"Accept": "*/*" if plain else "application/json", "Content-Type": "application/json"}
-    try:
-        # The client's own connection and credentials, whose interface is the same in all its versions.
-        for each in client.configuration.auth_settings().values():
-            if each["in"] == "header" and each["value"]:
-                headers[each["key"]] = each["value"]
-        url = f"{client.configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
-        data = None if body is None else json.dumps(body)
-        response = client.rest_client.pool_manager.request(
-            verb, url, headers=headers, body=data, timeout=_SECONDS, retries=1
-        )
-        status, text = response.status, response.data.decode(errors="replace")
-    except Exception as error:  # of urllib3, in many kinds
-        raise EngineError(f"the Kubernetes API does not answer: {type(error).__name__}: {error}") from None
-    finally:
-        client.close()
-    if status == 404:
-        raise _NotThereError(f"Kubernetes knows no {path}: {_message(text)}")
-    if status >= 400:
-        raise EngineError(f"Kubernetes refuses {verb} {path} ({status}): {_message(text)}")
-    return text if plain else json.loads(text or "{}")
-
-
-def _message(body: Any) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(body or "").strip()[:200]

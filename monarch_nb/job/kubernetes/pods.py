@@ -30,6 +30,13 @@ def port_of(pod: Mapping[str, Any], default: int) -> int:
     return default
 
 
+def life_of(pod: Mapping[str, Any]) -> str:
+    """Names a pod from one start of its worker to the next; empty where the API does not tell."""
+    uid = (pod.get("metadata") or {}).get("uid", "")
+    starts = [each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return f"{uid}/{sum(starts)}" if uid else ""
+
+
 def seen_of(pod: Mapping[str, Any], port: int) -> Seen:
     """How a pod is, and where its worker is met."""
     status = pod.get("status") or {}

@@ -2,9 +2,11 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from monarch_nb.job.adapter import (
     Agent,
@@ -45,29 +47,50 @@ class Lightning(JobAdapter):
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Asks for one Lightning job for all hosts that are alike. Raises EngineError."""
-        kind, options = _sdk(), wanted.options
         agents: dict[str, Agent] = {}
-        job = Running(wanted.job, str(wanted.folder), agents, dict(options))
+        job = Running(wanted.job, str(wanted.folder), agents, dict(wanted.options))
         alike: dict[str, list[str]] = {}
         for name in wanted.names:
             role = wanted.role(name)
             if role.image:
                 raise EngineError(f"{name}: a LightningJob runs in the Studio's own environment, and takes no image")
             alike.setdefault(repr(sorted(wanted.environment_of(name).items())), []).append(name)
-        asked = {name: options[name] for name in ("teamspace", "studio", "interruptible", "max_runtime")
-                 if name in options}  # fmt: skip
         try:
             for number, names in enumerate(alike.values()):
-                called = f"monarch-{wanted.job[:8]}-{number}"
-                agents.update({name: Agent(f"{called}/{rank}") for rank, name in enumerate(names)})
-                kind.run(name=called, machine=options["machine"], num_machines=len(names),
-                         command=_command(wanted), env=wanted.environment_of(names[0]) or None, **asked)  # fmt: skip
+                self._run(wanted, f"monarch-{wanted.job[:8]}-{number}", names, agents)
         except BaseException as error:  # an interrupt too
             self.kill(job)
             if isinstance(error, Exception):
                 raise EngineError(f"Lightning has started no job: {error}") from error
             raise
         return agents
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Asks for another Lightning job, with so many machines of the same kind."""
+        agents: dict[str, Agent] = {}
+        called = f"monarch-{wanted.job[:8]}-{wanted.names[-1].replace('_', '-')}"
+        try:
+            self._run(wanted, called, wanted.names, agents)
+        except BaseException as error:
+            self.kill(structs.replace(job, agents=agents))
+            raise EngineError(f"Lightning has started no job: {error}") from error
+        return agents
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Stops Lightning jobs of which no agent stays; the machine of an agent that has ended goes back by itself."""
+        stays = {_called(agent) for name, agent in job.agents.items() if name not in going.agents}
+        ended = {name: agent for name, agent in going.agents.items() if _called(agent) not in stays}
+        self.kill(structs.replace(job, agents=ended))
+
+    @staticmethod
+    def _run(wanted: AgentsWanted, called: str, names: Sequence[str], agents: dict[str, Agent]) -> None:
+        options = wanted.options
+        asked = {name: options[name] for name in ("teamspace", "studio", "interruptible", "max_runtime")
+                 if name in options}  # fmt: skip
+        kind = _sdk()
+        agents.update({name: Agent(f"{called}/{rank}") for rank, name in enumerate(names)})
+        kind.run(name=called, machine=options["machine"], num_machines=len(names),
+                 command=_command(wanted), env=wanted.environment_of(names[0]) or None, **asked)  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How Lightning says that the machines are."""
@@ -87,7 +110,7 @@ class Lightning(JobAdapter):
 
     def kill(self, job: Running) -> None:
         """Stops the Lightning jobs. Raises EngineError where Lightning does not answer: they may run on."""
-        for called in dict.fromkeys(agent.id.partition("/")[0] for agent in job.agents.values()):
+        for called in dict.fromkeys(map(_called, job.agents.values())):
             found = _job(job, called)
             try:
                 if found is not None and str(found.status) not in _ENDED:
@@ -103,6 +126,11 @@ class Lightning(JobAdapter):
         """The last lines of the machine's log, as Lightning keeps it."""
         called, _, rank = job.agents[name].id.partition("/")
         return next((_last_lines(one, count) for one in _machines(job, called) if (one.rank or 0) == int(rank)), [])
+
+
+def _called(agent: Agent) -> str:
+    """Lightning's name of the job of an agent."""
+    return agent.id.partition("/")[0]
 
 
 def _command(wanted: AgentsWanted) -> str:

@@ -3,11 +3,21 @@
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import (
+    Agent,
+    Agents,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Running,
+    Seen,
+    living_jobs,
+    mesh_of,
+)
 from monarch_nb.job.helper import Answer, Ask
 from monarch_nb.job.ssh.machine import Machine
+from monarch_nb.job.ssh.places import host_of, listed, places_at_first, refusal, unused
 from monarch_nb.job.ssh.thread import LoopThread
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.transport import knock
@@ -20,6 +30,7 @@ class SSH(JobAdapter):
     """Connections live on an event loop of their own thread; each machine is asked by itself, all at once."""
 
     watch_s = 2.0
+    takes_places = True
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -30,35 +41,48 @@ class SSH(JobAdapter):
     def start(self, wanted: AgentsWanted) -> Agents:
         """Starts an agent for each name, on the machine that the job's options have for it."""
         job = Running(wanted.job, str(wanted.folder), {}, dict(wanted.options))
-        places = dict(zip(wanted.names, _places(wanted.options), strict=True))
-        key = wanted.secret.read_text()
-        reach, port = wanted.options.get("reach", "auto"), wanted.options.get("port", 0)
-        bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"
-        requests = {
-            machine: Ask(
-                do="start", job=wanted.job, address=bind, known_as=_host(machine), key=key, keep_s=wanted.keep_s,
-                names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
-            )
-            for machine in dict.fromkeys(places.values())
-        }  # fmt: skip
+        places = dict(zip(wanted.names, places_at_first(wanted.options), strict=True))
         self.hold(job, True)
         try:
-            answers = self._ask(job, requests)
-            wrong = {machine: str(each) for machine, each in answers.items() if isinstance(each, EngineError)}
-            for machine, answer in answers.items():
-                if isinstance(answer, Answer):
-                    dead = [f"{name} {seen.story}" for name, seen in answer.seen.items() if seen.state == "ended"]
-                    wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
+            wrong = self._start(job, wanted, places)
             if wrong:
-                raise EngineError(
-                    f"agents could not be started on {len(wrong)} of {len(requests)} machines:\n"
-                    + "\n".join(f"  {why}" for why in wrong.values())
-                )
+                many = f"{len(wrong)} of {len({*places.values()})} machines"
+                raise EngineError(f"agents could not be started on {many}:\n{listed(wrong)}")
         except BaseException:  # an interrupt too
-            self._end(job, list(requests), forgive=True)
+            self._kill(job, list(dict.fromkeys(places.values())), forgive=True)
             self.hold(job, False)
             raise
         return {name: Agent(machine) for name, machine in places.items()}
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """As at first, on the machines that are named, or on those of the job that have none of its agents.
+
+        Where such a machine fails the next one is tried, and at last those on which an agent has ended.
+        """
+        free, ended = list(wanted.places or unused(job, mesh_of(wanted.names[0]))), not wanted.places
+        started, wrong = dict[str, Agent](), dict[str, str]()
+        try:
+            while lacking := [name for name in wanted.names if name not in started]:
+                if len(free) < len(lacking) and ended:
+                    ended = False
+                    free += (job.agents[name].id for name, seen in self.look(job).items() if seen.state == "ended")
+                places = dict(zip(lacking, free, strict=False))
+                if len(places) < len(lacking):
+                    raise EngineError(refusal(job, len(wanted.names), wanted.places, wrong))
+                del free[: len(places)]
+                failed = self._start(job, wanted, places)
+                wrong.update(failed)
+                agents = {name: Agent(machine) for name, machine in places.items()}
+                started.update({name: agent for name, agent in agents.items() if agent.id not in failed})
+                self._let_go(job, {name: agent for name, agent in agents.items() if agent.id in failed}, forgive=True)
+        except BaseException:
+            self._let_go(job, started, forgive=True)
+            raise
+        return started
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Ends these agents alone. Raises EngineError for machines that cannot be asked."""
+        self._let_go(going, going.agents, forgive=False)
 
     def look(self, job: Running) -> Mapping[str, Seen]:
         """How the agents are, as the helpers on their machines say."""
@@ -76,7 +100,7 @@ class SSH(JobAdapter):
 
     def kill(self, job: Running) -> None:
         """Ends the agents. Raises EngineError for machines that cannot be asked: what is there stays."""
-        self._end(job, list(dict.fromkeys(agent.id for agent in job.agents.values())), forgive=False)
+        self._kill(job, list(dict.fromkeys(agent.id for agent in job.agents.values())), forgive=False)
         with self._lock:
             self._held.pop(job.job, None)
             self._tidy()
@@ -142,7 +166,7 @@ class SSH(JobAdapter):
             return self._thread.loop
 
     def _machine(self, job: Running, name: str) -> Machine:
-        given = {option: value for option, value in job.options.items() if option != "machines"}
+        given = {option: value for option, value in job.options.items() if option not in ("machines", "more")}
         with self._lock:
             machine = self._machines.setdefault((name, repr(sorted(given.items()))), Machine(name, given))
             machine.jobs.add(job.job)
@@ -173,19 +197,36 @@ class SSH(JobAdapter):
                     machine.busy -= 1
                 self._tidy()
 
-    def _end(self, job: Running, names: Sequence[str], *, forgive: bool) -> None:
-        answers = self._ask(job, {name: Ask(do="kill", job=job.job) for name in names})
-        wrong = [str(answer) for answer in answers.values() if isinstance(answer, EngineError)]
+    def _start(self, job: Running, wanted: AgentsWanted, places: Mapping[str, str]) -> dict[str, str]:
+        """Starts an agent for each name on its machine; which machines have failed, and why."""
+        key = wanted.secret.read_text()
+        reach, port = wanted.options.get("reach", "auto"), wanted.options.get("port", 0)
+        bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"
+        requests = {
+            machine: Ask(
+                do="start", job=wanted.job, address=bind, known_as=host_of(machine), key=key, keep_s=wanted.keep_s,
+                names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
+            )
+            for machine in dict.fromkeys(places.values())
+        }  # fmt: skip
+        answers = self._ask(job, requests)
+        wrong = {machine: str(each) for machine, each in answers.items() if isinstance(each, EngineError)}
+        for machine, answer in answers.items():
+            if isinstance(answer, Answer):
+                dead = [f"{name} {seen.story}" for name, seen in answer.seen.items() if seen.state == "ended"]
+                wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
+        return wrong
+
+    def _let_go(self, job: Running, agents: Agents, *, forgive: bool) -> None:
+        names: dict[str, dict[str, dict[str, str]]] = {}
+        for name, agent in agents.items():
+            names.setdefault(agent.id, {})[name] = {}
+        self._end(job, {machine: Ask(do="end", job=job.job, names=each) for machine, each in names.items()}, forgive)
+
+    def _kill(self, job: Running, machines: Sequence[str], *, forgive: bool) -> None:
+        self._end(job, {machine: Ask(do="kill", job=job.job) for machine in machines}, forgive)
+
+    def _end(self, job: Running, requests: Mapping[str, Ask], forgive: bool) -> None:
+        wrong = [str(answer) for answer in self._ask(job, requests).values() if isinstance(answer, EngineError)]
         if wrong and not forgive:
             raise EngineError("agents may still run, kill() the job again later:\n" + "\n".join(wrong))
-
-
-def _places(options: Mapping[str, Any]) -> list[str]:
-    return [machine for machines in options["machines"].values() for machine in machines]
-
-
-def _host(machine: str) -> str:
-    """The name of a machine, without the user and the port."""
-    place = machine.rpartition("@")[2]
-    host, colon, port = place.rpartition(":")
-    return host if colon and port.isdecimal() else place

@@ -38,11 +38,12 @@ class SSHJob(LoginJob):
     """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
 
     A machine is `[user@]name[:port]`, or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts;
-    there is no prompt for passwords. `python_exe` is the interpreter there, with monarch-nb installed. `gpus` on each
-    machine are checked when it joins. `reach` says how the agents are met: `"direct"` at a port of the machine
-    (`monarch_port`, else any that is free), `"tunnel"` through the SSH connection, so that no other port needs to be
-    open, `"auto"` directly where that works. The job's key goes over the connection, on no command line. The agents
-    live on when the client ends or the connection breaks; `kill()` ends them.
+    there is no prompt for passwords. `more` are machines that meshes may grow onto. `python_exe` is the interpreter
+    there, with monarch-nb installed. `gpus` on each machine are checked when it joins. `reach` says how the agents are
+    met: `"direct"` at a port of the machine (`monarch_port`, else any that is free), `"tunnel"` through the SSH
+    connection, so that no other port needs to be open, `"auto"` directly where that works. The job's key goes
+    over the connection, on no command line. The agents live on when the client ends or the connection breaks; `kill()`
+    ends them.
 
     Needs `pip install 'monarch-nb[ssh]'`. Raises EngineError, naming each machine, where agents cannot be started.
     """
@@ -51,7 +52,7 @@ class SSHJob(LoginJob):
         self, python_exe: str = "python3", ssh_args: Sequence[str] | str = (), monarch_port: int = 0,
         transport: str = "tcp", *, meshes: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None, gpus: int | None = None, user: str | None = None,
-        known_hosts: str | None = None, reach: Literal["auto", "direct", "tunnel"] = "auto",
+        known_hosts: str | None = None, reach: Literal["auto", "direct", "tunnel"] = "auto", more: Sequence[str] = (),
     ) -> None:  # fmt: skip
         if transport not in _TRANSPORTS:
             raise ValueError(f"transport={transport!r}: agents of an SSHJob speak tcp, encrypted with the job's key")
@@ -59,6 +60,10 @@ class SSHJob(LoginJob):
             raise ValueError(f"reach={reach!r} is none of 'auto', 'direct', 'tunnel'")
         words = shlex.split(ssh_args) if isinstance(ssh_args, str) else ssh_args
         options = {"python": python_exe, "port": monarch_port, "reach": reach, **read_ssh_args(words)}
+        if isinstance(more, str):
+            raise ValueError(f"more={more!r}: a list of machines, such as ['node7']")
+        if more:
+            options["more"] = list(more)
         if user is not None:
             options["username"] = user
         if known_hosts is not None:

@@ -1,0 +1,49 @@
+"""Which machines an SSH job has, and which of them are free."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_nb.job.adapter import Running
+
+
+def places_at_first(options: Mapping[str, Any]) -> list[str]:
+    """The machines of all meshes."""
+    return [machine for machines in options["machines"].values() for machine in machines]
+
+
+def unused(job: Running, mesh: str) -> list[str]:
+    """The machines of a mesh, and those that any may grow onto, which have no agent of the job; as often as named."""
+    taken = Counter(agent.id for agent in job.agents.values())
+    named = [*job.options["machines"].get(mesh, ()), *job.options.get("more", ())]
+    before, free = Counter[str](), list[str]()
+    for machine in named:
+        before[machine] += 1
+        if before[machine] > taken[machine]:
+            free.append(machine)
+    return free
+
+
+def refusal(job: Running, count: int, places: Sequence[str], wrong: Mapping[str, str]) -> str:
+    """Why there are not so many agents more; `wrong` says of machines that were tried what was wrong there."""
+    failed = f"agents could not be started on {', '.join(wrong)}:\n{listed(wrong)}" if wrong else ""
+    if places:
+        return failed
+    used = ", ".join(dict.fromkeys(agent.id for agent in job.agents.values()))
+    return (
+        f"its machines do not suffice for {count} more ({used} are in use). Name another one: "
+        f"mesh.grow(hosts=['node7']), or give the job more of them: SSHJob(…, more=['node7'])"
+        + (f"\n{failed}" if failed else "")
+    )
+
+
+def listed(wrong: Mapping[str, str]) -> str:
+    """A line for each."""
+    return "\n".join(f"  {why}" for why in wrong.values())
+
+
+def host_of(machine: str) -> str:
+    """The name of a machine, without the user and the port."""
+    place = machine.rpartition("@")[2]
+    host, colon, port = place.rpartition(":")
+    return host if colon and port.isdecimal() else place

@@ -1,0 +1,202 @@
+"""What a job is asked for when a mesh grows: by an engine of the test, whose hosts come when it says so, or never."""
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen
+from monarch_nb.job.arrival import Arrival
+from monarch_nb.job.elastic import JobHosts
+from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.testing import Cluster
+from tests.cluster.fault_tools import until
+
+pytestmark = [pytest.mark.timeout(60)]
+
+
+class Engine(JobAdapter):
+    """Its agents wait in a queue."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, Agent] = {}
+        self.asked: list[AgentsWanted] = []
+        self.why = ""  # it refuses
+        self.ended = ""  # how all end
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.let_down: list[str] = []
+
+    def start(self, wanted: AgentsWanted) -> dict[str, Agent]:
+        return self.add(Running(wanted.job, "", {}), wanted)
+
+    def add(self, job: Running, wanted: AgentsWanted) -> dict[str, Agent]:
+        self.asked.append(wanted)
+        assert self.may_answer.wait(20)
+        if self.why:
+            raise EngineError(self.why)
+        new = {name: Agent(f"id of {name}") for name in wanted.names}
+        self.agents.update(new)
+        return new
+
+    def let_go(self, going: Running, job: Running) -> None:
+        assert job.agents.items() >= going.agents.items()
+        self.let_down += going.agents
+        for name in going.agents:
+            self.agents.pop(name)
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        state = Seen("ended", self.ended) if self.ended else Seen("waiting", "waits for a node")
+        return dict.fromkeys(job.agents, state)
+
+    def kill(self, job: Running) -> None:
+        self.agents.clear()
+
+    def running(self) -> dict[str, Running]:
+        return {}
+
+
+class Job:
+    """One that has two hosts."""
+
+    known_as = "TestJob 7"
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.adapter, self.folder = engine, folder
+        self.agents: dict[str, Agent] = {"fleet_0": Agent("id of fleet_0"), "fleet_1": Agent("id of fleet_1")}
+        self.arrivals: list[Arrival] = []
+        engine.agents.update(self.agents)
+
+    def keep_agents(self, agents: dict[str, Agent]) -> None:
+        if not self.agents:
+            raise EngineError("the job was killed")
+        self.agents = agents
+
+    def running(self, agents: dict[str, Agent]) -> Running:
+        return Running("7", str(self.folder), dict(agents))
+
+    def wanting(self, mesh: str, names: Any, places: Any) -> AgentsWanted:
+        return AgentsWanted("7", tuple(names), self.folder, places=tuple(places))
+
+    def role_of(self, mesh: str) -> Role:
+        return Role()
+
+    def arrived(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+
+    def kill(self) -> None:
+        self.agents = {}
+        for arrival in self.arrivals:
+            arrival.stop("the job was killed")
+        self.adapter.kill(self.running({}))
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine()
+    yield engine
+    engine.may_answer.set()
+    until(lambda: not [one for one in threading.enumerate() if one.name == "monarch-hosts-end"], "no thread stays")
+
+
+@pytest.fixture
+def job(engine: Engine, simulated: Cluster, tmp_path: Path) -> Job:
+    return Job(engine, tmp_path)
+
+
+@pytest.fixture
+def hosts(job: Job) -> JobHosts:
+    return JobHosts(job, "fleet")
+
+
+def as_at_first(job: Job, engine: Engine) -> bool:
+    return list(engine.agents) == list(job.agents) == ["fleet_0", "fleet_1"]
+
+
+def test_hosts_that_do_not_come_in_time_are_let_go_and_why_they_did_not_is_told(
+    hosts: JobHosts, job: Job, engine: Engine
+) -> None:
+    with pytest.raises(NoMoreHostsError, match=r"TestJob 7 has given fleet no 2 more hosts within 0.2 s: 0/2 hosts.*"
+                                               r"fleet_2.*waits for a node.* monarch-nb job ls"):  # fmt: skip
+        hosts.more(2, 0.2)
+    assert as_at_first(job, engine)
+    with pytest.raises(NoMoreHostsError):
+        hosts.more(1, 0)
+    assert [wanted.names for wanted in engine.asked] == [("fleet_2", "fleet_3"), ("fleet_4",)], "no name comes twice"
+
+
+def test_an_engine_that_refuses_or_ends_them_is_told_in_its_words(hosts: JobHosts, job: Job, engine: Engine) -> None:
+    engine.why = "the budget is spent"
+    with pytest.raises(NoMoreHostsError, match=r"TestJob 7 gives fleet no other host, .* changed: the budget is spent"):
+        hosts.more(1, 20)
+    engine.why, engine.ended = "", "has failed: no such image"
+    with pytest.raises(
+        NoMoreHostsError, match=r"(?s)nothing has changed: 1 of the hosts .*fleet_\d has failed: no such"
+    ):
+        hosts.more(1, 20)
+    assert as_at_first(job, engine)
+
+
+def test_machines_are_named_only_to_engines_that_let_users_choose(hosts: JobHosts, engine: Engine) -> None:
+    with pytest.raises(NoMoreHostsError, match=r"its engine chooses the machines[.] Say how many: hosts=2"):
+        hosts.more(["node7", "node8"], 20)
+    assert engine.asked == []
+    engine.takes_places = True
+    with pytest.raises(NoMoreHostsError):
+        hosts.more(["node7", "node8"], 0)
+    assert [wanted.places for wanted in engine.asked] == [("node7", "node8")]
+
+
+@pytest.mark.parametrize("when", ["while the engine is asked", "while hosts are waited for"])
+def test_an_interrupt_ends_the_wait_at_once_and_what_was_started_ends_after_it(
+    hosts: JobHosts, job: Job, engine: Engine, when: str
+) -> None:
+    if when == "while the engine is asked":
+        engine.may_answer.clear()
+
+    def press_stop() -> None:
+        until(lambda: bool(engine.asked and (job.arrivals or not engine.may_answer.is_set())))
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=press_stop, name="pytest_timeout stop", daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        hosts.more(2, 600)
+    engine.may_answer.set()
+    until(lambda: engine.let_down == ["fleet_2", "fleet_3"])
+    until(lambda: as_at_first(job, engine))
+    engine.ended = "comes no more"
+    with pytest.raises(NoMoreHostsError, match="comes no more"):  # and the next request is heard
+        hosts.more(1, 20)
+
+
+def test_a_job_that_is_killed_meanwhile_ends_the_wait_and_nothing_is_left_of_it(
+    hosts: JobHosts, job: Job, engine: Engine
+) -> None:
+    told: list[BaseException] = []
+
+    def grow() -> None:
+        with pytest.raises(Exception, match=r"TestJob 7: the job was killed") as raised:
+            hosts.more(1, 600)
+        told.append(raised.value)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    until(lambda: bool(job.arrivals))
+    engine.let_go = lambda going, job: None  # type: ignore[method-assign, assignment]
+    job.kill()
+    thread.join(20)
+    assert (len(told), engine.agents, job.agents) == (1, {}, {})
+    engine.may_answer.clear()
+    threading.Timer(0.05, engine.may_answer.set).start()
+    with pytest.raises(NoMoreHostsError, match="nothing has changed: the job was killed"):
+        hosts.more(1, 600)
+
+
+def test_a_folder_that_is_full_is_told_and_nothing_was_asked_for(hosts: JobHosts, job: Job, engine: Engine) -> None:
+    job.folder = Path("/proc/self")
+    with pytest.raises(NoMoreHostsError, match=r"nothing has changed: \[Errno"):
+        hosts.more(1, 20)
+    assert engine.asked == []
