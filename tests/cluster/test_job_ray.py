@@ -67,6 +67,62 @@ if __name__ == "__main__":
     ray.shutdown()
 """
 
+# Three nodes, each an agent's own.
+SPREAD = """
+import os, time
+from ray.cluster_utils import Cluster
+import ray
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.exceptions import NoMoreHostsError
+from monarch_nb.job import RayJob, running_jobs
+
+class Where(Actor):
+    @endpoint
+    def where(self):
+        return os.environ["MARK"], os.getpid()
+
+def alive(pid):
+    return os.path.exists(f"/proc/{pid}") and " Z " not in open(f"/proc/{pid}/stat").read()
+
+def groups():
+    found = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
+    nodes = {node for one in found for node in one["bundles_to_node_id"].values()}
+    return sorted(one["state"] for one in found), len(nodes)
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.2)
+    return condition()
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, namespace="monarch-nb", log_to_driver=False, logging_level="ERROR")
+    job = RayJob({"trainers": 1}, env={"MARK": "ray", "MONARCH_NB_PRELOAD": ""})
+    try:
+        procs = job.state(cached_path=None).trainers.spawn_procs()
+        where = procs.spawn("where", Where)
+        where.where.call().get(90)
+        print("grown", procs.grow(hosts=1, timeout=60).sizes["hosts"], *groups(), flush=True)
+        try:
+            procs.grow(hosts=2, timeout=5)
+        except NoMoreHostsError as error:
+            print("waits", "waits for a node of Ray's" in str(error), *groups(), flush=True)
+        procs.grow(hosts=1, timeout=60)
+        found = where.where.call().get(30).values()
+        print("all", [mark for mark, _ in found], *groups(), flush=True)
+        procs.shrink(hosts=[1])
+        print("given back", until(lambda: groups()[0] == ["CREATED"] * 2), alive(found[1][1]), flush=True)
+        print("left", len(where.where.call().get(30).values()), sorted(job.agents), flush=True)
+    finally:
+        job.kill()
+        print("gone", any(alive(pid) for _, pid in found), groups()[0], running_jobs("ray"), flush=True)
+        ray.shutdown()
+        cluster.shutdown()
+"""
+
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -76,11 +132,27 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         os.environ.pop(name, None)
 
 
-def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    program = folder / "program.py"
+    program.write_text(text)
     env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
+    return subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
+
+
+def test_a_mesh_grows_onto_other_nodes_and_a_placement_group_goes_with_its_last_host(tmp_path: Path) -> None:
+    done = run(tmp_path, SPREAD)
+    assert done.stdout.splitlines() == [
+        "grown 2 ['CREATED', 'CREATED'] 2",
+        "waits True ['CREATED', 'CREATED'] 2",
+        "all ['ray', 'ray', 'ray'] ['CREATED', 'CREATED', 'CREATED'] 3",
+        "given back True False",
+        "left 2 ['trainers_0', 'trainers_4']",
+        "gone False [] []",
+    ], done.stderr
+
+
+def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
+    done = run(tmp_path, PROGRAM)
     assert done.stdout.splitlines() == [
         "marks ray ray",
         "waiting True",

@@ -1,9 +1,10 @@
 """Agents on the nodes of a Ray cluster: one actor of Ray's on each, which starts and keeps an agent beside itself."""
 
+import inspect
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -17,47 +18,41 @@ _SPACE = "monarch-nb"  # Ray's namespace of these actors
 _ANSWER_S = 2.0
 _KILL_S = 15.0
 _PULSE_S = 5.0
-_JOB_ID = 36  # characters of a job's id, with which the names of its actors begin
+_SPREAD, _NODE = "STRICT_SPREAD", "ray.io/node-id"
 _INSTALL = "pip install 'monarch-nb[ray]'"
 
 
 class Keeper:
     """What runs inside Ray's actor: a helper, which has started the agent before it answers anything."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, group: str) -> None:
         from monarch_nb.job.helper import Helper
 
-        self._helper = Helper()
+        self._helper, self._group = Helper(), group
         self._job = json_decoder(Ask).decode(request)
         self._helper.answer(self._job)
         threading.Thread(target=self._end_with_agent, name="monarch-keeper", daemon=True).start()
 
     def _end_with_agent(self) -> None:
-        """An agent that ends by itself gives its place in the cluster back, the last one those of all."""
+        """An agent that ends by itself gives its place in the cluster back, the last one those of its group."""
         while True:
             time.sleep(_PULSE_S)
             seen = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
             if all(one.state == "ended" and UNUSED_WORDS in one.story for one in seen):
-                _leave_ray()
+                _leave_ray(self._group)
 
     def ask(self, request: bytes) -> bytes:
         """The helper's answer."""
         return msgspec.json.encode(self._helper.answer(json_decoder(Ask).decode(request)))
 
 
-def _leave_ray() -> None:
-    """Ends this actor of Ray's, and what its job asked for if it is the last one."""
+def _leave_ray(group: str) -> None:
+    """Ends this actor of Ray's, and its placement group if it is the last one there."""
     import ray
 
-    context = ray.get_runtime_context()
-    others = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
-    name = context.get_actor_name() or ""
-    job = name[:_JOB_ID]
-    if not any(other.startswith(job) and other != name for other in others):
-        try:
-            ray.util.remove_placement_group(ray.util.get_placement_group(job))
-        except ValueError:  # it was killed meanwhile
-            pass
+    others = {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
+    if not any(other.startswith(f"{group}-") for other in others - {ray.get_runtime_context().get_actor_name()}):
+        _remove(ray, group)
     os._exit(0)
 
 
@@ -69,17 +64,45 @@ class Ray(JobAdapter):
 
     def start(self, wanted: AgentsWanted) -> Agents:
         """Asks for a placement group, and an actor in each bundle of it. Raises EngineError."""
+        return self._start(wanted, wanted.job, {})
+
+    def add(self, job: Running, wanted: AgentsWanted) -> Agents:
+        """Asks for another placement group; where each agent has a node of its own, on other nodes than those."""
+        ray, elsewhere = _ray(job.options), dict[str, str]()
+        if job.options.get("strategy", _SPREAD) == _SPREAD:
+            if "bundle_label_selector" not in inspect.signature(ray.util.placement_group).parameters:
+                raise EngineError(
+                    f"Ray {ray.__version__} cannot be asked for nodes other than those that the job has: install a "
+                    "newer one, or make the job with strategy='PACK'"
+                )
+            nodes = sorted({node for group in _groups(ray, job) for node in group["bundles_to_node_id"].values()})
+            elsewhere = {_NODE: f"!in({','.join(filter(None, nodes))})"}
+        return self._start(wanted, f"{wanted.job}+{wanted.names[0]}", elsewhere)
+
+    def let_go(self, going: Running, job: Running) -> None:
+        """Ends these agents and Ray's actors, and the placement groups that no other agent is in.
+
+        Raises EngineError for groups that keep what these agents had: Ray gives back the whole of one alone.
+        """
+        stays = {_group(name, agent) for name, agent in job.agents.items() if name not in going.agents}
+        groups = {_group(name, agent) for name, agent in going.agents.items()}
+        self._end(going, groups - stays)
+        if groups & stays:
+            raise EngineError("Ray keeps their places in the placement group until all that came with them have gone")
+
+    def _start(self, wanted: AgentsWanted, group_name: str, labels: Mapping[str, str]) -> Agents:
         ray, options = _ray(wanted.options), wanted.options
-        job = Running(wanted.job, str(wanted.folder), {name: Agent(f"{wanted.job}-{name}") for name in wanted.names},
-                      dict(options))  # fmt: skip
+        job = Running(wanted.job, str(wanted.folder),
+                      {name: Agent(f"{group_name}-{name}") for name in wanted.names}, dict(options))  # fmt: skip
         bundles = []
         for name in wanted.names:
             role = wanted.role(name)
             bundles.append({"CPU": float(role.cpus or 1), **({"GPU": float(role.gpus)} if role.gpus else {})})
         key = wanted.secret.read_text()
+        where = {"bundle_label_selector": [dict(labels)] * len(bundles)} if labels else {}
         try:
             group = ray.util.placement_group(
-                bundles, strategy=options.get("strategy", "STRICT_SPREAD"), name=wanted.job, lifetime="detached"
+                bundles, strategy=options.get("strategy", _SPREAD), name=group_name, lifetime="detached", **where
             )
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             for number, name in enumerate(wanted.names):
@@ -89,9 +112,9 @@ class Ray(JobAdapter):
                     name=job.agents[name].id, namespace=_SPACE, lifetime="detached", num_cpus=bundles[number]["CPU"],
                     num_gpus=bundles[number].get("GPU", 0), max_restarts=0,
                     scheduling_strategy=place(group, placement_group_bundle_index=number),
-                ).remote(msgspec.json.encode(ask))  # fmt: skip
+                ).remote(msgspec.json.encode(ask), group_name)  # fmt: skip
         except BaseException:  # an interrupt too
-            self.kill(job)
+            self._end(job, {group_name})
             raise
         return job.agents
 
@@ -120,31 +143,50 @@ class Ray(JobAdapter):
         return seen
 
     def kill(self, job: Running) -> None:
-        """Ends the agents, Ray's actors and the placement group."""
+        """Ends the agents, Ray's actors and the placement groups."""
+        self._end(job, {_group(name, agent) for name, agent in job.agents.items()})
+
+    def _end(self, job: Running, groups: Collection[str]) -> None:
         ray = _ray(job.options)
+        pending = {group["name"] for group in _groups(ray, job) if group["state"] == "PENDING"}
         keepers, ended = [], []
         for name, agent in job.agents.items():
             try:
                 keepers.append(ray.get_actor(agent.id, namespace=_SPACE))
             except ValueError:
                 continue
+            if _group(name, agent) in pending:  # it has started nothing, and will not answer
+                continue
             ask = Ask(do="kill", job=f"{job.job}-{name.replace('_', '-')}")
             ended.append(keepers[-1].ask.remote(msgspec.json.encode(ask)))
-        group = ray.util.placement_group_table().values()
-        if any(each["name"] == job.job and each["state"] == "PENDING" for each in group):
-            ended.clear()  # its actors have started nothing, and will not answer
         if ended:
             ray.wait(ended, num_returns=len(ended), timeout=_KILL_S)
         for keeper in keepers:
             ray.kill(keeper)
-        try:
-            ray.util.remove_placement_group(ray.util.get_placement_group(job.job))
-        except ValueError:
-            return
+        for group in groups:
+            _remove(ray, group)
 
     def running(self) -> Mapping[str, Running]:
         """Those whose folders this machine has."""
         return living_jobs(self, "ray")
+
+
+def _group(name: str, agent: Agent) -> str:
+    """The name of the placement group of an agent."""
+    return agent.id.removesuffix(f"-{name}")
+
+
+def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
+    """What Ray tells of the placement groups of a job."""
+    groups = [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
+    return [each for each in groups if each["name"].partition("+")[0] == job.job]
+
+
+def _remove(ray: Any, group: str) -> None:
+    try:
+        ray.util.remove_placement_group(ray.util.get_placement_group(group))
+    except ValueError:  # it is gone
+        return
 
 
 def _ray(options: Mapping[str, Any]) -> Any:
