@@ -21,11 +21,7 @@ class Difference:
     file: str  # the line of the user's code that it is at, or that calls it
     line: int
     shares: tuple[float, ...]  # by group
-
-    @property
-    def names(self) -> str:
-        """`Trainer.step → load → sleep`."""
-        return " → ".join(place.function for place in self.path)
+    names: str  # of the path: `Trainer.step → load → sleep`, and `walk ×7` for what calls itself
 
     @property
     def spread(self) -> float:
@@ -94,18 +90,19 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
     def shares(node: Node) -> tuple[float, ...]:
         return tuple(node.share(group) for group in groups)
 
-    def look(node: Node, path: tuple[Place, ...], where: tuple[str, int]) -> None:
+    def look(node: Node, path: tuple[Node, ...], where: tuple[str, int]) -> None:
         below = {key: shares(child) for key, child in node.below.items()}
         if path:
             whole = shares(node)
             own = tuple(share - sum(each[at] for each in below.values()) for at, share in enumerate(whole))
             if max(own) - min(own) >= NOTABLE:
-                found.append(Difference(path, *where, whole if not below else own))
+                places, names = tuple(each.place for each in path), " → ".join(each.name for each in path)
+                found.append(Difference(places, *where, whole if not below else own, names))
         for key, each in below.items():
             if max(each) >= NOTABLE:
                 child = node.below[key]
                 at = (child.place.file, child.line) if child.place.users or not where[0] else where
-                look(child, (*path, child.place), at)
+                look(child, (*path, child), at)
 
     look(root, (), ("", 0))
     return sorted(found, key=lambda one: (one.path == (WAITS,), -one.spread, one.names))

@@ -44,17 +44,17 @@ def profile(
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): there is nothing to profile; spawn it again")
     sampling = _Sampling(runtime(), part, hz)
     traces = Traces(part, sampling.profile) if torch else None
-    sampling.begin()
+    if traces is not None:
+        traces.begin()  # what that takes is not sampled
     try:
-        if traces is not None:
-            traces.begin()
-        yield sampling.profile
-    finally:
+        sampling.begin()
         try:
-            sampling.end()
+            yield sampling.profile
         finally:
-            if traces is not None:
-                traces.end(folder, sampling.ahead)
+            sampling.end()
+    finally:
+        if traces is not None:
+            traces.end(folder, sampling.ahead)
 
 
 def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":

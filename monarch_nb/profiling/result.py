@@ -145,6 +145,6 @@ def _lines(node: Node, ranks: Sequence[int], name: Callable[[str], str], indent:
         if share < SHOWN or not deep:
             continue
         where = line_text(child.place.file, child.line, name)
-        lines.append(f"{indent}{share:4.0%}  {child.place.function}  {where}".rstrip())
+        lines.append(f"{indent}{share:4.0%}  {child.name}  {where}".rstrip())
         lines += _lines(child, ranks, name, f"{indent}  ", deep - 1)
     return lines

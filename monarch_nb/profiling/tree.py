@@ -1,12 +1,13 @@
 """Stacks of many ranks as one tree of functions. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.profiling.messages import Place
 from monarch_nb.profiling.seen import SeenRank, Stack
 
 WAITS = Place("", 0, "waits for messages", 0, True)
+CIRCLE = 4  # functions that call each other in turn, as those of a tree's walk do: the longest circle that is folded
 Key = tuple[str, str, int]
 
 
@@ -14,7 +15,8 @@ Key = tuple[str, str, int]
 class Node:
     """A function, called from the one above: the share of the time that each rank was in it, what it calls included.
 
-    A share is seconds in it by seconds watched, so that 1.0 is all of the time.
+    A share is seconds in it by seconds watched, so that 1.0 is all of the time. Of calls of itself, directly or in turn
+    with others, there is one node.
     """
 
     place: Place
@@ -22,6 +24,12 @@ class Node:
     computing: dict[int, float] = field(default_factory=dict)  # of these on a processor
     lines: dict[int, float] = field(default_factory=dict)  # the lines that it was at, of all ranks
     below: "dict[Key, Node]" = field(default_factory=dict)
+    deep: int = 1  # calls of itself that were seen inside each other, at most
+
+    @property
+    def name(self) -> str:
+        """`Tree.walk`; `Tree.walk ×7` where it calls itself."""
+        return f"{self.place.function} ×{self.deep}" if self.deep > 1 else self.place.function
 
     def share(self, ranks: Sequence[int]) -> float:
         """The mean over some ranks."""
@@ -45,30 +53,61 @@ class Node:
         )
 
 
-def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Iterable[Place]] = lambda stack: stack) -> Node:
+def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Stack] = lambda stack: stack) -> Node:
     """The tree of some ranks' stacks, each as `cut` leaves it. Its root stands for all the time that was watched."""
     root = Node(Place("", 0, "all", 0, True))
     for rank, seen in ranks.items():
         if not seen.seconds:
             continue
         for stack, (seconds, computing, _) in seen.stacks.items():
-            _add(root, rank, tuple(cut(stack)) or (WAITS,), seconds / seen.seconds, computing / seen.seconds)
+            _add(root, rank, cut(stack) or (WAITS,), seconds / seen.seconds, computing / seen.seconds)
     return root
 
 
-def _add(root: Node, rank: int, stack: Sequence[Place], share: float, computing: float) -> None:
+def _add(root: Node, rank: int, stack: Stack, share: float, computing: float) -> None:
     node = root
     root.shares[rank] = root.shares.get(rank, 0.0) + share
     root.computing[rank] = root.computing.get(rank, 0.0) + computing
-    for place in stack:
-        key = (place.file, place.function, place.first)
-        node = node.below.setdefault(key, Node(place))
+    for place, deep in recursion_folded(stack):
+        node = node.below.setdefault(_key(place), Node(place))
         node.shares[rank] = node.shares.get(rank, 0.0) + share
         node.computing[rank] = node.computing.get(rank, 0.0) + computing
         node.lines[place.line] = node.lines.get(place.line, 0.0) + share
+        node.deep = max(node.deep, deep)
 
 
-def users_part(stack: Stack) -> tuple[Place, ...]:
+def recursion_folded(stack: Stack) -> Iterator[tuple[Place, int]]:
+    """A stack with calls in a circle once, each with how often: `f g f g f g h` is `f`×3, `g`×3, `h`.
+
+    The innermost call stands for all of them, as that is where the time goes.
+    """
+    keys = [_key(place) for place in stack]
+    at = 0
+    while at < len(stack):
+        length, times = _circle(keys, at)
+        last = at + length * (times - 1)
+        for place in stack[last : last + length]:
+            yield place, times
+        at = last + length
+
+
+def _circle(keys: Sequence[Key], at: int) -> tuple[int, int]:
+    """The shortest circle of calls that begins here, and how often it is gone round: (1, 1) where there is none."""
+    for length in range(1, min(CIRCLE, (len(keys) - at) // 2) + 1):
+        once = keys[at : at + length]
+        times = 1
+        while keys[at + times * length : at + (times + 1) * length] == once:
+            times += 1
+        if times > 1:
+            return length, times
+    return 1, 1
+
+
+def _key(place: Place) -> Key:
+    return place.file, place.function, place.first
+
+
+def users_part(stack: Stack) -> Stack:
     """What a user knows of a stack: functions of their own, and the library's that the last of these called."""
     last = next((at for at in range(len(stack) - 1, -1, -1) if stack[at].users), None)
     if last is None:

@@ -3,12 +3,56 @@
 import contextlib
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.notebook.notebook import Cell, Notebook
 
 Message = dict[str, Any]
+
+TRAINER = """\
+from monarch.actor import Actor, current_rank, endpoint
+
+class Trainer(Actor):
+    def __init__(self, scale=1):
+        self.scale = scale
+
+    @endpoint
+    def step(self, x):
+        rank = current_rank().rank
+        loss = x + rank
+        doubled = self.learn(loss)
+        return doubled
+
+    def learn(self, loss):
+        result = loss * 2
+        return result * self.scale
+
+    @endpoint
+    def fails(self, x):
+        try:
+            return 1 / x
+        except ZeroDivisionError:
+            return -1
+"""
+
+
+def named(name: str, code: str = TRAINER) -> str:
+    """The cell of another class: all tests have one notebook, and what others spawn there stays what it was."""
+    return code.replace("class Trainer", f"class {name}")
+
+
+@contextlib.contextmanager
+def training() -> Iterator[Notebook]:
+    """A kernel with a mesh, `w`, and actors on it, `t`."""
+    opened = Notebook()
+    try:
+        opened.run(TRAINER).ok()
+        opened.run("%mesh w gpus=3").ok()
+        opened.run("t = w.spawn('trainers', Trainer)\nt.initialized.get()").ok()
+        yield opened
+    finally:
+        opened.close()
 
 
 class Debugger:
@@ -66,11 +110,14 @@ class Debugger:
     def frames(self, thread: int = 1) -> list[Message]:
         return list(self.do("stackTrace", threadId=thread)["stackFrames"])
 
-    def variables(self, frame: int | None = None) -> dict[str, Message]:
-        """The local variables of a frame, the innermost if none is named."""
+    def scope(self, frame: int | None = None) -> int:
+        """The number of the local variables of a frame, the innermost if none is named."""
         number = self.frames()[0]["id"] if frame is None else frame
-        scope = self.do("scopes", frameId=number)["scopes"][0]
-        rows = self.do("variables", variablesReference=scope["variablesReference"])["variables"]
+        return int(self.do("scopes", frameId=number)["scopes"][0]["variablesReference"])
+
+    def variables(self, frame: int | None = None) -> dict[str, Message]:
+        """The local variables of a frame."""
+        rows = self.do("variables", variablesReference=self.scope(frame))["variables"]
         return {row["name"]: row for row in rows}
 
     def threads(self) -> list[str]:

@@ -1,57 +1,19 @@
 """The debugger of a front end on the ranks of a mesh, over the control channel of a real kernel."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.notebook.dap_client import Debugger
+from tests.notebook.dap_client import TRAINER, Debugger, named, training
 from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
-TRAINER = """\
-from monarch.actor import Actor, current_rank, endpoint
-
-class Trainer(Actor):
-    def __init__(self, scale=1):
-        self.scale = scale
-
-    @endpoint
-    def step(self, x):
-        rank = current_rank().rank
-        loss = x + rank
-        doubled = self.learn(loss)
-        return doubled
-
-    def learn(self, loss):
-        result = loss * 2
-        return result * self.scale
-
-    @endpoint
-    def fails(self, x):
-        try:
-            return 1 / x
-        except ZeroDivisionError:
-            return -1
-"""
-
-
-def named(name: str, code: str = TRAINER) -> str:
-    """The cell of another class: all tests have one notebook, and what others spawn there stays what it was."""
-    return code.replace("class Trainer", f"class {name}")
-
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    opened = Notebook()
-    opened.run(TRAINER).ok()
-    opened.run("%mesh w gpus=3").ok()
-    opened.run("t = w.spawn('trainers', Trainer)\nt.initialized.get()").ok()
-    try:
+    with training() as opened:
         yield opened
-    finally:
-        opened.close()
 
 
 @pytest.fixture
@@ -304,6 +266,34 @@ def test_the_bug_button_shows_ranks_that_were_stopped_before_but_vs_code_hears_o
     debugger.off()
 
 
+def test_the_bug_button_pressed_while_a_cell_asks_shows_what_is_stopped_and_either_lets_it_go_on(
+    notebook: Notebook,
+) -> None:
+    notebook.run("import monarch.debug\nb = monarch.debug.set_breakpoint('Trainer.learn', t.slice(gpus=1))").ok()
+    debugger = Debugger(notebook)
+
+    def asks() -> str:
+        cell = debugger.start("t.slice(gpus=1).step.call_one(1).get()", asks=True)
+        debugger.until(lambda: bool(debugger.asked()))
+        debugger.on()
+        debugger.event("stopped")
+        assert debugger.variables()["loss"]["value"] == "1"
+        return cell
+
+    cell = asks()
+    debugger.do("continue", threadId=1)
+    assert debugger.finish(cell).ok().text == "2", "the question goes away by itself"
+    debugger.off()
+    debugger.events.clear()
+    cell = asks()
+    notebook.client.input("c")
+    debugger.event("continued")
+    assert debugger.finish(cell).ok().text == "2"
+    assert not debugger.ask("next", threadId=1)["success"], "nothing is stopped any more, and no button hangs"
+    debugger.off()
+    notebook.run("monarch.debug.clear_breakpoint(b)").ok()
+
+
 def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours(debugger: Debugger) -> None:
     own = "def helper(x):\n    y = x + 1\n    return y\n"
     debugger.finish(debugger.start(own)).ok()
@@ -321,32 +311,6 @@ def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours
     assert "4, 6, 8" in debugger.finish(cell).ok().text
 
 
-@pytest.mark.slow
-def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_by_what_they_are_like(
-    debugger: Debugger,
-) -> None:
-    code = TRAINER.replace("doubled = self.learn(loss)", "hang, many = Hang(), list(range(1_000_000))").replace(
-        "return doubled", "return len(many)"
-    )
-    code = "class Hang:\n    def __repr__(self):\n        while True:\n            pass\n\n" + named("Hanging", code)
-    debugger.finish(debugger.start(code)).ok()
-    debugger.finish(debugger.start("import numpy as np\nhung = w.slice(gpus=0).spawn('hung', Hanging)")).ok()
-    debugger.mark(code, "return len(many)")
-    cell = debugger.start("hung.step.call_one(np.arange(12.0)).get()")
-    debugger.event("stopped")
-    variables = debugger.variables()
-    assert "repr takes too long" in variables["hang"]["value"]
-    assert "1000000" in str(variables["many"]["indexedVariables"])
-    page = debugger.do("variables", variablesReference=variables["many"]["variablesReference"])["variables"]
-    assert (len(page), page[-1]["value"]) == (201, "999800 more")
-    assert "float64[12]" in variables["x"]["value"]
-    rich = debugger.do("richInspectVariables", variableName="x", frameId=debugger.frames()[0]["id"])["data"]
-    assert "<th>shape</th><td>12</td>" in rich["text/html"]
-    debugger.do("continue", threadId=1)
-    assert debugger.finish(cell).ok().text == "1000000"
-    debugger.finish(debugger.start("hung.stop().get()")).ok()
-
-
 def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded(debugger: Debugger) -> None:
     before = named("Edited")
     debugger.finish(debugger.start(before)).ok()
@@ -361,39 +325,6 @@ def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded
     debugger.do("continue", threadId=1)
     assert debugger.finish(cell).ok().text == "202"
     debugger.finish(debugger.start("edited.stop().get()")).ok()
-
-
-@pytest.mark.slow  # two kernels; tests/unit/test_debug_actors.py has that of the names of cells
-def test_ranks_of_a_mesh_that_was_left_are_shown_to_the_next_kernel_and_breakpoints_in_the_same_cell_hold_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/train.ipynb")
-    notebook = Notebook()
-    try:
-        notebook.run(TRAINER).ok()
-        notebook.run("%mesh left gpus=2\ntrainers = left.spawn('trainers', Trainer)\ntrainers.initialized.get()").ok()
-        debugger = Debugger(notebook).on()
-        debugger.mark(TRAINER, "loss = x + rank")
-        notebook.run("f = trainers.step.call(1)").ok()
-        debugger.event("stopped")
-        notebook.run("%detach left --lease 1m").ok()
-        notebook.restart()
-        assert "left is back" in notebook.run("%attach left").ok().stdout
-        debugger = Debugger(notebook).on()
-        (mark,) = debugger.mark(TRAINER, "doubled = self.learn(loss)")
-        debugger.event("stopped")
-        debugger.until(lambda: sum(len(row["ranks"]) for row in debugger.do("monarchThreads")["threads"]) == 2)
-        assert debugger.variables()["x"]["value"] == "1"
-        debugger.do("continue", threadId=1)
-        debugger.event("stopped")
-        top = debugger.frames()[0]
-        assert (top["line"], top["source"]["path"]) == (mark["line"], mark["source"]["path"])
-        debugger.off()
-        assert notebook.run("list(trainers.step.call(1).get().values())").ok().text == "[2, 4]"
-        notebook.run("%stop left").ok()
-    finally:
-        notebook.close()
 
 
 def test_what_the_kernel_itself_answers_comes_as_it_is(debugger: Debugger) -> None:

@@ -10,6 +10,9 @@ from monarch_nb import debug
 from monarch_nb.actor import ActorError, ProcMesh, shutdown_context, this_proc
 from monarch_nb.debug import DebugError, QuitDebugger
 from monarch_nb.debug.messages import BreakLine
+from monarch_nb.mesh import state_of
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshStopped
+from monarch_nb.runtime import runtime
 from monarch_nb.store import describe
 from monarch_nb.testing import in_process_host
 from tests.cluster import debug_tools
@@ -242,6 +245,20 @@ def test_a_stop_knows_the_calls_that_wait_for_it(procs: ProcMesh, trainers: Any)
     debug.resume()
     assert future.get(SECONDS) == 6
     caller.stop().get(SECONDS)
+
+
+def test_what_is_stopped_on_a_mesh_that_another_controller_has_taken_over_leaves_the_list() -> None:
+    procs = in_process_host().spawn_procs(per_host={"gpus": 1}, name="shared")
+    taken = procs.spawn("taken", Trainer)
+    future = taken.step.call_one(1)
+    stopped(1)
+    state = state_of(procs)
+    state.stopped = "taken over by the kernel of other.ipynb"
+    runtime().part(MeshEvents).tell(MeshStopped(state))
+    assert debug.table() == "nothing is stopped"
+    state.stopped = None
+    assert debug.controller().breakpoints.set_everywhere((), release=True) == {}
+    assert future.get(SECONDS) == 2
 
 
 def test_quit_ends_the_endpoint_with_an_error_that_says_so_and_the_actor_lives(trainers: Any) -> None:

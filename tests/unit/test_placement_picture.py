@@ -71,7 +71,7 @@ def test_a_thousand_ranks_are_drawn_in_few_pieces_and_all_of_them_are_there() ->
     assert len(tensor.pieces) <= 400
     assert sorted(block for piece in tensor.pieces for block in piece.blocks) == list(range(512 * 16))
     assert sorted(rank for piece in mesh.pieces for rank in piece.ranks) == list(range(512 * 16))
-    assert len(placement_html(placement)) < 200_000
+    assert len(placement_html(placement)) < 300_000
 
 
 def test_colours_can_be_told_apart_and_text_on_them_read() -> None:

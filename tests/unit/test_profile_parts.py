@@ -1,7 +1,9 @@
 """What is made of sampled stacks: merged trees, groups of ranks, what differs, files for other programs. Pure."""
 
 import json
+import os
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.display.flame import flame_graph
 from monarch_nb.profiling.formats import folded, speedscope
 from monarch_nb.profiling.groups import differences, grouped
 from monarch_nb.profiling.messages import Place, Samples, Weight
@@ -19,7 +22,7 @@ from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
 from monarch_nb.profiling.seen import Seen, SeenRank, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
 from monarch_nb.profiling.timeline import RankTrace, timeline
-from monarch_nb.profiling.tree import tree, users_part
+from monarch_nb.profiling.tree import recursion_folded, tree, users_part
 from monarch_nb.shape import Extent
 
 pytestmark = pytest.mark.timeout(30)
@@ -90,6 +93,46 @@ def test_ranks_that_do_nothing_differ_from_those_that_work() -> None:
     ranks = {0: rank(FAST), 1: rank({})}
     assert grouped(ranks) == [(0,), (1,)]
     assert "waits for messages" in [each.names for each in differences(ranks, grouped(ranks))]
+
+
+def test_a_function_that_calls_itself_is_one_box_with_how_deep_it_went() -> None:
+    walk, leaf = function("walk", 60), function("leaf", 70)
+    ranks = {0: rank({(STEP, *[walk] * 7, leaf): 0.5, (STEP, walk, leaf): 0.2, (STEP, *[walk] * 3): 0.1})}
+    (step, _) = tree(ranks).children([0])
+    (folded_walk,) = step.children([0])
+    (folded_leaf,) = folded_walk.children([0])
+    assert (folded_walk.name, round(folded_walk.share([0]), 2)) == ("walk ×7", 0.8)
+    assert (folded_leaf.name, round(folded_leaf.share([0]), 2)) == ("leaf", 0.7)
+
+
+def test_functions_that_call_each_other_in_turn_are_folded_too_and_what_is_no_circle_is_not() -> None:
+    a, b, c = (function(name, 10 * at) for at, name in enumerate("abc", 1))
+
+    def names(*stack: Place) -> list[tuple[str, int]]:
+        return [(place.function, times) for place, times in recursion_folded(stack)]
+
+    assert names(a, b, c, b, c, b, c, a) == [("a", 1), ("b", 3), ("c", 3), ("a", 1)]
+    assert names(a, b, a) == [("a", 1), ("b", 1), ("a", 1)]
+    assert names(a, a, b, b, b) == [("a", 2), ("b", 3)]
+    assert names() == []
+
+
+def test_of_calls_of_itself_the_innermost_line_is_named_and_what_differs_is_told_once() -> None:
+    outer, inner = function("walk", 61), function("walk", 63)
+    ranks = {0: rank({(STEP, *[outer] * 4, inner): 0.9}), 1: rank({})}
+    first, _ = differences(ranks, grouped(ranks))
+    assert (first.names, first.line) == ("Trainer.step → walk ×5", 63)
+
+
+def test_a_flame_graph_is_a_list_whose_boxes_are_as_wide_as_their_share_of_the_one_above() -> None:
+    ranks = {0: rank({(STEP, LOAD): 0.2, (STEP, function("<b>", 90)): 0.6})}
+    html = flame_graph(tree(ranks), [0], os.path.basename)
+    assert re.findall(r'<li style="width:([\d.]+)%', html) == ["80.00", "75.00", "25.00", "20.00"]
+    assert 'title="load · train.py:41 · 20.0% of the time' in html
+    assert "&lt;b&gt; <span" in html
+    assert (
+        re.sub(r"<(?!/?(ul|li|div|span)\b)", "", html) == html
+    )  # what JupyterLab leaves of notebooks it does not trust
 
 
 def test_of_a_library_the_function_that_the_user_called_is_kept() -> None:

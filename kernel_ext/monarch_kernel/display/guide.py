@@ -4,13 +4,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..guide import Diagnosis, Guide, manual, running, title
-from .html import framed, table
+from .html import LEFT, framed, swatch, table
 from .meshes import overview_html
 
 if TYPE_CHECKING:
     from monarch_nb.doctor import Finding
 
-_COLOURS = {"ok": "mnb-idle", "warning": "mnb-healing", "error": "mnb-failed"}
+_LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks in these states
 
 
 def guide_html(guide: Guide) -> str:
@@ -28,7 +28,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
     for name, findings in diagnosis.found.items():
         rows = "".join(map(_row, findings))
-        head = f'<thead><tr><th colspan="2">{escape(name)}</th></tr></thead>'
+        head = f'<thead><tr><th colspan="2"{LEFT}>{escape(name)}</th></tr></thead>'
         parts.append(f'<table class="mnb-t">{head}<tbody>{rows}</tbody></table>')
     return framed(*parts)
 
@@ -38,5 +38,5 @@ def _row(finding: "Finding") -> str:
 
     told = f"{MARKS[finding.level]} {finding.about}"
     advice = f"<div><b>{escape(finding.advice)}</b></div>" if finding.advice else ""
-    mark = f'<span class="mnb-c {_COLOURS[finding.level]}"></span>'
-    return f"<tr><td>{mark}{escape(told)}</td><td>{escape(finding.found)}{advice}</td></tr>"
+    mark = swatch(_LOOKS[finding.level])
+    return f"<tr><td{LEFT}>{mark}{escape(told)}</td><td{LEFT}>{escape(finding.found)}{advice}</td></tr>"

@@ -5,8 +5,21 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-# Translucent colours and the theme's own text colour: right on any background. Lab styles all tables in outputs, hence
-# the resets.
+STATES = {  # the colours of ranks, and of their edges; translucent, so that they are right on any background
+    "idle": ("rgba(46,160,67,.25)", "rgba(46,160,67,.8)"),
+    "busy": ("rgba(0,114,178,.45)", "rgba(0,114,178,1)"),
+    "failed": ("rgba(218,54,51,.35)", "rgba(218,54,51,1)"),
+    "healing": ("rgba(210,153,34,.3)", "rgba(210,153,34,.9)"),
+    "starting": ("rgba(56,139,253,.22)", "rgba(56,139,253,.8)"),
+    "unresponsive": ("rgba(219,109,40,.3)", "rgba(219,109,40,.9)"),
+    "paused": ("rgba(163,113,247,.28)", "rgba(163,113,247,.9)"),
+    "stopped": ("rgba(128,128,128,.18)", "rgba(128,128,128,.5)"),
+}
+_STATES = "".join(
+    f".mnb .mnb-{state}{{background:{fill}!important;border-color:{edge}!important}}"
+    for state, (fill, edge) in STATES.items()
+)
+# Colours are translucent and texts in the theme's own. Lab styles all tables in outputs, hence the resets.
 STYLE = """
 .mnb{font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.45;
 color:var(--jp-ui-font-color1,currentColor);max-width:100%;overflow-x:auto}
@@ -25,20 +38,15 @@ max-width:none;white-space:pre-wrap;color:inherit}
 .mnb table.mnb-g th{padding:2px 8px 2px 3px;white-space:nowrap}
 .mnb table.mnb-g td{text-align:center!important;padding:2px 4px;min-width:20px;border-radius:4px;
 border:1px solid rgba(128,128,128,.5);font-size:12px}
-.mnb .mnb-c{display:inline-block;width:9px;height:9px;border-radius:3px;border:1px solid;margin-right:4px}
-.mnb .mnb-idle{background:rgba(46,160,67,.25)!important;border-color:rgba(46,160,67,.8)!important}
-.mnb .mnb-busy{background:rgba(0,114,178,.45)!important;border-color:rgba(0,114,178,1)!important}
-.mnb .mnb-failed{background:rgba(218,54,51,.35)!important;border-color:rgba(218,54,51,1)!important;font-weight:700}
-.mnb .mnb-healing{background:rgba(210,153,34,.3)!important;border-color:rgba(210,153,34,.9)!important}
-.mnb .mnb-starting{background:rgba(56,139,253,.22)!important;border-color:rgba(56,139,253,.8)!important}
-.mnb .mnb-unresponsive{background:rgba(219,109,40,.3)!important;border-color:rgba(219,109,40,.9)!important}
-.mnb .mnb-paused{background:rgba(163,113,247,.28)!important;border-color:rgba(163,113,247,.9)!important}
-.mnb .mnb-stopped{background:rgba(128,128,128,.18)!important;border-color:rgba(128,128,128,.5)!important;opacity:.75}
+.mnb .mnb-failed{font-weight:700}.mnb .mnb-stopped{opacity:.75}
 .mnb .mnb-lab{display:none;margin:2px 0 4px;padding:1px 9px;border:1px solid rgba(128,128,128,.5);border-radius:4px;
 background:transparent;color:inherit;font:inherit;font-size:12px;cursor:pointer}
 .mnb.mnb-f{border-left:3px solid rgba(218,54,51,.9);padding-left:10px}
 .mnb.mnb-f .mnb-h b{color:rgb(218,54,51)}.mnb.mnb-f th{min-width:52px}
-""".replace("\n", "")  # fmt: skip
+""".replace("\n", "") + _STATES  # fmt: skip
+
+
+LEFT = ' style="text-align:left"'  # of a cell: Lab sets tables right, and takes style sheets away that say otherwise
 
 
 def framed(*parts: str, kind: str = "") -> str:
@@ -52,12 +60,19 @@ def heading(title: str, *facts: str) -> str:
     return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if told else ""}{told}</div>'
 
 
+def swatch(state: str) -> str:
+    """A small box in the colour of a state, also where style sheets are taken away."""
+    fill, edge = STATES[state]
+    box = "display:inline-block;width:9px;height:9px;border-radius:3px;margin-right:4px"
+    return f'<span style="{box};border:1px solid {edge};background-color:{fill}"></span>'
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[int] = ()) -> str:
     """A table of texts; the columns `mono` in the code font."""
-    tops = "".join(f"<th>{escape(text)}</th>" for text in head)
+    tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in head)
     body = "".join(
         "<tr>"
-        + "".join(f"<td{' class=mnb-m' if at in mono else ''}>{escape(text)}</td>" for at, text in enumerate(row))
+        + "".join(f"<td{' class=mnb-m' if at in mono else ''}{LEFT}>{escape(text)}</td>" for at, text in enumerate(row))
         + "</tr>"
         for row in rows
     )
@@ -66,7 +81,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
     """What and its value, a line each."""
-    body = "".join(f"<tr><th>{escape(what)}</th><td>{escape(value)}</td></tr>" for what, value in rows)
+    body = "".join(f"<tr><th{LEFT}>{escape(what)}</th><td{LEFT}>{escape(value)}</td></tr>" for what, value in rows)
     return f"<table><tbody>{body}</tbody></table>" if body else ""
 
 

@@ -8,20 +8,10 @@ from typing import Any
 from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
-from .html import framed, heading, lab_button, table
+from .html import LEFT, STATES, framed, heading, lab_button, swatch, table
 
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
-COLOURS = {
-    "idle": "rgba(46,160,67,.25)",
-    "busy": "rgba(0,114,178,.45)",
-    "failed": "rgba(218,54,51,.35)",
-    "healing": "rgba(210,153,34,.3)",
-    "starting": "rgba(56,139,253,.22)",
-    "unresponsive": "rgba(219,109,40,.3)",
-    "paused": "rgba(163,113,247,.28)",
-    "stopped": "rgba(128,128,128,.18)",
-}
 SIGNS = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}  # not by colour only
 TOLD = 4  # failed ranks with a line of their own
 MANY = 256  # ranks; more are shown by their hosts, and what differs among them as a table
@@ -70,7 +60,7 @@ def _host_cell(hosts: list[str], by_host: dict[str, list[RankView]]) -> str:
     named = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
     told = f"{named[:60]}: {', '.join(f'{count} {state}' for state, count in states.most_common())}"
     text = f"{states[worst]}{SIGNS[worst]}" if worst in SIGNS else "&nbsp;"
-    return f'<td class="mnb-{worst}" style="background-color:{COLOURS[worst]}" title="{escape(told)}">{text}</td>'
+    return f'<td class="mnb-{worst}" style="background-color:{STATES[worst][0]}" title="{escape(told)}">{text}</td>'
 
 
 def differences(view: MeshView) -> str:
@@ -122,17 +112,14 @@ def _cell(view: MeshView, rank: RankView) -> str:
         told.append(f"pid {rank.pid}")
     text = str(rank.point[-1] if rank.point else rank.rank)
     sign = SIGNS.get(rank.state, "")
-    colour = COLOURS.get(rank.state, "")  # front ends that do not trust a notebook take its style sheets away
-    style = f' style="background-color:{colour}"' if colour else ""
-    return f'<td class="mnb-{rank.state}"{style} title="{escape(" · ".join(told))}">{text}{sign}</td>'
+    # Front ends that do not trust a notebook take its style sheets away.
+    style = f"background-color:{STATES[rank.state][0]}"
+    return f'<td class="mnb-{rank.state}" style="{style}" title="{escape(" · ".join(told))}">{text}{sign}</td>'
 
 
 def legend(view: MeshView) -> str:
     """How many ranks are in each state that occurs."""
-    parts = [
-        f'<span class="mnb-c mnb-{state}"></span><span class="mnb-s">{count} {state}</span>'
-        for state, count in view.counts.items()
-    ]
+    parts = [f'{swatch(state)}<span class="mnb-s">{count} {state}</span>' for state, count in view.counts.items()]
     return f"<div>{'&ensp;'.join(parts)}</div>"
 
 
@@ -174,7 +161,7 @@ def overview_html(overview: Overview) -> str:
         return framed('<div class="mnb-s">There are no meshes yet. <code>%mesh workers gpus=4</code> makes one.</div>')
     body = []
     for row in overview.rows:
-        swatches = "".join(f'<span class="mnb-c mnb-{state}"></span>' for state in row.view.counts)
+        swatches = "".join(map(swatch, row.view.counts))
         cells = [
             f"<b>{escape(row.view.name)}</b>",
             escape(kind(row.view)),
@@ -183,8 +170,8 @@ def overview_html(overview: Overview) -> str:
             escape(hosts(row.view)),
             escape(refers(row)),
         ]
-        body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+        body.append(f"<tr>{''.join(f'<td{LEFT}>{cell}</td>' for cell in cells)}</tr>")
+    head = "".join(f"<th{LEFT}>{heading}</th>" for heading in HEADINGS)
     note = ""
     if overview.unused:
         note = f'<div class="mnb-s">{escape(overview.advice)}</div>'

@@ -1,8 +1,11 @@
 """A placement as static HTML: the tensor cut into its blocks beside the mesh; pointing at one shows the other.
 
-All of it is style sheets, no script: it works in saved notebooks and in sandboxes.
+All of it is style sheets, no script: it works in saved notebooks and in sandboxes. Where style sheets and SVG are taken
+away, as JupyterLab does in notebooks that it does not trust, an image of it shows instead.
 """
 
+import base64
+import re
 from collections.abc import Collection, Sequence
 from html import escape
 
@@ -18,8 +21,15 @@ from .html import framed, heading, table
 _LINKED = 256  # blocks that are lit together with their ranks; of more, each only tells what it is
 _SHEET = 6  # what is seen of a sheet behind
 _HATCH = 8  # pixels between the lines over parts that are not reduced yet
+_INK = "#858585"  # of an image's texts: it knows nothing of the page, and this is legible on white and on black
+_FLAT = f"""<style>text{{font:11px system-ui,sans-serif;fill:{_INK}}}.j{{font-size:10px}}
+.p text{{text-anchor:middle;dominant-baseline:central}}.n rect{{fill:none;stroke:{_INK};stroke-dasharray:3 2}}
+.sheet{{fill:none;stroke:{_INK}}}.hatch{{stroke:#000;stroke-opacity:.33;stroke-width:1.2;fill:none}}
+.lost{{stroke:rgb(218,54,51);stroke-width:2.5;fill:none}}</style>""".replace("\n", "")
+_TOLD = re.compile("<title>.*?</title>", re.DOTALL)
 STYLE = """
-.mnb-p .mnb-pics{display:flex;flex-wrap:wrap;gap:10px 44px;align-items:flex-start;margin:4px 0 2px}
+.mnb-p .mnb-flat{display:none}.mnb-p [hidden]{display:block}
+.mnb-p .mnb-pics[hidden]{display:flex;flex-wrap:wrap;gap:10px 44px;align-items:flex-start;margin:4px 0 2px}
 .mnb-p svg{display:block;overflow:visible;max-width:100%;height:auto}
 .mnb-p svg text{font:11px var(--jp-ui-font-family,system-ui,sans-serif);fill:currentColor;pointer-events:none}
 .mnb-p svg .k{font-size:11px;opacity:.85}.mnb-p svg .j{font-size:10px;opacity:.6}
@@ -61,17 +71,32 @@ def placement_html(placement: Placement, name: str = "", lost: Collection[int] =
         *facts,
     )
     label = f"{title(placement)}: " + "; ".join(f"{at} {does}" for at, _, does in dimension_rows(placement))
-    pictures = _svg(tensor_drawing(placement, name), label, linked) + _svg(
-        mesh_drawing(placement), f"the mesh {mesh_text(placement.labels, placement.sizes)}", linked, frozenset(lost)
-    )
+    tensor = tensor_drawing(placement, name), label
+    mesh = mesh_drawing(placement), f"the mesh {mesh_text(placement.labels, placement.sizes)}"
+    gone = frozenset(lost)
     return framed(
         f"<style>{STYLE}{lights}</style>",
         head,
-        f'<div class="mnb-pics">{pictures}</div>',
-        f'<div class="mnb-say"><span class="hint">{hint}</span>{told}</div>' if linked else "",
+        f'<div class="mnb-flat">{_flat(*tensor)}{_flat(*mesh, gone)}</div>',
+        f'<div class="mnb-pics" hidden="hidden">{_svg(*tensor, linked)}{_svg(*mesh, linked, gone)}</div>',
+        f'<div class="mnb-say" hidden="hidden"><span class="hint">{hint}</span>{told}</div>' if linked else "",
         table(("mesh", "placement", ""), dimension_rows(placement)) if placement.labels else "",
         kind="mnb-p",
     )
+
+
+def _flat(drawing: Drawing, label: str, lost: frozenset[int] = frozenset()) -> str:
+    """The picture as an image of its own."""
+    svg = _TOLD.sub("", _svg(drawing, "", False, lost)).replace(">", f">{_FLAT}", 1)
+    image = _image(svg, drawing.width, drawing.height, label)
+    return f'<span style="display:inline-block;vertical-align:top;margin:4px 44px 4px 0">{image}</span>'
+
+
+def _image(svg: str, width: float, height: float, alt: str = "") -> str:
+    """An SVG where SVG is taken away."""
+    drawn = base64.b64encode(svg.encode()).decode("ascii")
+    told = f'width="{_n(width)}" height="{_n(height)}" alt="{escape(alt)}" style="vertical-align:middle"'
+    return f'<img {told} src="data:image/svg+xml;base64,{drawn}">'
 
 
 def _svg(drawing: Drawing, label: str, linked: bool, lost: frozenset[int] = frozenset()) -> str:
@@ -142,4 +167,4 @@ def small(boxes: Sequence[Box]) -> str:
         f'<path fill="{fill}" d="M{_n(x)} {_n(y)}h{_n(max(w, 1))}v{_n(max(h, 1))}h-{_n(max(w, 1))}z"/>'
         for x, y, w, h, fill in boxes
     )
-    return f'<svg width="{WIDE}" height="{HIGH}" aria-hidden="true" style="vertical-align:middle">{drawn}</svg>'
+    return _image(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{HIGH}">{drawn}</svg>', WIDE, HIGH)

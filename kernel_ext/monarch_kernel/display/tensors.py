@@ -24,7 +24,7 @@ from ..tensors.table import (
     waited_cells,
     waits_text,
 )
-from .html import framed, heading, table
+from .html import LEFT, framed, heading, table
 from .placement import small
 
 _LISTED = 60  # parameters
@@ -70,14 +70,15 @@ def _waits(summary: Summary) -> list[str]:
 
 
 def _rows(rows: Sequence[Row]) -> str:
-    tops = "".join(f"<th>{escape(text)}</th>" for text in ("", *HEADINGS))
+    tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in ("", *HEADINGS))
     body = []
     for row in rows:
         name, what, placement, each, _ = cells(row)
         body.append(
             f"<tr{' class=mnb-s' if row.lost else ''}><td>{small(row.picture)}</td>"
-            f"<td><b>{escape(name)}</b></td><td>{escape(what)}</td>"
-            f"<td class=mnb-m>{escape(placement)}</td><td>{_unbroken(each)}</td><td>{_line(row)}</td></tr>"
+            f"<td{LEFT}><b>{escape(name)}</b></td><td{LEFT}>{escape(what)}</td>"
+            f"<td class=mnb-m{LEFT}>{escape(placement)}</td><td{LEFT}>{_unbroken(each)}</td>"
+            f"<td{LEFT}>{_line(row)}</td></tr>"
         )
     return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'
 
@@ -97,7 +98,7 @@ def _memory(summary: Summary) -> str:
         return f'<div class="mnb-s">live: {escape(live_text(summary.live[:64]))}</div>'
     top = max(summary.live) or 1
     bars = "".join(
-        f"<tr><th>{rank}</th><td>{_bar(held / top)} {size_text(held)}</td></tr>"
+        f"<tr><th{LEFT}>{rank}</th><td{LEFT}>{_bar(held / top)} {size_text(held)}</td></tr>"
         for rank, held in enumerate(summary.live)
     )
     told = f"live by rank: {size_text(min(summary.live))} to {size_text(top)}"
@@ -115,7 +116,7 @@ def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
     total = sum(placement_of(meta).nbytes for _, meta in parameters)
     held = live_bytes((meta for _, meta in parameters), parameters[0][1].layout.size)
     rows = [_parameter(path, placement_of(meta)) for path, meta in parameters[:_LISTED]]
-    tops = "".join(f"<th>{text}</th>" for text in ("parameter", "shape", "dtype", "", "placement", "on a rank"))
+    tops = "".join(f"<th{LEFT}>{text}</th>" for text in ("parameter", "shape", "dtype", "", "placement", "on a rank"))
     more = f'<div class="mnb-s">… and {len(parameters) - len(rows)} more</div>' if len(parameters) > len(rows) else ""
     largest = max(held)
     return framed(
@@ -141,6 +142,6 @@ def module_text(parameters: Sequence[tuple[str, Any]]) -> str:
 def _parameter(path: str, placement: Placement) -> str:
     cells = (shape_text(placement.shape), placement.dtype, small(thumbnail(placement)))
     kinds = escape(" ".join(map(str, placement.kinds)))
-    first = "".join(f"<td>{cell}</td>" for cell in cells)
-    last = f"<td class=mnb-m>{kinds}</td><td>{_unbroken(size_text(placement.largest))}</td>"
-    return f"<tr><td class=mnb-m>{escape(path)}</td>{first}{last}</tr>"
+    first = "".join(f"<td{LEFT}>{cell}</td>" for cell in cells)
+    last = f"<td class=mnb-m{LEFT}>{kinds}</td><td{LEFT}>{_unbroken(size_text(placement.largest))}</td>"
+    return f"<tr><td class=mnb-m{LEFT}>{escape(path)}</td>{first}{last}</tr>"

@@ -13,10 +13,18 @@ from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, Thread
-from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited, RankPaused, RankResumed
+from monarch_nb.mesh.mesh_events import (
+    Event,
+    HostLost,
+    MeshEvents,
+    MeshStopped,
+    ProcExited,
+    RankPaused,
+    RankResumed,
+)
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, Runtime
+from monarch_nb.runtime import Future, ProcState, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Done, Verb, text_of
 
@@ -90,6 +98,13 @@ class Controller:
             case HostLost(host):
                 for address in {record.address for record in self.stopped.records() if record.host == host}:
                     self._lose(address, f"its host {host} is lost")
+            case MeshStopped(ProcState() as state) if state.stopped is not None and self.stopped.any:
+                # It may live on: the ranks tell whoever has it now.
+                meshes = {state.uid, *state.actors}
+                addresses = {state.address(rank) for rank in state.region.ranks()}
+                for record in self.stopped.records():
+                    if record.mesh in meshes or record.address in addresses:
+                        self._goes_on(self.stopped.end(record.session, state.stopped))
             case _:
                 return
 

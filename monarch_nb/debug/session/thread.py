@@ -29,6 +29,7 @@ from monarch_nb.wire import text_of
 logger = logging.getLogger(__name__)
 TICK_S = 0.25  # between looks whether anybody still wants this thread to stand still
 MOST = 60_000  # characters of one answer
+NOTE = 2_000  # of what is said of a stop, such as the text of an exception
 NOT_STOPPED = "the rank is not stopped any more"
 
 Send = Callable[[m.Answer], None]
@@ -215,8 +216,8 @@ class ThreadDebugger:
             number=standing.number,
             event=standing.event,
             breakpoint=standing.breakpoint,
-            reason=standing.reason,
-            note=note,
+            reason=standing.reason[:NOTE],
+            note=note[:NOTE],
             post_mortem=standing.event == "failure",
             stack=stacks.frames(frames.entries),
             current=standing.selected,
@@ -328,7 +329,7 @@ class ThreadDebugger:
         return msgspec.structs.replace(
             answer,
             text=text,
-            error=error or answer.error,
+            error=_cut(error or answer.error),
             resumed=resumed,
             current=current,
             frame=here,
@@ -340,6 +341,9 @@ class ThreadDebugger:
         text = self._out.getvalue()
         self._out.seek(0)
         self._out.truncate()
-        if len(text) > MOST:
-            text = f"{text[:MOST]}\n… {len(text) - MOST} more characters are not shown\n"
-        return text
+        return _cut(text)
+
+
+def _cut(text: str) -> str:
+    """A text that is never gigantic: proxies of notebooks cut long messages."""
+    return text if len(text) <= MOST else f"{text[:MOST]}\n… {len(text) - MOST} more characters are not shown\n"

@@ -8,7 +8,9 @@ POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_M
 # Threads of OpenBLAS spin for two to that power of processor cycles before they sleep; by default, for a tenth of a
 # second of processor time for each thread of each proc when a fork gets its threads, and after whatever they did.
 _SPIN, _BRIEFLY = "OPENBLAS_THREAD_TIMEOUT", "20"
-HELD_BACK = (*POOLS, _SPIN)
+# PyTorch's profiler writes two lines on each begin and end otherwise, which would be in the cell; read at its import.
+QUIET = {"KINETO_LOG_LEVEL": "5"}
+HELD_BACK = (*POOLS, _SPIN, *QUIET)
 
 PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated by commas
 
@@ -50,7 +52,7 @@ def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, 
 
 def held_back(base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a template: `base` with every thread pool held back to the calling thread."""
-    return {_SPIN: _BRIEFLY, **base, **dict.fromkeys(POOLS, "1")}
+    return {_SPIN: _BRIEFLY, **QUIET, **base, **dict.fromkeys(POOLS, "1")}
 
 
 def install(environment: Mapping[str, str]) -> None:

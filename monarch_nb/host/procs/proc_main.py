@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
 from monarch_nb.host.procs.channel import AgentChannel
-from monarch_nb.host.procs.environment import install, overlaid, wanted_threads
+from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.redirect import redirect
 from monarch_nb.wire import parse_address
@@ -101,6 +101,8 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
         install(overlaid(os.environ, spec.env))
         _reseed()
         _restore_threads()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if spec.cwd:
         try:
             os.chdir(spec.cwd)

@@ -71,7 +71,8 @@ def _doing(cell: "ActorCell") -> Doing:
     file, line, source = "", 0, ""
     frame = _users(sys._current_frames().get(cell.executor.thread.ident or 0))
     if frame is not None:
-        file, line = frame.f_code.co_filename, frame.f_lineno
+        # Between two lines a frame may be at none.
+        file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
         source = linecache.getline(file, line).strip()
     return Doing(call, endpoint, time.monotonic() - since, file=file, line=line, source=source)
 
