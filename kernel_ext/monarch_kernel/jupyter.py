@@ -50,7 +50,10 @@ def give_back_underscores(shell: Any) -> None:
     for name in ("_", "__", "___"):
         used = shell.user_ns.get(name)
         if name in shell.user_ns and not callable(used):
-            shell.user_ns[name] = shell.user_ns_hidden.get(name, getattr(shell.displayhook, name, used))
+            # IPython 7 compares with what the display hook had last, newer ones with what is hidden from people.
+            shell.user_ns[name] = getattr(shell.displayhook, name, used)
+            if name in shell.user_ns_hidden:
+                shell.user_ns_hidden[name] = shell.user_ns[name]
 
 
 # -- the kernel's own debugger, and requests for it --------------------------------------------------------------------

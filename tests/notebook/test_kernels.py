@@ -21,6 +21,7 @@ TESTS = (
         "test_debug_lifetime",
         "test_dap",
         "test_dap_awkward",
+        "test_profile",
     ),
 )
 PAGES = ("test_panel", "test_live_displays", "test_debugger_lab")
