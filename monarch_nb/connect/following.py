@@ -1,50 +1,79 @@
-"""The way to a host of a mesh that another controller has written down, followed by this one."""
+"""The ways to the hosts of a mesh that another controller has written down, followed by this one."""
 
 import platform
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from monarch_nb.connect.hosts import AttachError, attach_hosts
+from monarch_nb.connect.hosts import look_at, refused, take_in
 from monarch_nb.connect.joining import readmit
 from monarch_nb.connect.local_host import meet
 from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.threads import begun
 from monarch_nb.connect.workers import attach
+from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import MeshFile, Way
-from monarch_nb.runtime import Runtime
-from monarch_nb.transport import Keys, UnreachableError
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import Keys, TransportError, UnreachableError
+from monarch_nb.wire import text_of
 
 _ANSWER_S = 10.0
 _CALLS_S = 20.0  # for a host that dials: it does so every few seconds
 
+Failures = dict[str, str]  # why hosts cannot be reached, by their ids
 
-def follow(engine: Runtime, mesh: MeshFile, way: Way) -> None:
-    """Makes a host known to this process, and this process to it; blocks.
 
-    Raises TransportError, AttachError, and RuntimeError in the words of a job that opens no tunnel any more.
+def follow(engine: Runtime, mesh: MeshFile) -> Failures:
+    """Makes the hosts of a mesh known to this process, and this process to them; blocks.
+
+    All at once: one that does not answer costs the others nothing.
     """
     routes = engine.part(Routes)
-    if way.host in routes.local or (way.host in routes.attached and not routes.attached[way.host].lost):
-        return
-    key = Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
-    if way.endpoint.startswith("ipc://"):
-        _follow_here(engine, mesh, way)
-    elif way.calls:
-        readmit(engine, way.host, way.calls, key, _CALLS_S)
-    else:
-        if way.gateway is not None:
-            there = way.gateway
-            attach(_endpoint(routes, there), private_key=there.key.encode() or None)
-        endpoint = _endpoint(routes, way)
-        [host] = attach_hosts([endpoint], key=key, insecure_loopback=key is None).host_ids
-        if host != way.host:
-            raise AttachError.of(
-                f"host {host} answers at {endpoint}, not {way.host}: that one's agent has ended, or the name leads "
-                "elsewhere"
-            )
+    gateways = {way.gateway.host: way.gateway for way in mesh.ways if way.gateway is not None}
+    shut = _each(
+        tuple(gateways.values()),
+        lambda way: attach(endpoint_of(routes, way), private_key=way.key.encode() or None),
+    )
+    failures, ways = {}, []
+    for way in mesh.ways:
+        if way.gateway is not None and way.gateway.host in shut:
+            failures[way.host] = f"the gateway to it, {way.gateway.host}: {shut[way.gateway.host]}"
+        elif not _is_known(routes, way.host):
+            ways.append(way)
+    here = [way for way in ways if way.endpoint.startswith("ipc://")]
+    calling = [way for way in ways if way.calls]
+    dialled = [way for way in ways if way not in here and way not in calling]
+    if here and mesh.machine == platform.node():
+        engine.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
+    jobs = [partial(_each, [way], partial(_follow_here, engine, mesh)) for way in here]
+    jobs += [partial(_await_calls, engine, mesh, part) for part in _alike(calling)]
+    jobs += [partial(_dial, engine, mesh, part) for part in _alike(dialled)]
+    begins: list[Future[Failures]] = [begun(job) for job in jobs]
+    for answer in begins:
+        failures |= answer.get()
+    return failures
 
 
-def _endpoint(routes: Routes, way: Way) -> str:
-    """Where a host is dialled; a tunnel to it is opened first, if need be."""
+def _is_known(routes: Routes, host: str) -> bool:
+    return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
+
+
+def _alike(ways: Sequence[Way]) -> list[list[Way]]:
+    """Those with one key, and one endpoint that they dial, if any, which can be asked together."""
+    alike: dict[tuple[str, str], list[Way]] = {}
+    for way in ways:
+        alike.setdefault((way.key, way.calls), []).append(way)
+    return list(alike.values())
+
+
+def key_of(mesh: MeshFile, way: Way) -> Keys | None:
+    """The key of a host, as it was written down."""
+    return Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
+
+
+def endpoint_of(routes: Routes, way: Way) -> str:
+    """Where a host is dialled; a tunnel to it is opened first, if need be. Raises RuntimeError in its job's words."""
     if not way.tunnel:
         return way.endpoint
     endpoint = routes.opens(way.tunnel)
@@ -52,12 +81,57 @@ def _endpoint(routes: Routes, way: Way) -> str:
     return endpoint
 
 
+def _each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failures:
+    failures = {}
+    for way in ways:
+        try:
+            follow_one(way)
+        except Exception as error:  # what the transport, a job or the host itself says
+            failures[way.host] = text_of(error)
+    return failures
+
+
 def _follow_here(engine: Runtime, mesh: MeshFile, way: Way) -> None:
     if mesh.machine != platform.node():
         raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
                                f"{platform.node()}")  # fmt: skip
-    engine.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
     folder = way.endpoint.removeprefix("ipc://")
     local = meet(engine, f"{folder}/agent", time.monotonic() + 1.0, lambda: engine.closed)
     engine.part(Routes).attached[local.host] = local
     local.join().get(_ANSWER_S)
+
+
+def _await_calls(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+    """Hosts that dial one endpoint, with one key."""
+    hosts = [way.host for way in ways]
+    errors = readmit(engine, hosts, ways[0].calls, key_of(mesh, ways[0]), _CALLS_S)
+    return {host: text_of(error) for host, error in errors.items()}
+
+
+def _dial(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+    """Hosts with one key."""
+    routes = engine.part(Routes)
+    endpoints: dict[str, str] = {}  # by host
+    failures = _each(ways, lambda way: endpoints.update({way.host: endpoint_of(routes, way)}))
+    key = key_of(mesh, ways[0])
+    try:
+        found, errors = look_at(list(dict.fromkeys(endpoints.values())), key, key is None, _ANSWER_S)
+    except TransportError as error:  # none of them may be asked
+        return failures | dict.fromkeys(endpoints, text_of(error))
+    right = []
+    for host, endpoint in endpoints.items():
+        state = found.get(endpoint)
+        if state is None:
+            failures[host] = text_of(errors[endpoint])
+        elif state.host == host:
+            right.append(state)
+        else:
+            failures[host] = (
+                f"host {state.host} answers at {endpoint}, not {host}: that one's agent has ended, or the name leads "
+                "elsewhere"
+            )
+
+    def take(states: Sequence[p.HostState]) -> None:
+        take_in(engine, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
+
+    return failures | {state.host: text_of(error) for state, error in refused(right, take)}

@@ -1,7 +1,7 @@
 """Hosts that a user started: attached over TCP, and left running when the controller goes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 
 from monarch_nb.connect.gateway import Gateway, GatewayHost
@@ -11,7 +11,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.host.packages import differences
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
 from monarch_nb.wire import agent_of
 
@@ -60,25 +60,50 @@ def attach_hosts(
         raise ValueError(f"lease={lease!r} must be a positive number of seconds")
     for endpoint in endpoints:
         split(endpoint)
-    keys = read_key(key)
-    engine = runtime()
-    answers = _introduce(endpoints, keys, insecure_loopback, timeout)
-    states: list[p.HostState] = []
+    hosts = reach_hosts(endpoints, read_key(key), insecure_loopback, lease, timeout)
+    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+
+
+def reach_hosts(
+    endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, lease: float | None, timeout: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> list[str]:  # fmt: skip
+    """The hosts at these endpoints, which are attached, all or none; blocks until it is `given_up`. AttachError."""
+    found, errors = look_at(endpoints, keys, insecure_loopback, timeout, given_up)
+    if errors:
+        raise AttachError(errors, len(endpoints))
+    take_in(runtime(), found, keys, insecure_loopback, lease, timeout)
+    return [found[endpoint].host for endpoint in endpoints]
+
+
+def look_at(
+    endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> tuple[dict[str, p.HostState], dict[str, Exception]]:  # fmt: skip
+    """Which hosts are at these endpoints, and what is wrong at the others, by endpoint. Blocks. Raises TrustError."""
+    answers = _introduce(endpoints, keys, insecure_loopback, timeout, given_up)
+    found: dict[str, p.HostState] = {}
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
         wrong = (
             state
             if isinstance(state, TransportError)
-            else objection(endpoint, state, states) or _double(endpoint, state)
+            else objection(endpoint, state, tuple(found.values())) or _double(endpoint, state)
         )
         if wrong is not None:
             errors[endpoint] = wrong
         elif isinstance(state, p.HostState):
-            states.append(state)
-    if errors:
-        raise AttachError(errors, len(endpoints))
+            found[endpoint] = state
+    return found, errors
+
+
+def take_in(
+    engine: Runtime, found: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
+    lease: float | None, timeout: float,
+) -> None:  # fmt: skip
+    """The hosts that were found at endpoints are used from now on. Blocks until they have agreed."""
     joined = []
-    for endpoint, state in zip(endpoints, states, strict=True):
+    for endpoint, state in found.items():
         old = engine.part(Routes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
@@ -94,11 +119,21 @@ def attach_hosts(
             remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
         engine.part(Routes).attached[state.host] = remote
         joined.append(remote.join())
-    hosts = [state.host for state in states]
     for answer in joined:
         answer.get(timeout)
-    engine.part(Routes).settle(hosts, timeout)
-    return HostMesh(name, hosts, host_labels(hosts), owned=True)
+    engine.part(Routes).settle([state.host for state in found.values()], timeout)
+
+
+def refused(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
+            ) -> list[tuple[p.HostState, Exception]]:  # fmt: skip
+    """Takes hosts in, all at once; where that fails, one by one: those that do not agree, and why. Blocks."""
+    try:
+        take(states)
+    except (RuntimeError, TimeoutError) as error:
+        if len(states) == 1:
+            return [(states[0], error)]
+        return [each for state in states for each in refused((state,), take)]
+    return []
 
 
 def _double(endpoint: str, state: p.HostState) -> Exception | None:
@@ -133,16 +168,18 @@ def _leads_to(endpoint: str) -> bool:
     return gateway is not None and gateway.remote.endpoint != endpoint
 
 
-def _introduce(endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float) -> list[Found]:
+def _introduce(
+    endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float, given_up: Callable[[], bool]
+) -> list[Found]:
     """Who answers at each endpoint, as this process finds out, or its gateway."""
     gateway = runtime().part(Routes).gateway
     if not isinstance(gateway, Gateway):
-        return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+        return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
     own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
     far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
     by_endpoint = dict(zip(far, gateway.introduce(far, timeout), strict=True))
     if own:
-        answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout)
+        answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
         by_endpoint.update(zip(own, answers, strict=True))
     return [by_endpoint[endpoint] for endpoint in endpoints]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from os import PathLike
 
-from monarch_nb.connect.hosts import AttachError, objection, read_key
+from monarch_nb.connect.hosts import AttachError, objection, read_key, refused
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import AttachedHost, Routes
 from monarch_nb.host import protocol as p
@@ -14,7 +14,7 @@ from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
-from monarch_nb.transport import Keys, UnreachableError
+from monarch_nb.transport import Keys, TransportError, UnreachableError
 from monarch_nb.wire import Asker, Done, agent_of
 
 log = logging.getLogger(__name__)
@@ -215,16 +215,18 @@ def _reception_at(engine: Runtime, at: str, keys: Keys | None, insecure_loopback
     return reception
 
 
-def readmit(engine: Runtime, host: str, at: str, keys: Keys | None, timeout: float) -> None:
-    """Takes in a host that dialled a process which is gone, at the same endpoint. Blocks until it has dialled here.
+def readmit(engine: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
+    """Takes in hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled here.
 
-    Raises TransportError where this process cannot listen there, UnreachableError for a host that does not come.
+    Gives what is wrong with those that have not within `timeout` seconds, or do not agree.
     """
     try:
         reception = _reception_at(engine, at, keys, keys is None)
-    except ValueError as error:
-        raise UnreachableError(str(error)) from None
-    state = reception.await_host(host, timeout)
-    if state is None:
-        raise UnreachableError(f"it has not dialled {at} within {timeout:g} s: its agent has ended, or dials elsewhere")
-    reception.admit([state], None)
+    except (ValueError, TransportError) as error:
+        return dict.fromkeys(hosts, error)
+    deadline = time.monotonic() + timeout
+    found = {host: reception.await_host(host, max(0.0, deadline - time.monotonic())) for host in hosts}
+    late = f"it has not dialled {at} within {timeout:g} s: its agent has ended, or dials elsewhere"
+    errors: dict[str, Exception] = {host: UnreachableError(late) for host in hosts if found[host] is None}
+    states = [state for state in found.values() if state is not None]
+    return errors | {state.host: error for state, error in refused(states, lambda part: reception.admit(part, None))}

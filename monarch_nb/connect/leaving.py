@@ -23,8 +23,8 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
-from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshHealed, MeshStarting, MeshStopped
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshStarting, MeshStopped
+from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
@@ -35,6 +35,7 @@ from monarch_nb.wire import Asker, agent_of
 logger = logging.getLogger(__name__)
 _AGREE_S = 10.0  # for an agent to take note
 KEEPERS = 2  # hosts of a mesh that keep all there is to know of it: agents may be started anew
+_RECLAIM_S = 3.0
 _SOON_S = 0.05  # meshes are spawned one after the other
 
 
@@ -53,6 +54,9 @@ class Leaving:
         self.tellers: list[Callable[[tuple[str, ...]], bytes]] = []  # what is to be kept with meshes, for the notebook
         # Meshes that agents know how to keep, and what hosts of each have been told that keep little of it.
         self._held: dict[str, dict[str, p.Hold]] = {}
+        # Which incarnations of the ranks of a mesh went with a host that was lost, by host and mesh.
+        self._lost: dict[tuple[str, str], dict[int, int]] = {}
+        self._ways: dict[str, Way] = {}  # to hosts of meshes that came here, which nobody here has reached
         self._due: dict[str, set[str]] = {}  # the meshes of which hosts are to hear, and those that hear in any case
         self._lock = threading.Lock()
         self._holding = threading.Lock()
@@ -60,6 +64,7 @@ class Leaving:
         self.hosts: set[str] = set()  # with agents of this process that are to outlive it
         engine.verbs.handle(verbs.STOLEN, self._stolen)
         engine.part(MeshEvents).listeners.append(self._happened)
+        engine.part(Routes).reclaims.append(self._reclaim)
 
     @property
     def holder(self) -> p.Holder:
@@ -91,9 +96,11 @@ class Leaving:
             known = tell((state.uid, *state.actors))
         return known
 
-    def came_back(self, uid: str, secret: str, notes: bytes, got: tuple[int, int]) -> None:
-        """A mesh has come to this process, whose secret and notes are these, with this grant and turn."""
-        self._secrets[uid], self._got[uid] = secret, got
+    def came_back(self, mesh: MeshFile, notes: bytes, got: tuple[int, int]) -> None:
+        """A mesh has come to this process, with these notes, this grant and turn."""
+        uid = mesh.uid
+        self._secrets[uid], self._got[uid] = mesh.secret, got
+        self._ways.update({way.host: way for way in mesh.ways})
         if notes:
             self._notes[uid] = notes
         self._held[uid] = {}
@@ -110,7 +117,9 @@ class Leaving:
             raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.home}")
         if seconds <= 0:
             raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
-        hosts = list(dict.fromkeys(state.hosts))
+        hosts = [host for host in dict.fromkeys(state.hosts) if self._is_there(host)]
+        if not hosts:
+            raise DetachError(f"{state.name} cannot be detached: none of its hosts can be reached")
         if state.uid in self._held:
             self._held[state.uid] = {}  # where one does not agree, the others have been told what is not to be
         self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
@@ -175,12 +184,13 @@ class Leaving:
             parts[NOTES] = self._notes[state.uid] = notes
         file = mesh_files.path_of(state.uid, state.name)
         secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
-        hosts = list(dict.fromkeys(state.hosts))
+        # Those that keep all there is to know have to be there.
+        hosts = sorted(dict.fromkeys(state.hosts), key=lambda host: not self._is_there(host))
         actors = [actors for actors in state.actors.values() if actors.stopped is None]
         grant, turn = self._got.get(state.uid, (0, 0))
         shape = ", ".join(f"{label}={size}" for label, size in state.region.extent.items())
         written = MeshFile(
-            uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(state, host) for host in hosts),
+            uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(host) for host in hosts),
             version=__version__, python=python_version(), machine=platform.node(), ranks=len(state.region),
             shape=shape, actors=tuple(one.name for one in actors), holder=self.holder,
         )  # fmt: skip
@@ -193,11 +203,14 @@ class Leaving:
         second, other = msgspec.structs.replace(first, file=""), msgspec.structs.replace(first, parts={}, file="")
         return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}
 
-    def _way(self, state: ProcState, host: str) -> Way:
-        try:
-            return way_to(self._engine, host)
-        except LookupError as error:
-            raise DetachError(f"{state.name} cannot be detached: {error.args[0]}") from None
+    def _is_there(self, host: str) -> bool:
+        routes = self._engine.part(Routes)
+        return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
+
+    def _way(self, host: str) -> Way:
+        routes = self._engine.part(Routes)
+        never_met = host not in routes.local and host not in routes.attached
+        return self._ways[host] if never_met and host in self._ways else way_to(self._engine, host)
 
     def refresh(self) -> None:
         """The setting `mesh_keep` has changed: agents hear of it, for the meshes that there are."""
@@ -234,6 +247,9 @@ class Leaving:
         before = self._held.get(uid, {})
         told = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
         for host, hold in holds.items():
+            if not self._is_there(host):
+                told.pop(host, None)
+                continue
             plain = msgspec.structs.replace(hold, holder=msgspec.structs.replace(hold.holder, since=0.0))
             if told.get(host) == plain:
                 continue
@@ -250,6 +266,10 @@ class Leaving:
                 self._changed(state)
             case MeshStopped(ActorState() as state):
                 self._changed(state)
+            case HostLost(host):
+                for state in self._mine():
+                    if ranks := state.layout.ranks_on(host):
+                        self._lost[host, state.uid] = {rank: state.incarnation(rank) for rank in ranks}
             case MeshStopped(ProcState() as state) if state.uid in self._held and state.stopped is not None:
                 self._held.pop(state.uid, None)
                 with contextlib.suppress(OSError):
@@ -261,6 +281,26 @@ class Leaving:
         procs = state.procs if isinstance(state, ActorState) else state
         if procs.born is not None and procs.stopped is None and (settings.mesh_keep > 0 or procs.uid in self._held):
             self._plan(procs.uid, hosts)
+
+    # -- hosts that were lost -----------------------------------------------------------------------------------------
+
+    def _reclaim(self, host: str) -> None:
+        """A host is back: what lives on there of meshes of this process was given up, and is stopped. Blocks.
+
+        Its agent may have kept it for whoever comes, or may keep it for somebody else from whom this process has it.
+        """
+        for state in self._mine():
+            incarnations = self._lost.get((host, state.uid))
+            if incarnations is None:
+                continue
+            drop = p.Drop(uid=state.uid, secret=self._secrets.get(state.uid, ""), incarnations=incarnations)
+            try:
+                request(self._engine, agent_of(host), verbs.DROP, drop).get(_RECLAIM_S)
+            except UnansweredError:
+                raise
+            except RequestError as error:  # somebody else has what is there
+                logger.warning("%s on host %s: %s", state.name, host, error)
+            self._lost.pop((host, state.uid), None)
 
     # -- taken over -------------------------------------------------------------------------------------------------
 

@@ -214,6 +214,7 @@ class RemoteHost:
                 continue
             same = state.incarnation == self.incarnation
             self.incarnation, self.pid = state.incarnation, state.pid
+            self.lease = self._wanted_lease or state.lease_s or self.lease
             try:
                 joined = self.join()
                 if same:

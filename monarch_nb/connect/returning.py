@@ -3,20 +3,21 @@
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from monarch_nb._about import __version__, more
-from monarch_nb.connect.following import follow
+from monarch_nb.connect.claiming import claim, give_back, reach
+from monarch_nb.connect.following import Failures
 from monarch_nb.connect.hosts import AttachError
 from monarch_nb.connect.leaving import KEEPERS, Leaving
 from monarch_nb.connect.lives import Lives
-from monarch_nb.connect.record import NOTES, actors_from, procs_from
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.record import NOTES, RecordError, actors_from, procs_from
 from monarch_nb.connect.story import Story, listing, story_of
+from monarch_nb.connect.unreached import lose
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
@@ -32,7 +33,6 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
-from monarch_nb.transport import TransportError
 from monarch_nb.wire import agent_of, host_of, parse_address
 
 _ANSWER_S = 10.0
@@ -65,17 +65,21 @@ def come_back(name: str, *, steal: bool = False) -> Return:
             f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
             f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
         )
-    hosts = _reach_all(engine, path, mesh)
-    answers = _ask(engine, mesh, hosts, steal=steal)
-    return _take(engine, mesh, answers)
+    failures = _reach(engine, path, mesh)
+    answers = claim(engine, mesh, failures, steal=steal)
+    try:
+        return _take(engine, mesh, answers, failures)
+    except RecordError as error:
+        give_back(engine, mesh, failures, str(error))
+        raise AttachError.of(str(error)) from error
 
 
 def end_mesh(name: str, *, steal: bool = False) -> str:
     """Stops a mesh that was left, whatever version runs it, and gives a line about it; blocks. Raises AttachError."""
     engine = runtime()
     path, mesh = _find(name)
-    hosts = _reach_all(engine, path, mesh)
-    answers = _ask(engine, mesh, hosts, steal=steal)
+    failures = _reach(engine, path, mesh)
+    answers = claim(engine, mesh, failures, steal=steal)
     asked = []
     by_host: dict[str, list[str]] = {}
     for proc in (proc for answer in answers for proc in answer.procs):
@@ -86,7 +90,10 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
     mesh_files.remove(path)
     count = sum(len(end.exits) for end in ends)
-    return f"stopped {mesh.name}: {count} proc{'' if count == 1 else 's'}"
+    stopped = f"stopped {mesh.name}: {count} proc{'' if count == 1 else 's'}"
+    for host, why in failures.items():
+        stopped += f"\nhost {host} cannot be reached: what runs there ends with its lease ({why})"
+    return stopped
 
 
 def _find(name: str) -> tuple[Path, MeshFile]:
@@ -122,10 +129,19 @@ def _find(name: str) -> tuple[Path, MeshFile]:
 
 def _agent_gone(path: Path, mesh: MeshFile) -> bool:
     """Whether nobody is there any more who could know of a mesh on this machine."""
-    first = mesh.ways[0].endpoint if mesh.ways else ""
-    if not first.startswith("ipc://") or mesh.machine != platform.node():
+    keepers = [way.endpoint for way in mesh.ways[:KEEPERS]]
+    if not keepers or mesh.machine != platform.node() or not all(each.startswith("ipc://") for each in keepers):
         return False
-    return not (Path(first.removeprefix("ipc://")) / "agent").exists()
+    return not any((Path(each.removeprefix("ipc://")) / "agent").exists() for each in keepers)
+
+
+def _reach(engine: Runtime, path: Path, mesh: MeshFile) -> Failures:
+    try:
+        return reach(engine, mesh)
+    except AttachError:
+        if _agent_gone(path, mesh):
+            mesh_files.remove(path)
+        raise
 
 
 def _state(mesh: MeshFile) -> str:
@@ -134,48 +150,7 @@ def _state(mesh: MeshFile) -> str:
     return f"left at {clock(mesh.left_at)}"
 
 
-def _reach_all(engine: Runtime, path: Path, mesh: MeshFile) -> list[str]:
-    """The hosts of a mesh, which know of this process, and it of them. Raises AttachError."""
-    hosts = [way.host for way in mesh.ways]
-    for way in mesh.ways:
-        try:
-            follow(engine, mesh, way)
-        except RuntimeError as error:  # what the transport, a job or the host itself says
-            if _agent_gone(path, mesh):
-                mesh_files.remove(path)
-            raise AttachError.of(
-                f"{mesh.name} cannot be attached, its host {way.host} cannot be reached: {error}"
-            ) from error
-    engine.part(Routes).settle(hosts, _ANSWER_S)
-    return hosts
-
-
-def _ask(engine: Runtime, mesh: MeshFile, hosts: Sequence[str], *, steal: bool) -> list[p.Attached]:
-    """Gets the mesh from the first of its hosts that knows of it, which decides, then from the others.
-
-    What the deciding one says comes first. An agent that was started anew knows nothing, and has no procs of it.
-    """
-    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=engine.part(Leaving).holder, steal=steal)
-    left = list(hosts)
-    try:
-        first = p.Attached(known=False)
-        for host in hosts[:KEEPERS]:
-            left.remove(host)
-            first = request(engine, agent_of(host), verbs.ATTACH, wanted).get(_ANSWER_S)
-            if first.known:
-                break
-        if not first.known:
-            raise AttachError.of(f"{mesh.name} is not there any more: it was stopped, or its lease has ended")
-        wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
-        asked: list[Future[p.Attached]] = [request(engine, agent_of(host), verbs.ATTACH, wanted) for host in left]
-        return [first, *(answer.get(_ANSWER_S) for answer in asked)]
-    except AttachError:
-        raise
-    except (RuntimeError, TimeoutError, TransportError) as error:
-        raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
-
-
-def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Return:
+def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failures: Failures) -> Return:
     first = answers[0]
     registry, driver = engine.part(MeshRegistry), engine.part(Driver)
     living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
@@ -194,22 +169,23 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached]) -> Ret
     for address, proc in living.items():
         watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
     exits = tuple(gone for answer in answers for gone in answer.exits)
-    exits = (*exits, *_missing(procs, answers))
+    exits = (*exits, *_missing(procs, answers, failures))
     for gone in exits:
         watcher.gone_meanwhile(gone)
+    lose(engine, mesh, failures)
     welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
     lives.announce()
     watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # who has ended since is told again
     for state in (procs, *actors):
         events.tell(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")
-    engine.part(Leaving).came_back(mesh.uid, mesh.secret, notes, (first.grant, first.turn))
-    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended))
+    engine.part(Leaving).came_back(mesh, notes, (first.grant, first.turn))
+    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended), failures)
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return Return(ProcMesh(procs, procs.region), whole, story, notes)
 
 
-def _missing(procs: ProcState, answers: Sequence[p.Attached]) -> list[p.Exited]:
+def _missing(procs: ProcState, answers: Sequence[p.Attached], unreached: Container[str]) -> list[p.Exited]:
     """The ends of processes that do not live, and of whose ends nobody was to be told.
 
     They had ended before the mesh was left, or in the middle of a heal, or with an agent that was started anew.
@@ -220,7 +196,7 @@ def _missing(procs: ProcState, answers: Sequence[p.Attached]) -> list[p.Exited]:
     for rank in range(procs.layout.size):
         address = procs.address(rank)
         proc = known.get(address)
-        if address in told or (proc is not None and proc.exit is None):
+        if address in told or (proc is not None and proc.exit is None) or host_of(address) in unreached:
             continue
         if proc is not None and proc.exit is not None:
             missing.append(msgspec.structs.replace(proc.exit, expected=False))

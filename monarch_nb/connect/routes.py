@@ -91,6 +91,8 @@ class Routes:
         # Endpoints of this machine that lead elsewhere: others cannot dial them, but open such a tunnel, as is written.
         self.tunnels: dict[str, str] = {}
         self.opens = opens
+        # What is to be done with a host that was lost before it is used again; they block.
+        self.reclaims: list[Callable[[str], None]] = []
         self._engine = engine
         self._gateway: GatewayRoute | None = None
         self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process
@@ -122,7 +124,7 @@ class Routes:
         `coming` is a host that was lost, and counts as there.
         """
         engine, gateway = self._engine, self._gateway
-        living = [remote for remote in self.attached.values() if not remote.lost or remote is coming]
+        living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
         here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
         here.update({remote.host: remote.endpoint for remote in living if remote.near})
@@ -165,6 +167,8 @@ class Routes:
     def rejoin(self, remote: AttachedHost, timeout: float) -> None:
         """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
         self._tell_gone()  # that comes before
+        for reclaim in self.reclaims:
+            reclaim(remote.host)
         with self._settling:
             self._settle((remote.host,), timeout, remote)
             remote.lost = ""
@@ -205,7 +209,8 @@ class Routes:
             {host: incarnation for host, (_, incarnation, _) in gone.items()},
             {host: loss for host, (_, _, loss) in gone.items()},
         )
-        for other in (*self.local, *(remote.host for remote in self.attached.values() if not remote.lost)):
+        attached = tuple(self.attached.values())
+        for other in (*self.local, *(remote.host for remote in attached if not remote.lost)):
             if other not in gone:
                 self._engine.tell(agent_of(other), verbs.LOST, lost)
 

@@ -44,10 +44,14 @@ def story_of(
     exits: Sequence[p.Exited],
     welcomes: Mapping[str, p.Welcome],
     ended: Sequence[Ended] = (),
+    unreached: Mapping[str, str] = {},
 ) -> Story:
     """What a mesh's hosts and processes have told of the time since it was left."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
-    events = [*_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes)]
+    events = [
+        *_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes),
+        *_unreached(procs, unreached),
+    ]  # fmt: skip
     with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
     living = len(welcomes)
     how_many = f"{living} of {len(procs.region)} procs" if living < len(procs.region) else _procs(len(procs.region))
@@ -76,6 +80,15 @@ def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]
             how = gone.reason.removeprefix("the process this actor was running on failed: ")
             ended = f"{procs.name} {where} ended: {how}"
             told.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
+    return told
+
+
+def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
+    told, now = [], time.time()
+    for host, why in hosts.items():
+        where = places_of(procs.region, procs.layout.ranks_on(host)) or procs.name
+        text = f"{procs.name} {where} counts as lost: its host {host} cannot be reached ({why})"
+        told.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
     return told
 
 

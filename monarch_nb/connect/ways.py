@@ -8,14 +8,11 @@ from monarch_nb.runtime import Runtime
 
 
 def way_to(engine: Runtime, host: str) -> Way:
-    """How another controller reaches a host that this one has. Raises LookupError for one that is lost."""
+    """How another controller reaches a host that this one has, or has had."""
     routes = engine.part(Routes)
-    if host in routes.local:
-        return Way(host, f"ipc://{run_folder_for(host)}")
     remote = routes.attached.get(host)
-    if remote is None or remote.lost:
-        why = f"it is lost: {remote.lost}" if remote is not None else "it is not known here"
-        raise LookupError(f"its host {host} cannot be reached: {why}")
+    if remote is None:
+        return Way(host, f"ipc://{run_folder_for(host)}")
     if remote.near:
         return Way(host, remote.endpoint)
     way = _way(routes, remote, remote.endpoint)

@@ -1,14 +1,15 @@
 """Workers as a mesh of hosts: attached in the background, over TCP and on this machine alike."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from monarch_nb.connect.gateway import Gateway
-from monarch_nb.connect.hosts import AttachError, attach_hosts, objection
+from monarch_nb.connect.hosts import AttachError, objection, reach_hosts
 from monarch_nb.connect.local_host import meet
+from monarch_nb.connect.own_hosts import give_up_hosts
 from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.threads import begun
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
@@ -23,8 +24,8 @@ def attach_to_workers(
     """A mesh, with dimension `hosts`, of the hosts where workers run: `run_worker_loop_forever` at these addresses.
 
     Does not block: hosts are connected in the background, and waited for where they have not come up yet, up to the
-    setting `mesh_attach_config_timeout`. `initialized` tells how it went: it fails with AttachError, which names each
-    host that cannot be reached. Spawning on the mesh waits until all are there.
+    setting `mesh_attach_config_timeout`, or until the mesh is given up. `initialized` tells how it went: it fails with
+    AttachError, which names each host that cannot be reached. Spawning on the mesh waits until all are there.
     Raises AddressError, and TrustError without a key for an address that needs one.
     """
     if isinstance(workers, str) or not workers:
@@ -46,8 +47,11 @@ def attach_to_workers(
             resolve_future(hosts, _attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
         except BaseException as error:
             fail_future(hosts, error)
+            return
+        if ended and not engine.closed:  # in the last moment: what nobody wants is let go
+            give_up_hosts(hosts.get(0), ended[0])
 
-    threading.Thread(target=attach, name="monarch-attach", daemon=True).start()
+    begun(attach)
     return HostMesh(mesh, hosts, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
 
 
@@ -106,8 +110,8 @@ def _attach(
         if each is not None and each.scheme == "ipc"
     ]
     if far:
-        jobs.append(partial(_far, far, keys, deadline))
-    for answer in [_start(job) for job in jobs]:
+        jobs.append(partial(_far, far, keys, deadline, given_up))
+    for answer in [begun(job) for job in jobs]:
         try:
             hosts.update(answer.get())
         except AttachError as error:
@@ -116,20 +120,6 @@ def _attach(
         raise AttachError(errors, len(wanted))
     engine.part(Routes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
-
-
-def _start(job: Callable[[], dict[str, str]]) -> Future[dict[str, str]]:
-    """On a thread that no end of a program waits for, as it would for one of a pool."""
-    future: Future[dict[str, str]] = pending_future()
-
-    def run() -> None:
-        try:
-            resolve_future(future, job())
-        except BaseException as error:
-            fail_future(future, error)
-
-    threading.Thread(target=run, name="monarch-attach", daemon=True).start()
-    return future
 
 
 def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
@@ -149,7 +139,7 @@ def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callab
     return {endpoint.url: local.host}
 
 
-def _far(endpoints: list[str], keys: Keys | None, deadline: float) -> dict[str, str]:
+def _far(endpoints: list[str], keys: Keys | None, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
     wait = max(1.0, deadline - time.monotonic())
-    mesh = attach_hosts(endpoints, key=keys, insecure_loopback=keys is None, timeout=wait)
-    return dict(zip(endpoints, mesh.host_ids, strict=True))
+    hosts = reach_hosts(endpoints, keys, keys is None, None, wait, given_up)
+    return dict(zip(endpoints, hosts, strict=True))

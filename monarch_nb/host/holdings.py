@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from monarch_nb.host.protocol import Exited, Hold, Holder
 
 _EXITS = 256  # ends of procs that are kept for who comes back; of more the first and the last ones matter
+_NOT_YOURS = "the secret is not that of this mesh: it belongs to somebody else's controller"
 _COMES = "a later attach has it"
 
 
@@ -113,7 +114,7 @@ class Holdings:
         if known is None:
             raise HeldError("it is not there any more: it was stopped, or its lease has ended")
         if not hmac.compare_digest(known.secret.encode(), secret.encode()):
-            raise HeldError("the secret is not that of this mesh: it belongs to somebody else's controller")
+            raise HeldError(_NOT_YOURS)
         if grant:
             if grant <= known.grant:
                 raise HeldError(_COMES)
@@ -124,6 +125,17 @@ class Holdings:
         known.turn = max(known.turn + 1, turn)
         known.holder, known.until = newcomer, 0.0
         return before if before is not None and before.address != newcomer.address else None
+
+    def drop(self, uid: str, secret: str, owner: str) -> None:
+        """The owner of a mesh, which had lost this host, has given up what is here. Raises HeldError."""
+        known = self._all.get(uid)
+        if known is None:
+            return
+        if not hmac.compare_digest(known.secret.encode(), secret.encode()):
+            raise HeldError(_NOT_YOURS)
+        if known.holder is not None and known.holder.address != owner:
+            raise HeldError(self._held_by(known))
+        del self._all[uid]
 
     def exited(self, uid: str, gone: Exited) -> None:
         """A proc of it has ended; who comes back is told."""

@@ -3,7 +3,7 @@
 import queue
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -27,6 +27,7 @@ from monarch_nb.wire import Done, Header, Kind, MalformedMessageError, Verb, enc
 _REFUSALS = 3  # handshakes that fail, one after the other: a listener that is busy may cut off one
 _CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
+_GLANCE_S = 0.2  # between looks whether who asks still wants to know
 
 Found = p.HostState | TransportError
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -40,10 +41,12 @@ def introduce(
     insecure_loopback: bool = False,
     timeout: float = 10.0,
     ways: p.Hosts | None = None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
     """Who answers at each endpoint, or what is wrong there. Blocks up to `timeout` seconds, and a little.
 
-    A refused connection is tried again until then. Each is told `ways`, if any, before it answers.
+    A refused connection is tried again until then, or until it is `given_up`. Each is told `ways`, if any, before it
+    answers.
     Raises TrustError for an endpoint that may not be used without keys.
     """
     for endpoint in endpoints:
@@ -51,12 +54,12 @@ def introduce(
     deadline = time.monotonic() + timeout
 
     def ask(endpoint: str) -> Found:
-        wrong = _look(endpoint, keys, deadline)
+        wrong = _look(endpoint, keys, deadline, given_up)
         if wrong is not None:
             return wrong
         left = max(1.0, deadline - time.monotonic())
-        answer = _Question(endpoint, keys, insecure_loopback, verbs.STATUS).ask(left, Done(), ways)
-        return answer
+        question = _Question(endpoint, keys, insecure_loopback, verbs.STATUS, given_up)
+        return question.ask(left, Done(), ways)
 
     with ThreadPoolExecutor(min(32, len(endpoints) or 1), "monarch-scout") as pool:
         return list(pool.map(ask, endpoints))
@@ -81,9 +84,11 @@ def ask_controller(
     return answer
 
 
-def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError | None:
+def _look(
+    endpoint: str, keys: Keys | None, deadline: float, given_up: Callable[[], bool] = lambda: False
+) -> TransportError | None:
     """What is wrong at an endpoint, as far as it can be told without showing a key."""
-    while True:
+    while not given_up():
         left = deadline - time.monotonic()
         try:
             mechanism = greet(endpoint, min(5.0, max(0.2, left)))
@@ -99,16 +104,22 @@ def _look(endpoint: str, keys: Keys | None, deadline: float) -> TransportError |
                 f"the agent at {endpoint} needs a key: pass key=FILE, the key file that it was started with"
             )
         return None
+    return UnreachableError(f"{endpoint} is not asked any more: {_NOT_WANTED}")
 
 
+_NOT_WANTED = "whoever wanted it has given it up"
 _HOW_TO_START = "Start a host agent there: monarch-nb agent --tcp tcp://0.0.0.0:PORT --key FILE --keep"
 
 
 class _Question(Generic[Q, R]):
     """Put from an address of its own, so that it disturbs no link there is."""
 
-    def __init__(self, endpoint: str, keys: Keys | None, insecure_loopback: bool, verb: Verb[Q, R]) -> None:
+    def __init__(
+        self, endpoint: str, keys: Keys | None, insecure_loopback: bool, verb: Verb[Q, R],
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self._endpoint = endpoint
+        self._given_up = given_up
         self._verb = verb
         self._refusals = 0
         self._found: queue.SimpleQueue[R | TransportError | float] = queue.SimpleQueue()
@@ -134,7 +145,7 @@ class _Question(Generic[Q, R]):
             self._node.send_to_whoever("there", header, Parcel([encode_body(body)]))
             deadline = time.monotonic() + timeout
             calms, calm_at = 0, 0.0
-            while isinstance(answer := self._found.get(timeout=max(0.0, deadline - time.monotonic())), float):
+            while isinstance(answer := self._next(deadline), float):
                 if answer <= calm_at:
                     continue
                 # Refused between moments at which strangers are borne: a few may be a busy agent's delay.
@@ -147,9 +158,20 @@ class _Question(Generic[Q, R]):
                 calm_at = time.monotonic()
             return answer
         except queue.Empty:
-            return UnreachableError(f"the agent at {self._endpoint} has not answered within {timeout:.0f} s")
+            how = f": {_NOT_WANTED}" if self._given_up() else f" within {timeout:.0f} s"
+            return UnreachableError(f"the agent at {self._endpoint} has not answered{how}")
         finally:
             self._node.close(0.1)  # with the acknowledgements
+
+    def _next(self, deadline: float) -> R | TransportError | float:
+        """What is heard next. Raises queue.Empty at the deadline, or when nobody wants to know any more."""
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._found.get(timeout=max(0.0, min(left, _GLANCE_S)))
+            except queue.Empty:
+                if left <= _GLANCE_S or self._given_up():
+                    raise
 
     def _is_calm(self) -> bool:
         """Whether it talks to everybody: then it is the key that it minds, not too many strangers."""

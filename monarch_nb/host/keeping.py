@@ -40,6 +40,7 @@ class Keeper:
         takes.handle(verbs.HOLD, self._hold)
         takes.handle(verbs.DETACH, self._detach)
         takes.handle(verbs.ATTACH, self._attach)
+        takes.handle(verbs.DROP, self._drop)
 
     @property
     def waits(self) -> bool:
@@ -118,6 +119,23 @@ class Keeper:
             procs=tuple(child.describe() for child in mine),
             logs={child.address: child.log_file for child in mine}, exits=exits, before=before,
         )  # fmt: skip
+
+    def _drop(self, wanted: p.Drop, asker: Asker[Done]) -> Done | None:
+        try:
+            self._holdings.drop(wanted.uid, wanted.secret, asker.src)
+        except HeldError as error:
+            asker.refuse(str(error))
+            return None
+        old = []
+        for child in self._children.alive():
+            mesh, rank, incarnation = parse_address(child.address).place
+            if mesh == wanted.uid and incarnation <= wanted.incarnations.get(rank, -1):
+                old.append(child)
+        if not old:
+            return Done()
+        self._stopper.stop(old, timeout_s=0.0, grace_s=0.5, reason="its owner had lost this host, and gave it up",
+                           done=lambda _exits: asker.reply(Done()))  # fmt: skip
+        return None
 
     # -- what follows -------------------------------------------------------------------------------------------------
 

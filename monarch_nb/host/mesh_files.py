@@ -94,8 +94,10 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def end(path: Path, why: str) -> None:
-    """The mesh is gone, and why: for who asks for it later. Never raises."""
-    change(path, secret="", ways=(), ended=why, ended_at=time.time())
+    """The mesh is gone, and why: for who asks for it later. Never raises; one that somebody holds is left alone."""
+    mesh = read(path)
+    if mesh is not None and mesh.holder is None:
+        change(path, secret="", ways=(), ended=why, ended_at=time.time())
 
 
 def remove(path: Path) -> None:

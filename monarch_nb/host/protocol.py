@@ -239,6 +239,14 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
     known: bool = True  # not to an agent that was started anew, or that has seen it end: it has nothing of it
 
 
+class Drop(msgspec.Struct, frozen=True):
+    """agent.drop: the owner of a mesh had lost this host. The mesh is not kept here, and these incarnations stopped."""
+
+    uid: str
+    secret: str
+    incarnations: dict[int, int]  # of each rank here, the one that was lost
+
+
 class Stolen(msgspec.Struct, frozen=True):
     """controller.stolen: somebody else has a mesh now that the receiver held."""
 

@@ -23,6 +23,7 @@ BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
 DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which lives on for its lease")
 ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender comes for a mesh that was left, or takes it over")
+DROP = Verb("agent.drop", p.Drop, Done, doc="what the sender gave up of a mesh, as it had lost the host, is stopped")
 
 # From an agent, to a proc or a controller.
 PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")

@@ -162,9 +162,16 @@ class Arrival:
         part = attach_to_workers(
             name=self._what, ca="trust_all_connections", workers=list(names), private_key=self._key
         )
+        with self._changed:
+            self._parts.append(part)
+        if self._ended.is_set():
+            give_up(part, "its job has ended")
+            return failed
         try:
             ids = part.host_ids
         except AttachError as error:
+            with self._changed:
+                self._parts = [each for each in self._parts if each is not part]
             for address, why in error.errors.items():
                 name = names.get(address)
                 if name is not None and (isinstance(why, TrustError) or not isinstance(why, TransportError)):
@@ -176,10 +183,6 @@ class Arrival:
                 self._strangers.add(address)
             else:
                 failed.update(self._enter(name, host))
-        with self._changed:
-            self._parts.append(part)
-        if self._ended.is_set():
-            give_up(part, "its job has ended")
         return failed
 
     @property

@@ -12,6 +12,7 @@ from monarch_nb.routing.incarnations import new_incarnation
 from monarch_nb.runtime import Future, ProcState, RunsOn, Runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Cause, Driver
+from monarch_nb.supervision.actions import RootFault
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
@@ -84,10 +85,11 @@ class ProcessWatcher:
         """Processes have come to a host after that loss of it, which is thereby over."""
         self._over[host] = max(loss, self._over.get(host, 0))
 
-    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0) -> int:
+    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0, *, told: bool = False) -> int:
         """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known.
 
         `loss` is the number by which all call this loss, if another process has found it out; else it is given one.
+        With `told` it ends no script, which is told otherwise.
         """
         late = 0 < loss <= self._over.get(host, 0)  # processes that came after it are known
         loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
@@ -97,7 +99,14 @@ class ProcessWatcher:
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
-        driver.feed(lambda machine: machine.host_lost([host], cause, awaited, called, loss))
+        quiet = told and driver.machine.root_policy == "script"
+        driver.feed(
+            lambda machine: [
+                action
+                for action in machine.host_lost([host], cause, awaited, called, loss)
+                if not (quiet and isinstance(action, RootFault))
+            ]
+        )
         if late:
             return loss
         there = {state.address(rank) for state in procs for rank in state.layout.ranks_on(host)}

@@ -181,6 +181,43 @@ def mend(lost: str = "1") -> None:
     procs.stop().get()
 
 
+def wait_and_mend(_: str = "") -> None:
+    """Attaches what has a host that cannot be reached, and heals it once that host is back."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    began = time.monotonic()
+    procs: Any = monarch.attach("trainers")
+    counter: Any = monarch.attach("counter")
+    say("attached", round(time.monotonic() - began))
+    say("lost", *(rank for rank in range(2) if not answers(counter.slice(hosts=rank))))
+    try:
+        monarch.heal_mesh(procs, timeout=5)
+    except RuntimeError as error:
+        say("error", " ".join(str(error).split()))
+    say("waits")
+    signal.sigtimedwait({signal.SIGUSR1}, 60)
+    until = time.monotonic() + 60
+    while True:
+        try:
+            monarch.heal_mesh(procs, timeout=5)
+            break
+        except (RuntimeError, TimeoutError):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+    say("counts", *counter.add.call(1).get().values())
+    first, last = counter.slice(hosts=0), counter.slice(hosts=1)
+    say("across", first.ask.call_one(last).get(10), last.ask.call_one(first).get(10))
+    procs.detach("60s")
+
+
+def answers(part: Any) -> bool:
+    """Whether a rank does, within a moment."""
+    try:
+        part.pid.call().get(5)
+    except RuntimeError:
+        return False
+    return True
+
+
 def fall(_: str = "") -> None:
     """Spawns, and is killed in the middle of a heal: some actors are back by then, and others are not."""
     procs, counter = spawn()
@@ -232,5 +269,8 @@ def again(_: str = "") -> None:
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    programs = (leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, fall, pick_up, again)
+    programs = (
+        leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, wait_and_mend, fall, pick_up,
+        again,
+    )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

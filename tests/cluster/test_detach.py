@@ -195,15 +195,45 @@ def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents
-    one, other = (agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0"))
+    one, other, third = (agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0", count=3))
     Controller(place, "leave_hosts", str(key), one, other).done()
     [file] = files(place)
     written = file.read_text()
-    file.write_text(written.replace(one, other))
+    file.write_text(written.replace(one, third).replace(other, third))
     [refused] = Controller(place, "take").done().said("refused")
-    assert f"answers at {other}, not" in " ".join(refused)
+    assert f"answers at {third}, not" in " ".join(refused)
     file.write_text(written)
     assert Controller(place, "take").done().said("refused") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_mesh_is_attached_without_a_host_that_cannot_be_reached_and_healed_once_it_can(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]], which: int
+) -> None:
+    key, start = agents
+    mine = start("--tcp", "tcp://127.0.0.1:0")
+    first = Controller(place, "leave_hosts", str(key), *(agent["endpoint"] for agent in mine)).done()
+    pids = [int(pid) for pid in first.said("pids")[0]]
+    os.kill(mine[which]["pid"], signal.SIGSTOP)
+    second = Controller(place, "wait_and_mend")
+    second.until("waits")
+    assert second.said("lost") == [[str(which)]], second.lines
+    assert int(second.said("attached")[0][0]) <= 20
+    told = f"trainers hosts={which} counts as lost: its host {mine[which]['host']} cannot be reached"
+    assert any(told in line for line in second.lines), second.lines
+    assert mine[which]["host"] in " ".join(second.said("error")[0])
+    assert alive(pids[which])
+    os.kill(mine[which]["pid"], signal.SIGCONT)
+    second.process.send_signal(signal.SIGUSR1)
+    second.done()
+    counts = ["16", "16"]
+    counts[which] = "11"
+    assert second.said("counts") == [counts]
+    assert second.said("across") == [counts[::-1]]
+    assert not alive(pids[which]), "what was given up is stopped"
+    third = Controller(place, "take").done()
+    assert sorted(third.said("counts")[0]) == ["12", "17"], third.lines
 
 
 @pytest.mark.slow

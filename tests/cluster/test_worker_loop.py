@@ -25,6 +25,7 @@ from monarch_nb.actor import (
 from monarch_nb.compat import worker_loops
 from monarch_nb.config import configured
 from monarch_nb.exceptions import AgentStartError, TrustError
+from monarch_nb.mesh import give_up
 from monarch_nb.routing.addresses import AddressError
 from monarch_nb.transport import Keys, TransportError
 from tests.cluster.fault_tools import ROOT, SOON, spawned, until
@@ -242,6 +243,13 @@ def test_a_worker_that_nobody_started_is_named(folder: Path) -> None:
             hosts.initialized.get(10)
         with pytest.raises(AttachError, match="nobody"):
             hosts.spawn_procs()
+
+
+def test_workers_that_were_given_up_are_waited_for_no_longer(folder: Path) -> None:
+    hosts = attach(f"ipc://{folder}/nobody", f"tcp://127.0.0.1:{free_port()}")
+    give_up(hosts, "its job has ended")
+    with pytest.raises(AttachError, match=r"(?s)2 of 2.*given it up"):
+        hosts.initialized.get(5)
 
 
 @pytest.mark.slow

@@ -163,3 +163,20 @@ def test_parts_are_replaced_by_name_and_empty_ones_taken_out() -> None:
     holdings.hold(wanted(parts={"procs": b"1", "a": b"2"}), FIRST.address)
     holdings.hold(wanted(parts={"a": b"", "b": b"3"}), FIRST.address)
     assert one(holdings).parts == {"procs": b"1", "b": b"3"}
+
+
+def test_what_an_owner_gave_up_with_the_host_is_not_kept_there_any_more() -> None:
+    holdings = left()  # as the agent took its owner for dead
+    with pytest.raises(HeldError, match="secret"):
+        holdings.drop("p1", "another", FIRST.address)
+    holdings.drop("p1", "s", FIRST.address)
+    assert not holdings
+    holdings.drop("p1", "s", FIRST.address)
+
+
+def test_nobody_drops_what_another_controller_holds() -> None:
+    holdings = left()
+    holdings.attach("p1", "s", SECOND)
+    with pytest.raises(HeldError, match=r"trainers is held by .*process 2 on there"):
+        holdings.drop("p1", "s", FIRST.address)
+    assert one(holdings).holder == SECOND
