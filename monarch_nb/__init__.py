@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
+    from monarch_nb.connect.kept import results
     from monarch_nb.connect.returning import attach
     from monarch_nb.distributed import checkpoint, compile, distribute  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
@@ -48,6 +49,7 @@ __all__ = [
     "heal_mesh",
     "module_to_mesh",
     "profile",
+    "results",
 ]
 
 # Public names and the module that each lives in.
@@ -67,6 +69,7 @@ _HOMES = {
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",
     "profile": "monarch_nb.profiling",
+    "results": "monarch_nb.connect.kept",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -89,7 +89,7 @@ class Completion(LineCompletion):
 
     magics = (
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        *("%monarch", "%detach", "%attach"),
+        *("%monarch", "%detach", "%attach", "%results"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -103,6 +103,8 @@ class Completion(LineCompletion):
             options = [] if "--keep" in before else ["--lease"] if before else ["--keep"]
             free = [] if "--keep" in before else [name for name in names if name not in before]
             return [*free, *(option for option in options if option not in before)]
+        if magic == "%results":
+            return names if not before else [option for option in ("--forget",) if option not in before]
         if magic in ("%stop", "%interrupt"):
             options = [] if before or magic != "%stop" else ["--all", "--unused"]
             dims = self._dims(before) if len(before) == 1 and magic == "%interrupt" else []

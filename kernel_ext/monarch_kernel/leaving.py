@@ -1,4 +1,4 @@
-"""%detach and %attach: meshes that outlive the kernel, with the names that its cells gave them."""
+"""%detach, %attach and %results: meshes that outlive the kernel, with the names that its cells gave them."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from monarch_nb.config import configure
-from monarch_nb.connect import Leaving, Return, come_back, left_meshes, listing
+from monarch_nb.connect import Leaving, Results, Return, come_back, left_meshes, listing, results
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, ProcState, Runtime, runtime
 from monarch_nb.settings import DurationError, parse_duration, settings
@@ -100,7 +100,7 @@ def bind(session: Session, back: Return) -> list[str]:
 
 @magics_class
 class LeavingMagics(Magics):
-    """%detach and %attach."""
+    """%detach, %attach and %results."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
@@ -114,8 +114,8 @@ class LeavingMagics(Magics):
         %detach --keep 1h               # all of them, for so long, whenever this kernel ends: well, or killed
         %detach --keep 0                # no more: processes end with the kernel
 
-        %attach NAME, here or in another kernel, comes back. What is called when a mesh is left goes on there, and its
-        result is lost; state, output, metrics and ranks stopped in the debugger stay. From Python:
+        %attach NAME, here or in another kernel, comes back. What is called when a mesh is left goes on there, and
+        %results has what it answers; state, output, metrics and ranks stopped in the debugger stay. From Python:
         workers.detach(lease="2h"); monarch.configure(mesh_keep="1h").
         """
         names, options = _read(line, ("--lease", "--keep"))
@@ -161,6 +161,23 @@ class LeavingMagics(Magics):
             for variable in taken:
                 sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
         return self._session.find(names[-1])
+
+    @line_magic
+    def results(self, line: str) -> Results:
+        """What calls on a mesh have answered, or raised, while nobody was there to hear it: calls it was left with.
+
+        %results NAME            # all of them; %results NAME gives a list, of which each has .get()
+        %results NAME --forget   # the processes need not keep them any longer
+
+        From Python: monarch.results(trainers)[0].get(), as from the future of the call.
+        """
+        names, options = _read(line, (), ("--forget",))
+        if len(names) != 1:
+            raise UsageError("%results: of which mesh? Write %results NAME")
+        found = results(self._session.find(names[0]))
+        if "--forget" in options:
+            found.forget()
+        return found
 
 
 def _read(line: str, valued: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:

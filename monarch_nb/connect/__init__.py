@@ -7,6 +7,7 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     from monarch_nb.connect.hosts import AttachError, attach_hosts
     from monarch_nb.connect.joining import accept_hosts
+    from monarch_nb.connect.kept import Result, ResultLostError, Results, results
     from monarch_nb.connect.leaving import DetachError, Leaving
     from monarch_nb.connect.own_hosts import local_hosts, prestart, shutdown, shutdown_context
     from monarch_nb.connect.returning import Return, come_back, end_mesh, left_meshes
@@ -26,6 +27,9 @@ __all__ = [
     "AttachError",
     "DetachError",
     "Leaving",
+    "Result",
+    "ResultLostError",
+    "Results",
     "Return",
     "Story",
     "accept_hosts",
@@ -39,6 +43,7 @@ __all__ = [
     "listing",
     "local_hosts",
     "prestart",
+    "results",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "run_worker_until_killed",
@@ -53,6 +58,7 @@ __getattr__ = lazy_names(
         "hosts": ("AttachError", "attach_hosts"),
         "joining": ("accept_hosts",),
         "leaving": ("DetachError", "Leaving"),
+        "kept": ("Result", "ResultLostError", "Results", "results"),
         "returning": ("Return", "come_back", "end_mesh", "left_meshes"),
         "story": ("Story", "listing"),
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),

@@ -108,21 +108,21 @@ def _failed(states: Mapping[str, MeshState], ended: Sequence[Ended]) -> list[tup
 
 
 def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
-    groups: dict[tuple[str, str, bool], list[p.Missed]] = {}
+    groups: dict[tuple[str, str, bool, str], list[p.Missed]] = {}
     for welcome in welcomes.values():
         for missed in welcome.missed:
-            groups.setdefault((missed.mesh, missed.endpoint.lstrip("@!"), missed.well), []).append(missed)
+            key = missed.mesh, missed.endpoint.lstrip("@!"), missed.kept, missed.error
+            groups.setdefault(key, []).append(missed)
     told = []
-    for (mesh, endpoint, well), group in groups.items():
+    for (mesh, endpoint, kept, error), group in groups.items():
         state = states.get(mesh)
         if state is None:
             continue
         last = max(missed.at for missed in group)
         where = places_of(state.region, sorted({missed.rank for missed in group}))
-        how = (
-            "its result was lost: nobody was there to hear it" if well else "it raised, and nobody was there to hear it"
-        )
-        told.append((last, f"{clock(last)} {state.name}.{endpoint}() ended on {where or 'its rank'}; {how}"))
+        there = f'monarch.results("{state.name}") has it' if kept else "it was more than kept_results_size"
+        how = f"ended on {where or 'its rank'}" if not error else f"raised {error} on {where or 'its rank'}"
+        told.append((last, f"{clock(last)} {state.name}.{endpoint}() {how}, which nobody has heard; {there}"))
     return told
 
 

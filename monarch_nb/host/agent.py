@@ -1,6 +1,7 @@
 """The host agent process: its own session, no user code, no pickles; one loop that keeps the procs of a host."""
 
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -202,6 +203,9 @@ class Agent:
         if os.read(self._options.owner_fd, 4096):
             return
         self._loop.unregister(self._options.owner_fd)
+        self._node.settled(self._loop.post, self._owner_ended)  # what it said last may still be unread
+
+    def _owner_ended(self) -> None:
         self._ownerless = True
         alive = self._children.alive()
         keeper = self._service.keeper
@@ -257,7 +261,8 @@ class Agent:
         def gone(_events: int) -> None:
             self._loop.unregister(fd)
             os.close(self._followed.pop(owner))
-            self._service.owner_ended(owner, "its process has ended")
+            ended = functools.partial(self._service.owner_ended, owner, "its process has ended")
+            self._node.settled(self._loop.post, ended)
 
         self._loop.register(fd, READ, gone)
 

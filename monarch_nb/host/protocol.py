@@ -270,6 +270,8 @@ class Missed(Harmless, frozen=True, kw_only=True):
     endpoint: str
     at: float
     well: bool
+    kept: bool = False  # it is there for who asks
+    error: str = ""  # in a line
 
 
 class ActorThere(msgspec.Struct, frozen=True, array_like=True):

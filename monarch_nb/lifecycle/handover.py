@@ -11,8 +11,18 @@ from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.verbs import ACTOR_FAILED
-from monarch_nb.runtime import MeshState, RunsOn, Runtime
+from monarch_nb.mesh.verbs import (
+    ACTOR_FAILED,
+    RESULT,
+    RESULTS,
+    Kept,
+    KeptResults,
+    ResultBody,
+    WantedResult,
+    WantedResults,
+)
+from monarch_nb.runtime import ActorCell, MeshState, RunsOn, Runtime
+from monarch_nb.runtime.sender import caller_of
 from monarch_nb.supervision import Driver, Refusal
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Status
@@ -29,6 +39,8 @@ class Handover:
         self._registry, self._watcher, self._events = registry, watcher, events
         self._turns: dict[str, int] = {}  # by mesh
         engine.verbs.handle(NEW_OWNER, self._changed)
+        engine.verbs.handle(RESULTS, self._results)
+        engine.verbs.handle(RESULT, self._result)
 
     def tell_owner(self, process: str, refusal: Refusal) -> None:
         """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
@@ -60,7 +72,10 @@ class Handover:
         if cells:
             self._watcher.watch_owner(owner)
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
-        local.away.discard(owner)
+        if owner in local.away:  # it has come back, but does not wait any more for what it had called before
+            under_way = [call for cell in tuple(local.cells.values()) for call in _calls(cell)]
+            local.orphans.update(call for call in under_way if caller_of(call) == owner)
+            local.away.discard(owner)
         for state in states:  # it does not know yet who holds references
             try:
                 self._updates.subscribe(state)
@@ -70,13 +85,11 @@ class Handover:
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
         local = self._engine.local
-        mine = [told for told in tuple(local.unheard) if told[0] in meshes]
-        for told in mine:
-            local.unheard.remove(told)
         missed = tuple(
-            p.Missed(mesh=mesh, rank=rank, endpoint=endpoint, at=at, well=status == Status.VALUE)
-            for mesh, rank, endpoint, status, at in mine
-        )
+            p.Missed(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at, well=one.status == Status.VALUE,
+                     kept=one.frames is not None, error=one.error)
+            for one in local.unheard.news(meshes)
+        )  # fmt: skip
         now, wall = time.monotonic(), time.time()
         running = tuple(
             (cell.mesh, cell.rank, runs[1], wall - (now - runs[2]))
@@ -89,8 +102,29 @@ class Handover:
         )
         return p.Welcome(missed, running, actors, self._bare())
 
+    def _results(self, wanted: WantedResults, asker: Asker[KeptResults]) -> KeptResults:
+        unheard = self._engine.local.unheard
+        unheard.forget(wanted.forget)
+        return KeptResults(
+            tuple(
+                Kept(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
+                     index=one.index, extent=one.extent, at=one.at, size=one.size, kept=one.frames is not None,
+                     error=one.error)
+                for one in unheard.of(wanted.meshes)
+            )
+        )  # fmt: skip
+
+    def _result(self, wanted: WantedResult, asker: Asker[ResultBody]) -> ResultBody:
+        frames = self._engine.local.unheard.body(wanted.number)
+        return ResultBody(None if frames is None else tuple(frames))
+
     def _bare(self) -> bool:
         """Whether what is to be set up here has never been said."""
         consoles = [cell for cell in tuple(self._engine.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None
+
+
+def _calls(cell: ActorCell) -> list[str]:
+    """Those that run, and those that wait, in one actor."""
+    return [*(header.call for header, _ in cell.queued()), *cell.running_now()]

@@ -5,7 +5,8 @@ import msgspec
 from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.shape import RegionForm
 from monarch_nb.supervision import RankIncarnation, Refusal
-from monarch_nb.wire import Done, Verb
+from monarch_nb.wire import Done, Lane, Verb
+from monarch_nb.wire.texts import Harmless
 
 
 class Subscribe(msgspec.Struct, array_like=True, frozen=True):
@@ -85,6 +86,47 @@ class Controllers(msgspec.Struct, frozen=True):
     ask: str = ""
 
 
+class Kept(Harmless, frozen=True, kw_only=True):
+    """An answer that nobody was there to hear, without its body."""
+
+    number: int  # in its process
+    mesh: str
+    rank: int
+    endpoint: str
+    call: str
+    index: int
+    extent: tuple[tuple[str, ...], tuple[int, ...]] | None
+    at: float
+    size: int
+    kept: bool  # else it was too large, or has made room for others
+    error: str = ""  # in a line, where it raised
+
+
+class WantedResults(msgspec.Struct, array_like=True, frozen=True):
+    """The answers of some meshes; those of these numbers are not needed any more."""
+
+    meshes: tuple[str, ...]
+    forget: tuple[int, ...] = ()
+
+
+class KeptResults(msgspec.Struct, frozen=True):
+    """Those of one process."""
+
+    results: tuple[Kept, ...] = ()
+
+
+class WantedResult(msgspec.Struct, array_like=True, frozen=True):
+    """The body of one of them."""
+
+    number: int
+
+
+class ResultBody(msgspec.Struct, frozen=True):
+    """The encoded value, or what was raised; none where it is not kept any more."""
+
+    frames: tuple[bytes, ...] | None = None
+
+
 SUBSCRIBE = Verb(
     "mesh.subscribe", Subscribe, doc="the sender holds a reference, and wants to hear of heals and the end"
 )
@@ -95,4 +137,6 @@ HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receive
 NEW_CLASS = Verb("mesh.class", NewClass, Done, doc="a mesh has a newer class")
 STOP_ACTOR = Verb("actor.stop", StopActor, ActorGone, doc="ends one rank of an actor mesh")
 ACTOR_FAILED = Verb("actor.failed", Refusal, doc="an actor has failed: tells its owner")
+RESULTS = Verb("proc.results", WantedResults, KeptResults, doc="answers that nobody was there to hear")
+RESULT = Verb("proc.result", WantedResult, ResultBody, doc="the body of such an answer", lane=Lane.DATA)
 FIND_CONTROLLERS = Verb("controllers.find", Done, Controllers, doc="where the registry of controllers is")

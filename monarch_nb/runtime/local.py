@@ -1,14 +1,17 @@
 """What there is in one process: its actors, its calls that wait, and the meshes that it knows."""
 
-from collections import deque
+import threading
+from typing import TYPE_CHECKING
 
 from monarch_nb.runtime.actors.cell import ActorCell
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.meshes import MeshState
 from monarch_nb.wire import host_of
 
-UNHEARD = 1000
-Unheard = tuple[str, int, str, int, float]  # mesh, rank, endpoint, status, and when (wall clock)
+if TYPE_CHECKING:
+    from monarch_nb.runtime.unheard import UnheardAnswers
+
+_making = threading.Lock()
 
 
 class Local:
@@ -22,5 +25,16 @@ class Local:
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
         self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
         self.away: set[str] = set()  # processes that have left meshes which live here, and hear nothing
-        self.unheard: deque[Unheard] = deque(maxlen=UNHEARD)  # answers that were for them
+        self.orphans: set[str] = set()  # calls that such a process had made before it left, and came back
+        self._unheard: UnheardAnswers | None = None
         self.closed = False  # this process has left the cluster
+
+    @property
+    def unheard(self) -> "UnheardAnswers":
+        """Answers that were for them."""
+        if self._unheard is None:
+            from monarch_nb.runtime.unheard import UnheardAnswers
+
+            with _making:
+                self._unheard = self._unheard or UnheardAnswers()
+        return self._unheard

@@ -1,7 +1,7 @@
 """How messages leave a process: calls, answers, and what engines say to each other."""
 
+import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,10 +10,28 @@ import msgspec
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError
-from monarch_nb.wire import REPLY, Header, Kind, Lane, Status, Verb, check_size, encode_body, encode_exception
+from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError, reason_parcel
+from monarch_nb.wire import (
+    REPLY,
+    Flags,
+    Header,
+    Kind,
+    Lane,
+    Status,
+    Verb,
+    check_size,
+    encode_body,
+    encode_exception,
+    parse_address,
+)
 
 logger = logging.getLogger(__name__)
+
+
+def caller_of(call: str) -> str:
+    """The process that has made a call."""
+    return call.rpartition(":")[0]
+
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 _NOTHING = Parcel()
@@ -111,8 +129,11 @@ class Sender:
         """Answers a CALL, if somebody waits for the answer."""
         if request.port == 0:
             return
-        if request.src in self._local.away:
-            self._local.unheard.append((request.mesh, request.rank, request.method, status, time.time()))
+        if (self._local.away or self._local.orphans) and self._is_away(request):
+            self._local.orphans.discard(request.call)
+            self._local.unheard.keep(request, status, frames)
+            if parse_address(request.src).is_agent:
+                self._tell_cast(request)
             return
         header = Header(
             Kind.REPLY,
@@ -127,14 +148,32 @@ class Sender:
         try:
             self.send(header, self._node.snapshot(frames))
         except Exception as error:
-            if self._local.closed or isinstance(error, UnreachableError):
-                return  # nobody is there to hear it
+            if self._local.closed:
+                return
+            if isinstance(error, UnreachableError):  # nobody is there to hear it
+                if parse_address(request.src).is_controller:  # which may have left its meshes to others
+                    self._local.unheard.keep(request, status, frames)
+                return
             if not isinstance(error, TransportError):
                 logger.exception("an answer to %s could not be sent", request.src)
             where = self._local.address
             unsent = type(error)(f"the `result` of {request.method} could not be sent by {where}: {error}")
             header.status = Status.EXCEPTION
             self.send(header, self._node.snapshot(encode_exception(unsent)))
+
+    def _is_away(self, request: Header) -> bool:
+        """Whether who called has left: a cast comes from a host's agent, but its id tells whose it is."""
+        local = self._local
+        return request.call in local.orphans or request.src in local.away or caller_of(request.call) in local.away
+
+    def _tell_cast(self, request: Header) -> None:
+        """The agent that gathers the answers of a cast need not wait for this one."""
+        header = Header(
+            Kind.RETURNED, request.src, self._local.address, port=request.port, index=request.index,
+            status=int(Kind.CALL), call=request.call, flags=int(Flags.TOLD_ELSEWHERE),
+        )  # fmt: skip
+        with contextlib.suppress(TransportError):
+            self._node.send(header, reason_parcel("who called has left"), lane=Lane.URGENT)
 
     def refuse(self, request: Header, cause: Any) -> None:
         """Tells the sender of a CALL that nobody will ever run it."""

@@ -29,6 +29,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     host_prestart: bool
     host_spawn_ready_timeout: Duration
     interrupt_on_failure: bool
+    kept_results_size: int
     link_credit_window: int
     link_down_timeout: Duration
     log_dedup: bool

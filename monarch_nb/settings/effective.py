@@ -46,6 +46,9 @@ class Effective:
     mesh_keep = seconds(
         0, "how long processes live on, and can be attached, when the program that spawned them ends; 0s: not at all"
     )
+    kept_results_size = count(
+        64 * _MIB, "how many bytes a process keeps of what its actors answer while nobody is there who called them"
+    )
     mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
 
     # Memory of other processes

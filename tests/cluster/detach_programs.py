@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import monarch_nb as monarch
-from monarch_nb.actor import Actor, endpoint, this_host
+from monarch_nb.actor import Actor, ActorError, current_rank, endpoint, this_host
 from monarch_nb.connect import AttachError, Leaving, accept_hosts, attach, attach_hosts, attach_to_workers
 from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
@@ -41,7 +41,16 @@ class Counter(Actor):
         return found
 
     @endpoint
+    def fail_at(self, path: str, rank: str) -> None:
+        self.wait(path)
+        if current_rank().rank == int(rank):
+            raise ValueError("not this one")
+
+    @endpoint
     def wait_for(self, path: str) -> str:
+        return self.wait(path)
+
+    def wait(self, path: str) -> str:
         while not os.path.exists(path):
             time.sleep(0.02)
         return path
@@ -101,6 +110,15 @@ def leave_hosts(key: str, *endpoints: str) -> None:
     hosts.detach("60s")
 
 
+def leave_busy(key: str, *endpoints: str) -> None:
+    """The same, with calls under way, that end once the test has made a file."""
+    hosts = attach_hosts(endpoints, key=key)
+    _, counter = spawn(hosts.spawn_procs(name="trainers"))
+    under_way = [counter.fail_at.call(os.environ["GATE"], "1"), counter.wait_for.call(os.environ["GATE"])]
+    hosts.detach("60s")
+    say("left", *(call.exception() is not None for call in under_way))
+
+
 def leave_behind(key: str, gateway: str, *endpoints: str) -> None:
     """Spawns on hosts that are reached through one of them, and leaves all that is there."""
     attach(gateway, private_key=Path(key))
@@ -152,6 +170,11 @@ def take(how: str = "") -> None:
     say("attached", round(time.monotonic() - began, 3))
     counter: Any = monarch.attach("counter")
     say("pids", *counter.pid.call().get().values())
+    for result in monarch.results(counter):
+        try:
+            say("result", result.endpoint, *result.ranks, *result.get().values())
+        except ActorError as error:
+            say("result", result.endpoint, *result.ranks, " ".join(str(error).split()))
     say("counts", *counter.add.call(1).get().values())
     first, last = (counter.slice(**{counter.extent.labels[0]: rank}) for rank in (0, 1))
     say("across", first.ask.call_one(last).get())
@@ -270,7 +293,7 @@ def again(_: str = "") -> None:
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
-        leave, leave_hosts, leave_behind, leave_callers, leave_job, nap, hold, take, mend, wait_and_mend, fall, pick_up,
-        again,
+        leave, leave_hosts, leave_busy, leave_behind, leave_callers, leave_job, nap, hold, take, mend, wait_and_mend,
+        fall, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

@@ -51,11 +51,13 @@ def files(place: Path) -> list[Path]:
     return list(place.glob("monarch-nb/meshes/*.json"))
 
 
-def come_back(place: Path, first: Controller) -> None:
+def come_back(place: Path, first: Controller) -> Controller:
     """Another program has it, with its state; its ranks reach each other."""
     assert first.said("counts") == [["15", "15"]]
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files(place))
+    (place / "gate").touch()
     second = Controller(place, "take").done()
     assert second.said("counts") == [["16", "16"]], second.lines
     assert second.said("across") == [["16"]]
     assert second.said("pids") == first.said("pids")
+    return second

@@ -53,7 +53,9 @@ def test_a_mesh_that_was_left_is_attached_by_another_program_with_its_state(plac
     assert second.said("pids") == [pids]
     assert second.said("counts") == [["16", "16"]]
     assert second.said("slice") == [["17"]]
-    assert any("counter.wait_for() ended on gpus=0-1; its result was lost" in line for line in second.lines)
+    told = 'counter.wait_for() ended on gpus=0-1, which nobody has heard; monarch.results("counter") has it'
+    assert any(told in line for line in second.lines), second.lines
+    assert second.said("result") == [["wait_for", "0", "1", str(place / "gate"), str(place / "gate")]]
     assert not any(map(alive, map(int, pids)))
     assert files(place) == []
 
@@ -187,7 +189,13 @@ def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of
 ) -> None:
     key, start = agents
     endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
-    come_back(place, Controller(place, "leave_hosts", str(key), *endpoints).done())
+    second = come_back(place, Controller(place, "leave_busy", str(key), *endpoints).done())
+    failed, waited = second.said("result")  # the answers of casts, which agents gather
+    assert waited == ["wait_for", "0", "1", str(place / "gate"), str(place / "gate")]
+    assert failed[:3] == ["fail_at", "0", "1"]
+    assert "failed on 1 of 2 ranks: hosts=1" in " ".join(failed), failed
+    told = "counter.fail_at() raised ValueError: not this one on hosts=1, which nobody has heard"
+    assert any(told in line for line in second.lines), second.lines
 
 
 @pytest.mark.slow

@@ -67,6 +67,9 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
         assert "5" in notebook.run("print(debug.eval('here + 0'))").ok().stdout
         notebook.run("debug.resume()").ok()
         assert notebook.run("mine.slice(gpus=1).add.call_one(3).get()").ok().text == "8"
+        assert "[0] " in notebook.run("found = %results mine\nprint(found)").ok().stdout
+        assert notebook.run("[found[0].endpoint, found[0].ranks, found[0].get()]").ok().text == "['stopped', (1,), 5]"
+        assert notebook.run("%results mine --forget").ok().text == "no call of counter has ended while nobody was there"
         notebook.run("%mesh trainers gpus=2").ok()  # the line that made it finds it
         assert notebook.run("trainers.run(__import__('os').getpid).get().values()").ok().text == pids
         assert "stopped trainers" in notebook.run("%stop trainers").ok().stdout

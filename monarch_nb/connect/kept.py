@@ -1,0 +1,211 @@
+"""What calls have answered while nobody was there to hear it: kept by the processes that answered."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from monarch_nb.host.holdings import clock
+from monarch_nb.mesh.handle import Handle, state_of
+from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.mesh.verbs import RESULT, RESULTS, Kept, WantedResult, WantedResults
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
+from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
+from monarch_nb.shape import Extent, places_of
+from monarch_nb.wire import decode
+
+_ANSWER_S = 10.0
+_BODY_S = 600.0  # for one rank's answer, however large
+
+
+class ResultLostError(RuntimeError):
+    """Not all ranks' answers to a call are there; the text says of which ranks, and why."""
+
+
+class Result:
+    """What one call has answered: on some ranks of the mesh, or all."""
+
+    def __init__(self, engine: Runtime, state: MeshState, kept: "Sequence[tuple[str, Kept]]") -> None:
+        self._engine, self._state = engine, state
+        self._kept = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
+        first = kept[0][1]
+        self.call = first.call
+        self.endpoint = first.endpoint.lstrip("@!")
+        self.ranks = tuple(one.rank for _, one in self._kept.values())
+        self.at = max(one.at for _, one in kept)  # wall clock, when the last of these ranks was done
+        self.size = sum(one.size for _, one in kept)  # bytes
+        self._extent = None if first.extent is None else Extent(*first.extent)
+        self._bodies: dict[int, list[bytes]] = {}
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was called has answered, without an error, and is there."""
+        return not (self._raised or self._lacks())
+
+    @property
+    def _raised(self) -> dict[int, Kept]:
+        return {place: one for place, (_, one) in self._kept.items() if one.error}
+
+    @property
+    def _dropped(self) -> dict[int, Kept]:
+        return {place: one for place, (_, one) in self._kept.items() if not (one.kept or one.error)}
+
+    @property
+    def _missing(self) -> list[int]:
+        size = len(self._kept) if self._extent is None else self._extent.nelements
+        return [place for place in range(size) if place not in self._kept]
+
+    def get(self) -> Any:
+        """What the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
+
+        Raises ActorError for what was raised, as the future would have, and ResultLostError where answers lack.
+        """
+        raised = {place: Raised(self._frames(place), None) for place, one in self._raised.items() if one.kept}
+        size = len(self._kept) if self._extent is None else self._extent.nelements
+        if raised:
+            ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(size)]
+            title = f"{self._state.name}.{self.endpoint}"
+            raise actor_error(self._engine, title, raised, size, (), Ranks(self._state, ranks))
+        if self._lacks():
+            raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
+        if self._extent is None or not self._extent.labels:
+            return self._value(next(iter(self._kept)))
+        return ValueMesh(self._extent, [self._value(place) for place in range(size)])
+
+    def values(self) -> dict[int, Any]:
+        """What there is, by rank; an exception where a rank has raised. Blocks."""
+        found = {}
+        for place, (_, one) in self._kept.items():
+            if one.kept:
+                error = Raised(self._frames(place), None) if one.error else None
+                found[one.rank] = self._value(place) if error is None else error.exception(self._engine)
+        return found
+
+    def _frames(self, place: int) -> list[bytes]:
+        if place not in self._bodies:
+            address, one = self._kept[place]
+            body = request(self._engine, address, RESULT, WantedResult(one.number)).get(_BODY_S)
+            if body.frames is None:
+                raise ResultLostError(
+                    f"{self._title}: the answer of {self._where([place])} has made room for later ones; "
+                    "kept_results_size says how much is kept"
+                )
+            self._bodies[place] = list(body.frames)
+        return self._bodies[place]
+
+    def _value(self, place: int) -> Any:
+        first, *others = self._frames(place)
+        return decode([first, *map(bytearray, others)], self._engine)
+
+    @property
+    def _title(self) -> str:
+        return f"{self._state.name}.{self.endpoint}()"
+
+    def _where(self, places: Sequence[int]) -> str:
+        ranks = [self._kept[place][1].rank for place in places]
+        return places_of(self._state.region, ranks) or "its rank"
+
+    def _lacks(self) -> str:
+        lacks = []
+        if self._missing:
+            asked = len(self._kept) + len(self._missing)
+            here = self._where(list(self._kept))
+            lacks.append(f"{len(self._kept)} of {asked} ranks ({here}) have ended while nobody was there")
+        for place, one in self._raised.items():
+            if not one.kept:
+                lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")
+        if self._dropped:
+            size = size_text(sum(one.size for one in self._dropped.values()))
+            lacks.append(f"what {self._where(list(self._dropped))} answered ({size}) was more than kept_results_size")
+        return "; ".join(lacks)
+
+    def __repr__(self) -> str:
+        text = f"{clock(self.at)} {self._title} on {self._where(list(self._kept))}"
+        if raised := self._raised:
+            errors = dict.fromkeys(one.error for one in raised.values())
+            text += f": raised {', '.join(errors)}" + (f" on {self._where(list(raised))}" if len(raised) > 1 else "")
+        elif not self._dropped:
+            text += f": {size_text(self.size)}"
+        lacks = self._lacks()
+        return f"{text}; {lacks}" if lacks else text
+
+
+class Results(Sequence[Result]):
+    """Those of one mesh of processes, and of the actors on it, the oldest first."""
+
+    def __init__(self, engine: Runtime, name: str, found: Sequence[Result]) -> None:
+        self._engine, self._name, self._found = engine, name, list(found)
+
+    @overload
+    def __getitem__(self, place: int) -> Result: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Results": ...
+    def __getitem__(self, place: int | slice) -> "Result | Results":
+        if isinstance(place, slice):
+            return Results(self._engine, self._name, self._found[place])
+        return self._found[place]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def forget(self) -> None:
+        """The processes need not keep these any longer. Blocks until they have agreed."""
+        numbers: dict[str, list[int]] = {}
+        for result in self._found:
+            for address, one in result._kept.values():
+                numbers.setdefault(address, []).append(one.number)
+        asked = [request(self._engine, address, RESULTS, WantedResults((), tuple(mine)))
+                 for address, mine in numbers.items()]  # fmt: skip
+        for answer in asked:
+            answer.get(_ANSWER_S)
+        self._found.clear()
+
+    def __repr__(self) -> str:
+        if not self._found:
+            return f"no call of {self._name} has ended while nobody was there"
+        lines = [f"[{place}] {result!r}" for place, result in enumerate(self._found)]
+        return "\n".join([f"calls of {self._name} that ended while nobody was there, for .get():", *lines])
+
+
+def results(mesh: "Handle[Any] | str") -> Results:
+    """What calls on a mesh that was left have answered, or raised, while nobody was there to hear it.
+
+    Of a mesh of processes, or a name of one, all actors on it. Each has `endpoint`, `ranks`, `at`, and `get()`, which
+    gives what the future of that call would have. Calls that were under way when the mesh was attached come to it when
+    they end. Each process keeps `kept_results_size` bytes of them, the newest. Blocks; ranks that are lost have none.
+    Raises LookupError for a name that no mesh here has.
+    """
+    engine = runtime()
+    state = _named(engine, mesh) if isinstance(mesh, str) else state_of(mesh)
+    procs = state.procs if isinstance(state, ActorState) else state
+    assert isinstance(procs, ProcState)
+    wanted = {state.uid: state} if isinstance(state, ActorState) else {procs.uid: procs, **procs.actors}
+    addresses = [procs.address(rank) for rank in state.ranks]
+    body = WantedResults(tuple(wanted))
+    asked = {address: request(engine, address, RESULTS, body) for address in addresses}
+    calls: dict[tuple[str, str, int], list[tuple[str, Kept]]] = {}
+    for address, answer in asked.items():
+        try:
+            found = answer.get(_ANSWER_S).results
+        except (RuntimeError, TimeoutError):  # it is gone, or stopped
+            continue
+        for one in found:
+            alone = one.index if one.extent is None else -1  # it was sent to each rank by itself
+            calls.setdefault((one.mesh, one.call, alone), []).append((address, one))
+    every = [Result(engine, wanted[uid], kept) for (uid, _, _), kept in calls.items()]
+    return Results(engine, state.name, sorted(every, key=lambda result: result.at))
+
+
+def _named(engine: Runtime, name: str) -> MeshState:
+    for state in reversed(tuple(engine.meshes.values())):
+        if state.name == name and state.stopped is None and state.home == engine.address:
+            return state
+    raise LookupError(f"there is no mesh {name!r} here: attach it first, monarch.attach({name!r})")
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
+        size = size / 1000  # type: ignore[assignment]
+    return f"{size:.3g} GB"

@@ -1,0 +1,93 @@
+"""Answers for a process that has left: kept for whoever comes after it, within bounds."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from monarch_nb.settings import settings
+from monarch_nb.wire import Header, Status, story_of
+
+MOST = 1000  # answers of one process; of older ones nothing is known any more
+Extent = tuple[tuple[str, ...], tuple[int, ...]]
+
+
+class Unheard(Struct):
+    """One answer. Without `frames` it was too large, or had to make room for later ones."""
+
+    number: int  # in this process
+    mesh: str
+    rank: int
+    endpoint: str
+    call: str
+    index: int  # its place in the call
+    extent: Extent | None  # of what was called; None for one rank of a call that was sent to each by itself
+    status: int
+    at: float  # wall clock
+    size: int  # bytes
+    frames: list[bytes] | None
+    error: str = ""  # what it raised, in a line
+    told: bool = False  # somebody has heard that it is there
+
+
+class UnheardAnswers:
+    """Those of one process. Any thread."""
+
+    def __init__(self) -> None:
+        self._all: deque[Unheard] = deque()
+        self._bytes = 0
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def keep(self, request: Header, status: Status, frames: Sequence[Any]) -> None:
+        """Takes an answer in, copied; older ones make room for it."""
+        most, failed = settings.kept_results_size, status == Status.FAILURE
+        size = 0 if failed else sum(memoryview(frame).nbytes for frame in frames)
+        error = "its actor had failed" if failed else "" if status == Status.VALUE else story_of(frames).line
+        body = None if failed or size > most else [bytes(frame) for frame in frames]
+        with self._lock:
+            self._count += 1
+            answer = Unheard(
+                self._count, request.mesh, request.rank, request.method, request.call, request.index, request.extent,
+                int(status), time.time(), size, body, error,
+            )  # fmt: skip
+            self._all.append(answer)
+            self._bytes += size if body is not None else 0
+            while len(self._all) > MOST:
+                self._strip(self._all.popleft())
+            for old in self._all:
+                if self._bytes <= most:
+                    break
+                self._strip(old)
+
+    def _strip(self, answer: Unheard) -> None:
+        if answer.frames is not None:
+            answer.frames = None
+            self._bytes -= answer.size
+
+    def of(self, meshes: Collection[str]) -> list[Unheard]:
+        """Those of some meshes, the oldest first."""
+        with self._lock:
+            return [answer for answer in self._all if answer.mesh in meshes]
+
+    def news(self, meshes: Collection[str]) -> list[Unheard]:
+        """Those of some meshes that nobody has heard of yet; from now on somebody has."""
+        fresh = [answer for answer in self.of(meshes) if not answer.told]
+        for answer in fresh:
+            answer.told = True
+        return fresh
+
+    def body(self, number: int) -> list[bytes] | None:
+        """What one of them is; None if it is not there any more."""
+        with self._lock:
+            return next((answer.frames for answer in self._all if answer.number == number), None)
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Nobody needs these any more."""
+        with self._lock:
+            for answer in [answer for answer in self._all if answer.number in numbers]:
+                self._strip(answer)
+                self._all.remove(answer)

@@ -1,0 +1,66 @@
+"""Answers that nobody was there to hear: kept within bounds, and what is not is told."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_nb.runtime.unheard import MOST, UnheardAnswers
+from monarch_nb.settings import settings
+from monarch_nb.wire import Header, Kind, Status, encode_exception
+
+pytestmark = pytest.mark.timeout(10)
+
+
+@pytest.fixture
+def small() -> Iterator[None]:
+    """A process keeps a thousand bytes."""
+    before = settings.runtime()
+    settings.configure({"kept_results_size": 1000})
+    yield
+    settings.replace(before)
+
+
+def request(call: str = "h/c1.0.0:1", mesh: str = "m1") -> Header:
+    return Header(Kind.CALL, "h/p1.0.0", "h/c1.0.0", mesh=mesh, rank=3, method="step", index=1, call=call,
+                  extent=(("gpus",), (2,)))  # fmt: skip
+
+
+def test_an_answer_is_there_with_its_place_until_it_is_not_needed_any_more() -> None:
+    answers = UnheardAnswers()
+    answers.keep(request(), Status.VALUE, [b"head", bytearray(b"body")])
+    answers.keep(request(mesh="m2"), Status.VALUE, [b"other"])
+    [one] = answers.of({"m1"})
+    assert (one.endpoint, one.rank, one.index, one.extent, one.size) == ("step", 3, 1, (("gpus",), (2,)), 8)
+    assert answers.body(one.number) == [b"head", b"body"]
+    assert [one.mesh for one in answers.news({"m1", "m2"})] == ["m1", "m2"]
+    assert answers.news({"m1", "m2"}) == []
+    answers.forget([one.number])
+    assert answers.body(one.number) is None
+    assert [one.mesh for one in answers.of({"m1", "m2"})] == ["m2"]
+
+
+@pytest.mark.usefixtures("small")
+def test_older_answers_make_room_and_one_that_is_too_large_is_known_of_only() -> None:
+    answers = UnheardAnswers()
+    for size in (600, 1001, 300, 200):
+        answers.keep(request(), Status.VALUE, [bytes(size)])
+    assert [(one.size, one.frames is not None) for one in answers.of({"m1"})] == [
+        (600, False), (1001, False), (300, True), (200, True),
+    ]  # fmt: skip
+
+
+def test_of_very_many_only_the_newest_are_known() -> None:
+    answers = UnheardAnswers()
+    for number in range(MOST + 5):
+        answers.keep(request(f"c:{number}"), Status.VALUE, [b"x"])
+    assert [one.call for one in answers.of({"m1"})] == [f"c:{number}" for number in range(5, MOST + 5)]
+
+
+def test_what_was_raised_is_told_in_a_line_and_of_a_dead_actor_no_more_is_kept() -> None:
+    answers = UnheardAnswers()
+    answers.keep(request(), Status.EXCEPTION, encode_exception(ValueError("no such step")))
+    answers.keep(request(), Status.FAILURE, [b"\x80 no pickle"])
+    raised, failed = answers.of({"m1"})
+    assert raised.error == "ValueError: no such step"
+    assert raised.frames is not None
+    assert (failed.error, failed.frames) == ("its actor had failed", None)
