@@ -71,6 +71,14 @@ def gone(mesh: str, reason: str) -> str:
     )
 
 
+def moved(mesh: str, how: str) -> str:
+    """Why nothing can be done with the tensors of a mesh whose processes have become others, and what to do."""
+    return (
+        f"the tensors of {mesh} are gone: {mesh} has {how}. Make a mesh for tensors on what it has now, with "
+        "Mesh.of(procs), and restore them" + more("manual/elastic.md#shrinking")
+    )
+
+
 def broken(mesh: str, error: SupervisionError, places: Sequence[Place | None]) -> SupervisionError:
     """What is raised where somebody waits for operations that were issued at these places, and a process is gone."""
     origin = next((found for each in places if (found := origin_of(each)) is not None), None)

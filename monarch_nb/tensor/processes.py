@@ -13,7 +13,7 @@ from monarch_nb.runtime import Context, Future, ProcState, current, runtime, tol
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
-from monarch_nb.tensor.errors import ContentsLostError, ended, gone
+from monarch_nb.tensor.errors import ContentsLostError, ended, gone, moved
 from monarch_nb.tensor.groups.keeper import Keeper
 from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.stream import Stream
@@ -36,9 +36,11 @@ class Processes:
         self._procs, self._state, self._engine = procs, state_of(procs), runtime()
         self._context: Context = runtime().context()  # one sender, so that what it sends stays in order
         self._members = tuple(region_of(procs).ranks())
+        self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._over = ""  # why nothing goes on in them
         runtime().part(Driver).raised_in_use(self._state.uid)
         workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
+        self._spawned: ActorMesh[TensorWorker] = workers  # these grow with the processes
         self.workers: Any = as_it_is(workers)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._openings: dict[int, Open] = {}
@@ -101,13 +103,36 @@ class Processes:
         with self._lock:
             if self.generation > over:
                 return
-            reached = self._all(self.workers.reached)
-            going_on: dict[int, tuple[Open, int, int]] = {}
-            for number in sorted(self._streams):
-                of_ranks = [streams[number] for streams in reached.values() if number in streams] or [(0, 0)]
-                start, stop = min(done for done, _ in of_ranks), max(begun for _, begun in of_ranks)
-                going_on[number] = (self._openings[number], start, stop)
-            self._group(going_on)
+            self._group(self._going_on())
+
+    def _going_on(self) -> dict[int, tuple[Open, int, int]]:
+        """Where the streams are, once all that was sent is done."""
+        reached = self._all(self.workers.reached)
+        going_on: dict[int, tuple[Open, int, int]] = {}
+        for number in sorted(self._streams):
+            of_ranks = [streams[number] for streams in reached.values() if number in streams] or [(0, 0)]
+            start, stop = min(done for done, _ in of_ranks), max(begun for _, begun in of_ranks)
+            going_on[number] = (self._openings[number], start, stop)
+        return going_on
+
+    def follow(self) -> bool:
+        """Takes the processes in with which their mesh has grown since; tensors stay where they are. Blocks.
+
+        False where the mesh has shrunk, or these were some of its processes alone: others have to take their place.
+        """
+        with self._lock:
+            now = tuple(rank for rank in self._state.ranks if rank not in self.left_out)
+            if self._over or now[: len(self._members)] != self._members:
+                return False
+            if len(now) > len(self._members):
+                if tuple(region_of(self._spawned).ranks()) != now:
+                    return False
+                going_on = self._going_on()
+                self._members, self.workers = now, as_it_is(self._spawned)
+                self._keeper.take_in(now)
+                self._compare_versions()
+                self._group(going_on)
+            return True
 
     def revive(self, stream: Stream) -> None:
         """Has a stream that was lost go on, where the mesh has been healed since; its tensors are gone.
@@ -118,7 +143,8 @@ class Processes:
             if stream.lost is None:
                 return
             failed = runtime().part(Driver).failed(self._state.uid)
-            if self._over or self._state.stopped is not None or not failed.isdisjoint(self._members):
+            over = self._over or self._state.stopped is not None or self._has_shrunk
+            if over or not failed.isdisjoint(self._members):
                 raise ContentsLostError(stream.lost)
             self.regroup(self.generation)
             for each in tuple(self._streams.values()):
@@ -126,9 +152,19 @@ class Processes:
 
     def _lose(self, reason: str) -> None:
         """A process is gone, and with it a part of all tensors (engine thread)."""
-        stopped = self._state.stopped
+        state = self._state
+        if state.stopped is not None:
+            why = ended(state.stopped)
+        elif self._has_shrunk:
+            why = moved(state.name, "shrunk")
+        else:
+            why = self._over or gone(state.name, reason)
         for stream in tuple(self._streams.values()):  # the word of a death may come after the end
-            stream.lost = ended(stopped) if stopped is not None else gone(self._state.name, self._over or reason)
+            stream.lost = why
+
+    @property
+    def _has_shrunk(self) -> bool:
+        return not set(self._members) <= set(self._state.ranks)
 
     @property
     def over(self) -> int:
@@ -145,7 +181,7 @@ class Processes:
         self._keeper.close()
 
     def end(self, why: str) -> None:
-        """Ends the workers of these processes, of which others take the place. Blocks."""
+        """Ends the workers of these processes, of which others take the place, and tells `why`. Blocks."""
         self._over = why
         self._lose(why)
         self._keeper.close()
@@ -189,12 +225,15 @@ def processes_of(procs: ProcMesh, device: str) -> Processes:
     """
     state = state_of(procs)
     with _making:
-        found = _known.get(state.uid)
+        found, generation = _known.get(state.uid), -1
         for uid, each in tuple(_known.items()):
             if each.has_ended:
                 _known.pop(uid).close()
+        if found is not None and found.left_out.isdisjoint(region_of(procs).ranks()) and not found.follow():
+            found.end(moved(state.name, "other hosts, and another mesh for tensors was made on them"))
+            generation, found = found.generation, None
         if found is None:
-            found = _known[state.uid] = Processes(as_it_is(ProcMesh(state, state.region)), device)
+            found = _known[state.uid] = Processes(as_it_is(ProcMesh(state, state.region)), device, generation)
         if found.device != device:
             raise ValueError(f"{state.name} holds tensors on {found.device} already: its meshes cannot be on {device}")
         return found
@@ -207,7 +246,7 @@ def shrunk(procs: ProcMesh, device: str) -> Processes:
         before = _known.pop(state.uid, None)
         generation = -1
         if before is not None:
-            before.end("it was shrunk, and its other processes are a mesh of their own now")
+            before.end(gone(state.name, "it was shrunk, and its other processes are a mesh of their own now"))
             generation = before.generation
         found = _known[state.uid] = Processes(procs, device, generation)
         return found

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from monarch_nb.lifecycle.healing import MeshHealer
-from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, ProcExited
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshResized, ProcExited
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done
 from monarch_nb.tensor.failure import Failure, ranks_text
@@ -62,6 +62,10 @@ class Keeper:
         listeners = self._engine.part(MeshEvents).listeners
         if self._heard in listeners:
             listeners.remove(self._heard)
+
+    def take_in(self, members: tuple[int, ...]) -> None:
+        """It has more members, behind those that it has."""
+        self._members = members
 
     @property
     def over(self) -> int:
@@ -184,6 +188,12 @@ class Keeper:
             hosts = [host_of(self._address(rank)) for rank in range(len(self._members))]
             if event.host in hosts:
                 self._gone(f"host {event.host} is lost")
+        elif (
+            isinstance(event, MeshResized)
+            and event.mesh is self._state
+            and not set(self._members) <= set(self._state.ranks)
+        ):
+            self._gone("it has shrunk")
 
     def _gone(self, reason: str) -> None:
         self.cut(reason)

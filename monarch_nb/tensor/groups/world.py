@@ -53,12 +53,14 @@ class World:
         self.connections = Connections()
         self.size = 0
         self._store: Any = None  # where this process keeps it
+        self._at: StoreAt | None = None
+        self._on_loopback = False  # the interface is this class's choice
         self._ours = False  # the default group of this process is this world
         self._meshes: dict[str, DeviceMesh] = {}
 
     def keep_store(self, one_host: bool) -> StoreAt:
-        """Starts the store, in the process of rank 0; another generation uses the same."""
-        if self._store is None:
+        """Starts the store, in the process of rank 0; another generation uses the same, unless it has more hosts."""
+        if self._at is None or (self._at.host == _LOOPBACK and not one_host):
             host = _LOOPBACK if one_host else _name()
             door = socket.create_server((_LOOPBACK if one_host else "", 0), backlog=2048)
             port = door.getsockname()[1]
@@ -81,6 +83,10 @@ class World:
         _share_cores(place.per_host)
         if at.host == _LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+            self._on_loopback = True
+        elif at.host != _LOOPBACK and self._on_loopback:
+            self._on_loopback = False
+            del os.environ["GLOO_SOCKET_IFNAME"]
         os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # connections have to be there to be known
         self.rank, self.size, self.generation = rank, len(place.members), place.generation
         c10d._world.group_count = 0  # the group's name has to be the same on all, also where an earlier attempt failed

@@ -1,0 +1,75 @@
+"""Meshes for tensors when their processes grow and shrink: they work, or say what to do; never a wrong value."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import monarch_nb
+from monarch_nb.actor import ProcMesh
+from monarch_nb.distributed import ContentsLostError, Mesh
+from monarch_nb.exceptions import DeviceMeshError
+from monarch_nb.job import ProcessJob
+from tests.cluster.fault_tools import SOON
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow, pytest.mark.usefixtures("host")]
+
+
+@pytest.fixture
+def procs() -> Iterator[ProcMesh]:
+    """On a host of a job that gives more."""
+    job = ProcessJob({"trainers": 1}, env={"MONARCH_NB_PRELOAD": "torch"})
+    try:
+        yield job.state(cached_path=None).trainers.spawn_procs(name="trainers")
+    finally:
+        job.kill()
+
+
+def test_a_mesh_for_tensors_keeps_its_tensors_when_its_processes_grow_and_another_one_has_them_all(
+    procs: ProcMesh, shown: list[object]
+) -> None:
+    before = Mesh.of(procs, ("dp",))
+    t = before.arange(6, sharding_spec=["dp"])
+    procs.grow(hosts=2)
+    assert (t * 2).sum().item() == 30
+    after = Mesh.of(procs, ("dp",))
+    assert (before.shape, after.shape) == ((1,), (3,))
+    assert after.arange(6, sharding_spec=["dp"]).sum().item() == 15
+    assert list(after.execute(len, after.arange(6, sharding_spec=["dp"])).values()) == [2, 2, 2]
+    assert (t + 1).sum().item() == 21, "what was there is there"
+    assert list(before.execute(len, t).values()) == [6]
+    assert after.bring(t).sum().item() == 15
+    part = after.slice(dp=2)
+    assert part.ones(4).sum().item() == 4
+
+    procs.shrink(hosts=[0])
+    for mesh in (before, after, part):
+        with pytest.raises(
+            ContentsLostError, match=r"trainers has shrunk\. Make a mesh for tensors on what it has now"
+        ):
+            (mesh.ones(3) + 1).sum().item()
+    with pytest.raises(DeviceMeshError, match="trainers has shrunk"):
+        t.sum().item()
+    rest = Mesh.of(procs, ("dp",))
+    assert rest.shape == (2,)
+    assert rest.arange(6, sharding_spec=["dp"]).sum().item() == 15
+
+    procs.grow(hosts=1)  # in the room of the one that has gone
+    again = Mesh.of(procs, ("dp",))
+    assert again.arange(6, sharding_spec=["dp"]).sum().item() == 15
+    assert rest.ones(2, sharding_spec=["dp"]).sum().item() == 2
+
+
+def test_what_is_left_after_a_shrink_goes_on_and_a_heal_of_what_was_says_what_to_do(
+    procs: ProcMesh, shown: list[object]
+) -> None:
+    procs.grow(hosts=1)
+    mesh = Mesh.of(procs, ("dp",))
+    t = mesh.ones(4, sharding_spec=["dp"])
+    assert t.sum().item() == 4
+    assert procs.shrink(hosts=-1).sizes["hosts"] == 1
+    alone = Mesh.of(procs, ("dp",))
+    assert alone.ones(4, sharding_spec=["dp"]).sum().item() == 4
+    monarch_nb.heal_mesh(mesh, timeout=SOON)
+    with pytest.raises(DeviceMeshError, match=r"trainers has (shrunk|other hosts)"):
+        mesh.ones(4).sum().item()
+    assert alone.ones(4, sharding_spec=["dp"]).sum().item() == 4
