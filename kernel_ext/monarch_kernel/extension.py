@@ -7,6 +7,7 @@ from typing import Any
 from monarch_nb.code import file_names
 from monarch_nb.connect import prestart
 from monarch_nb.lifecycle import notebook_mode
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.logs import Forwarding, MeshLogs
 from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
 from monarch_nb.store import store_of
@@ -20,6 +21,7 @@ from .dap import DebugBridge
 from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
+from .display.host_notices import show_notice
 from .display.notices import Notice, Notices
 from .files import cell_name
 from .forgotten import Forgotten
@@ -166,6 +168,7 @@ class _Attached:
         self.forgotten = Forgotten(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(engine), widgets, self._output.flush)
         notebook_mode(self.notices.show)
+        engine.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))
         self.prompt.install()
         self.stopping.install()
         self.forgotten.install()
@@ -181,6 +184,7 @@ class _Attached:
         if self._output.settle in self._front.ending:
             self._front.ending.remove(self._output.settle)
         self.notices.close()
+        self.engine.part(HostNotices).present(None)
         self.prompt.uninstall()
         self._reruns.close()
         self._notebook.close()

@@ -1,5 +1,6 @@
 """Hosts on this machine whose agents somebody else started: reached through run folders, watched by process id."""
 
+import contextlib
 import os
 import select
 import stat
@@ -17,7 +18,7 @@ from monarch_nb.host.linux import has_pidfd
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
-from monarch_nb.transport import TrustError, UnreachableError
+from monarch_nb.transport import TransportError, TrustError, UnreachableError
 from monarch_nb.wire import Done, agent_of
 
 _LOOK_S = 0.02  # between looks for a socket that is not there yet
@@ -76,8 +77,13 @@ class LocalHost:
         return ended
 
     def give_up(self, reason: str) -> None:
-        """Who started its agent ends it: no failure. Whoever still waits for an answer of it is told then."""
+        """Who started its agent ends it: no failure. Whoever still waits for an answer of it is told then.
+
+        It hears that this process leaves: SIGTERM, by which some engines kill, is no notice to a host that nobody uses.
+        """
         self._leaving = self._killed = True
+        with contextlib.suppress(TransportError):
+            self.engine.tell(agent_of(self.host), verbs.LEAVE, Done())
 
     def cut(self) -> None:
         """No connection leads to it that could break."""

@@ -1,5 +1,6 @@
 """One attached host: is its agent still the one we know, and does the connection stand?"""
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
-from monarch_nb.transport import DescriptorLimitError, Keys, knock, lost_here
+from monarch_nb.transport import DescriptorLimitError, Keys, TransportError, knock, lost_here
 from monarch_nb.wire import Done, Header, agent_of, host_of
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ _LOOK_S = 0.2
 _AWAY_S = 1.0  # between looks at a host that is lost; grows to
 _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
+_LEAVE_S = 0.1  # for a last word to go out
 
 
 class RemoteHost:
@@ -99,10 +101,15 @@ class RemoteHost:
         self._ended.set()
 
     def give_up(self, reason: str) -> None:
-        """Who started its agent is about to kill it: that is no failure. Whoever waits for an answer of it is told."""
+        """Who started its agent is about to kill it: that is no failure. Whoever waits for an answer of it is told.
+
+        It hears that this process leaves: SIGTERM, by which some engines kill, is no notice to a host that nobody uses.
+        """
         self.end()
+        with contextlib.suppress(TransportError):
+            self.engine.tell(self._agent, verbs.LEAVE, Done())
         fail_requests(self.engine, (self._agent,), reason)
-        self.engine.node.forget(self.host, reason, self.incarnation)
+        self.engine.later(_LEAVE_S, lambda: self.engine.node.forget(self.host, reason, self.incarnation))
 
     def lose(self, reason: str) -> None:
         """Who started its agent says that it has ended: it is lost now, before its silence would show it."""

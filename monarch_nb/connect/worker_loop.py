@@ -15,7 +15,9 @@ from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_fo
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.options import UNUSED
+from monarch_nb.host.preemption import END, LATE_S, UNKNOWN_S
 from monarch_nb.host.procs.reaper import end_all_descendants
+from monarch_nb.host.protocol import Notice
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
@@ -178,25 +180,47 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
     sys.exit(0)
 
 
+def _of_sigterm() -> Notice:
+    return Notice(by="SIGTERM")
+
+
 def run_worker_until_killed(
     address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None,
-    unused_s: float | None = None,
+    unused_s: float | None = None, find_out: Callable[[], Notice] = _of_sigterm,
 ) -> None:  # fmt: skip
-    """A worker until it is shut down, or SIGTERM kills it and all on it at once; without a key of this machine alone.
+    """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 
+    SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and tells them
+    what `find_out` gives, which may block. A second SIGTERM kills it.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
     nor left a mesh there, for `unused_s` seconds; None: never. Blocks.
     """
     adopts = become_subreaper()
     worker = _serve(private_key, TRUST_ALL, address, unused_s)
-    killed = False
+    killed, until = False, 0.0
 
     def kill(*_: object) -> None:
         nonlocal killed
         killed = True
         worker.kill()
 
-    signal.signal(signal.SIGTERM, kill)
+    def terminate(*_: object) -> None:
+        nonlocal until
+        if time.monotonic() < until:
+            kill()
+            return
+        until = time.monotonic() + UNKNOWN_S
+        threading.Thread(target=warn, args=(time.monotonic(),), name="monarch-notice", daemon=True).start()
+
+    def warn(since: float) -> None:
+        nonlocal until
+        notice = find_out()
+        if notice.seconds is not None:
+            until = since + notice.seconds + LATE_S
+        worker.handle.warn(notice)
+
+    signal.signal(END, kill)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         ready(worker.handle.host)
         worker.wait()

@@ -6,6 +6,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.engine.memory_host import MemoryHost
@@ -73,6 +75,7 @@ class Cluster:
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": self._host(f"m{number}") for number in range(hosts)}
         self._lost: set[str] = set()  # hosts
+        self._notices: dict[int, p.Notice] = {}  # the last one of each host
         self._closed = False
         local = Local("m0/c0.0.0")
         self._node = self._transport(local.address, lambda header, _, reason: engine.undelivered(header, reason))
@@ -140,6 +143,22 @@ class Cluster:
             raise ValueError("the controller runs on host 0: it cannot be killed")
         self._hosts[name].die()
         self._lose(name, "its machine is gone")
+        self.settle()
+
+    def preempt_host(self, number: int, seconds: float | None = None, by: str = "SIGTERM") -> None:
+        """Has a host give notice that it is about to be taken away, in so many seconds; `kill_host` does it then.
+
+        Owners of what is there are told by `__supervise__`.
+        """
+        self._notices[number] = p.Notice(by=by, seconds=seconds, at=self.now)
+        self._warn(number, self._notices[number])
+
+    def keep_host(self, number: int) -> None:
+        """The time of such a notice has passed, and the host is still there."""
+        self._warn(number, msgspec.structs.replace(self._notices[number], over=True))
+
+    def _warn(self, number: int, notice: p.Notice) -> None:
+        self._time.soon(partial(self._hosts[self._name(number)].warn, notice, self._engine.address))
         self.settle()
 
     def partition(self, *numbers: int) -> None:

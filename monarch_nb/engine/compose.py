@@ -13,6 +13,7 @@ from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
 from monarch_nb.lifecycle.handover import Handover
 from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.notices import HostNotices, Show, log_notice
 from monarch_nb.lifecycle.resizing import MeshResizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
@@ -45,6 +46,7 @@ class Role:
     root_id: str = "<root>"  # how code outside actors is named
     fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
     show: Callable[[MeshFailure], None] | None = None  # and of one that ends nothing
+    notice: Show = log_notice  # tells people of hosts that are about to be taken away
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
     await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
     python: str | None = None  # the interpreter it was asked to run with
@@ -81,7 +83,8 @@ def compose(
     logs = parts.add(MeshLogs, MeshLogs(engine, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
-    watcher = parts.add(ProcessWatcher, ProcessWatcher(engine, driver, events.tell))
+    notices = parts.add(HostNotices, HostNotices(engine, driver, events.tell, role.notice))
+    watcher = parts.add(ProcessWatcher, ProcessWatcher(engine, driver, events.tell, notices))
     versions = parts.add(ClassVersions, ClassVersions(engine))
     updates = parts.add(ReferenceUpdates, ReferenceUpdates(engine, driver, watcher, versions))
     registry = parts.add(

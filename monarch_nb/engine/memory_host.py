@@ -172,6 +172,11 @@ class MemoryHost:
             worker.kill(KILLED)
             self._gone(address, KILLED, signal=9)
 
+    def warn(self, notice: p.Notice, controller: str) -> None:
+        """Its engine is about to end it: all who use it hear of that, as the controller does."""
+        watching = set().union(*self._watchers.values()) - self._exits.keys()
+        self._sender.tell_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
+
     def die(self) -> None:
         """The machine is gone, with all on it; nobody is told."""
         for address, worker in tuple(self.workers.items()):

@@ -24,6 +24,7 @@ from monarch_nb.host.leases import Idleness, Leases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
 from monarch_nb.host.options import UNUSED, Options, parse, ready_text
+from monarch_nb.host.preemption import END, Preemption
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.procs.liveness import LivenessMonitor
@@ -85,6 +86,8 @@ class Agent:
         if options.dial is not None:
             self._dialler = Dialler(self._node, self._sender, options.dial, self._keys, options.insecure_loopback,
                                     self._service.introduction, self._loop.post)  # fmt: skip
+        self._preemption = Preemption(self._sender, service=self._service, later=self._loop.call_later,
+                                      give_up=self._give_up)  # fmt: skip
         self._watching_leases = False
         self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
         self._ending = False
@@ -101,9 +104,9 @@ class Agent:
         self._node.start()
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
-        terminated = "the host agent was terminated"
-        for signum in (signal.SIGTERM, signal.SIGINT)[: 2 if self._options.terminal else 1]:
-            signal.signal(signum, lambda *_: self._loop.post(lambda: self._give_up(terminated)))
+        signal.signal(signal.SIGTERM, lambda *_: self._loop.post(self._preemption.terminated))
+        for signum in (END, signal.SIGINT)[: 2 if self._options.terminal else 1]:
+            signal.signal(signum, lambda *_: self._loop.post(lambda: self._give_up("the host agent was terminated")))
         if self._options.prewarm:
             self._children.forker.prewarm()
         say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
@@ -200,7 +203,8 @@ class Agent:
 
     def _owner_pipe(self, _events: int) -> None:
         assert self._options.owner_fd is not None
-        if os.read(self._options.owner_fd, 4096):
+        if said := os.read(self._options.owner_fd, 4096):
+            self._preemption.said(said)
             return
         self._loop.unregister(self._options.owner_fd)
         self._node.settled(self._loop.post, self._owner_ended)  # what it said last may still be unread
@@ -221,6 +225,7 @@ class Agent:
         keeper = self._service.keeper
         if self._ownerless and not (self._ending or keeper.waits or keeper.comers.intersection(self._leases.owners)):
             self._give_up(_ORPHANED)
+        self._preemption.look_around()
 
     def _host_lost(self, host: str, reason: str, incarnation: int) -> None:
         self._node.forget(host, reason, incarnation)

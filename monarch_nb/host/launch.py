@@ -1,5 +1,6 @@
 """Starting a host agent from a controller: one subprocess in its own session, held by a pipe."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -10,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command
-from monarch_nb.host.protocol import Ready
+from monarch_nb.host.protocol import Notice, Ready
 from monarch_nb.transport import descriptors_for, is_descriptor_limit
 from monarch_nb.wire import json_decoder
 
@@ -54,6 +57,12 @@ class AgentHandle:
         """End it, and all on it, at once; blocks until it is gone. The run folder stays."""
         self._process.kill()
         self._process.wait()
+
+    def warn(self, notice: Notice) -> None:
+        """Has the agent tell all who use the host that its engine is about to end it; nothing where it has ended."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._process.stdin.fileno(), msgspec.json.encode(notice) + b"\n")
 
     def let_go(self) -> None:
         """It may outlive this process: it ends, and removes its folder, once nobody has anything there any more."""

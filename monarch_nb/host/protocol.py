@@ -164,6 +164,19 @@ class Lost(msgspec.Struct, frozen=True):
     losses: dict[str, int] = {}
 
 
+class Notice(Harmless, frozen=True, kw_only=True):
+    """host.notice: the engine of the sender's host is about to end it, or, where it is `over`, has not done so.
+
+    `by` says who, `seconds` how many were left when it was sent: None where nobody knows. `at` is when the notice came,
+    by the host's clock, the same in all that is told of one. The worker that keeps an agent writes it on its pipe.
+    """
+
+    by: str
+    seconds: float | None = None
+    at: float = 0.0
+    over: bool = False
+
+
 class Lease(msgspec.Struct, frozen=True):
     """agent.lease: `owner` lives; without another word within `seconds` its procs are stopped.
 

@@ -89,6 +89,18 @@ class Service:
         if header.method != REPLY:
             self._verbs.take(header, body)
 
+    @property
+    def used(self) -> bool:
+        """Whether somebody has, or has left, anything here."""
+        return bool(self._leases or self.keeper.waits or self.keeper.holders or self._children.alive())
+
+    def users(self) -> set[str]:
+        """All processes that have anything here, run here, or watch what runs here."""
+        alive = self._children.alive()
+        watching = (watcher for child in alive for watcher in child.watchers)
+        mine = (address for child in alive for address in (child.address, child.spec.owner))
+        return {*self._leases.owners, *self.keeper.holders, *watching, *mine} - {NOBODY}
+
     def _spawn(self, request: p.SpawnProcs, asker: Asker[p.Spawning]) -> None:
         owner = request.owner or asker.src
         count = len(request.ranks)

@@ -36,5 +36,6 @@ NEW_OWNER = Verb("proc.owner", p.NewOwner, p.Welcome, doc="meshes have another o
 STOLEN = Verb("controller.stolen", p.Stolen, doc="another controller has taken a mesh over")
 HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran there")
 HOST_CUT = Verb("host.cut", p.Lost, doc="a gateway's connection to hosts behind it is gone")
+HOST_NOTICE = Verb("host.notice", p.Notice, doc="the sender's host is about to be taken away, or stays after all")
 WHO = Verb("controller.who", p.HostState, p.Who, doc="may this host join, and which controller is it?")
 HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that has dialled is there")

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -36,6 +36,7 @@ class AdapterForm(msgspec.Struct):
     _options: dict[str, Any] = {}
     _patience: float | None = None
     _keep: float | None = None
+    _spares: tuple[str, ...] = ()
 
 
 class AdapterJob(JobTrait):
@@ -61,6 +62,7 @@ class AdapterJob(JobTrait):
         self._options = dict(options or {})
         self._patience = patience
         self._agents: dict[str, Agent] = {}
+        self._spares: tuple[str, ...] = ()  # names of agents that are part of no mesh
         self._folder = ""
         self._wish(meshes)
         self._restored()
@@ -118,7 +120,7 @@ class AdapterJob(JobTrait):
     def _names(self, mesh: str) -> list[str]:
         if not self._agents:
             return [f"{mesh}_{number}" for number in range(self._meshes[mesh])]
-        return [name for name in self._agents if mesh_of(name) == mesh]
+        return [name for name in self._agents if mesh_of(name) == mesh and name not in self._spares]
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
@@ -134,8 +136,11 @@ class AdapterJob(JobTrait):
             raise
 
     def _start(self, folder: Path) -> None:
-        names = tuple(name for mesh in self._meshes for name in self._names(mesh))
         roles = {mesh: self._role(mesh) for mesh in self._meshes}
+        spares = {mesh: [f"{mesh}_{role.hosts + one}" for one in range(role.spares)] for mesh, role in roles.items()}
+        names = tuple(name for mesh in self._meshes for name in (*self._names(mesh), *spares[mesh]))
+        self._spares = tuple(name for each in spares.values() for name in each)
+        roles = {mesh: msgspec.structs.replace(role, hosts=role.hosts + role.spares) for mesh, role in roles.items()}
         wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles, self._keep)
         self._agents = dict(self._adapter.start(wanted))
 
@@ -150,7 +155,7 @@ class AdapterJob(JobTrait):
         if [self._agents[name].join for name in names] == [HERE]:
             return this_host()
         coming = self._coming().hosts[mesh]
-        source = self._sources.setdefault(mesh, JobHosts(self, mesh))
+        source = self._sources[mesh]
         ids = source.hosts(coming.get()) if source.changed else coming
         hosts = HostMesh(mesh, ids, host_labels(names), owned=True, source=source)
         self._given.append(hosts)
@@ -159,10 +164,12 @@ class AdapterJob(JobTrait):
     def _coming(self) -> Arrival:
         if self._arrival is None or not self._arrival.belongs_here():
             roles = {mesh: self._role(mesh) for mesh in self._meshes}
-            self._sources, self._more = {}, []
-            self._arrival = Arrival(
-                self._adapter, self.running(dict(self._agents)), roles, self.known_as, self._patience
-            )
+            self._more = []
+            for source in self._sources.values():
+                source.close()
+            agents = {name: agent for name, agent in self._agents.items() if name not in self._spares}
+            self._arrival = Arrival(self._adapter, self.running(agents), roles, self.known_as, self._patience)
+            self._sources = {mesh: JobHosts(self, mesh) for mesh in self._meshes}
         return self._arrival
 
     @property
@@ -171,7 +178,13 @@ class AdapterJob(JobTrait):
         job = self._running
         if not isinstance(job, AdapterJob):
             return Progress(sum(self._meshes.values()), (), {})
-        return job._coming().progress
+        arrival = job._coming()
+        return job._with_spares(arrival.progress)
+
+    def _with_spares(self, progress: Progress) -> Progress:
+        spares = [source.spares for source in self._sources.values()]
+        there = tuple(name for each in spares for name in each.waiting())
+        return progress._replace(spares=there, wanted_spares=sum(each.wanted for each in spares))
 
     def wait(self, timeout: float | None = None, tell: Callable[[Progress], object] | None = None) -> Progress:
         """Blocks until all hosts have joined; `tell` is called with the progress each time it has changed.
@@ -185,7 +198,7 @@ class AdapterJob(JobTrait):
         arrival, deadline, last = job._coming(), None if timeout is None else time.monotonic() + timeout, ""
         try:
             while True:
-                decided, now = arrival.wait(_TELL_S), arrival.progress
+                decided, now = arrival.wait(_TELL_S), job._with_spares(arrival.progress)
                 if tell is not None and str(now) != last:
                     last = str(now)
                     tell(now)
@@ -198,7 +211,7 @@ class AdapterJob(JobTrait):
             raise
         for future in arrival.hosts.values():
             future.get(0)
-        return arrival.progress
+        return job._with_spares(arrival.progress)
 
     # -- what its hosts' source asks for (ElasticJob)
 
@@ -220,7 +233,8 @@ class AdapterJob(JobTrait):
     @property
     def arrivals(self) -> list[Arrival]:
         """How its hosts have come in."""
-        return [*([] if self._arrival is None else [self._arrival]), *self._more]
+        spares = [arrival for source in self._sources.values() for arrival in source.spares.arrivals]
+        return [*([] if self._arrival is None else [self._arrival]), *self._more, *spares]
 
     def arrived(self, arrival: Arrival) -> None:
         """More hosts come in."""
@@ -229,16 +243,23 @@ class AdapterJob(JobTrait):
     def running(self, agents: dict[str, Agent]) -> Running:
         """The job with some of its agents."""
         number, started = str(self._applied.apply_id), self._applied.started
-        return Running(number, self._folder, agents, self._options, self._kind, started)
+        spares = tuple(name for name in self._spares if name in agents)
+        return Running(number, self._folder, agents, self._options, self._kind, started, spares)
 
-    def keep_agents(self, agents: dict[str, Agent]) -> None:
-        """These are its agents from now on; they are written down, for who loads the job.
+    @property
+    def spare_agents(self) -> tuple[str, ...]:
+        """The names of those of its agents that are part of no mesh."""
+        return self._spares
+
+    def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
+        """These are its agents from now on, with other spares if so; they are written down, for who loads the job.
 
         Raises EngineError where it was killed meanwhile.
         """
         if not self._agents:
             raise EngineError("the job was killed")
         self._agents = agents
+        self._spares = tuple(name for name in (self._spares if spares is None else spares) if name in agents)
         if self._folder:
             self._job.save()
         if self._applied.path is not None:
@@ -265,12 +286,14 @@ class AdapterJob(JobTrait):
         return self._role(mesh)
 
     def _wishes(self) -> str:
-        return ", ".join(f"{name}={count}" for name, count in self._meshes.items())
+        spares = {name: self._role(name).spares for name in self._meshes}
+        more = {name: f" and {count} spare{'s' * (count != 1)}" for name, count in spares.items() if count}
+        return ", ".join(f"{name}={count}{more.get(name, '')}" for name, count in self._meshes.items())
 
     def _lost(self) -> str:
         if not self._agents:
             return "it has no hosts"
-        seen = self._adapter.look(self._job)
+        seen = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
         ended = {name: each.story for name, each in seen.items() if each.state == "ended"}
         return "; ".join(f"{name} {how}" for name, how in ended.items())
 
@@ -284,6 +307,8 @@ class AdapterJob(JobTrait):
     def _kill(self) -> None:
         for mesh in self._given:
             give_up(mesh, "its job was killed")
+        for source in self._sources.values():
+            source.close()
         for arrival in self.arrivals:
             arrival.stop("the job was killed")
         agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
@@ -295,7 +320,7 @@ class AdapterJob(JobTrait):
                 raise
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = ""
+        self._spares, self._folder = (), ""
         self._restored()
 
 
@@ -307,10 +332,10 @@ def running_jobs(kind: str) -> list[AdapterJob]:
     jobs = []
     for number, running in adapter_of(kind).running().items():
         meshes: dict[str, int] = {}
-        for name in running.agents:
+        for name in [name for name in running.agents if name not in running.spares]:
             meshes[mesh_of(name)] = meshes.get(mesh_of(name), 0) + 1
         job = AdapterJob(kind, meshes, options=running.options)
-        job._agents, job._folder = dict(running.agents), running.folder
+        job._agents, job._folder, job._spares = dict(running.agents), running.folder, running.spares
         job._applied = Applied(number, running.started)
         jobs.append(job)
     return jobs

@@ -49,6 +49,7 @@ class Running(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     kind: str = ""
     started: float = 0.0  # wall clock, seconds
+    spares: tuple[str, ...] = ()  # those of the agents that are part of no mesh
 
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""

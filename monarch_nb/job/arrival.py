@@ -75,6 +75,12 @@ class Arrival:
             missing = {name: self._stories[name] for name in self._job.agents if name not in self._joined}
             return Progress(len(self._job.agents), tuple(self._joined), missing)
 
+    @property
+    def joined(self) -> dict[str, str]:
+        """The ids of the hosts that have, by name."""
+        with self._changed:
+            return dict(self._joined)
+
     def wait(self, seconds: float) -> bool:
         """Blocks until something has changed, at most so long; whether all is decided."""
         with self._changed:

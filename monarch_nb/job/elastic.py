@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, mesh_of
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
+from monarch_nb.job.spares import Spares, tell_people
 from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.transport import held_back
@@ -36,8 +37,12 @@ class ElasticJob(Protocol):
     def agents(self) -> dict[str, Agent]:
         """By the names of their hosts; as the job's folder has them, which other processes share."""
 
-    def keep_agents(self, agents: dict[str, Agent]) -> None:
-        """These are its agents from now on; they are written down, for who loads the job.
+    @property
+    def spare_agents(self) -> tuple[str, ...]:
+        """The names of those of its agents that are part of no mesh."""
+
+    def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
+        """These are its agents from now on, with other spares if so; they are written down, for who loads the job.
 
         Raises EngineError where it was killed meanwhile.
         """
@@ -67,6 +72,10 @@ class JobHosts:
         self._lock = threading.Lock()
         self._came: list[str] = []
         self._went: set[str] = set()
+        self.spares = Spares(mesh, job.known_as, start=self._start_spares, drop=self._drop_spare)
+        agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
+        if wanted := job.role_of(mesh).spares or len(agents):
+            self.spares.follow(self._arrivals_of(agents), wanted)
 
     @property
     def changed(self) -> bool:
@@ -79,6 +88,37 @@ class JobHosts:
 
     def __str__(self) -> str:
         return self._job.known_as
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The ids of its spare hosts that can be used now. Does not block."""
+        return tuple(self.spares.waiting().values())
+
+    def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
+        """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
+        job, instead = self._job, dict[str, str]()
+        names = {host: name for arrival in job.arrivals for name, host in arrival.joined.items()}
+        taken = self.spares.take(len(dead))
+        with self._lock:
+            for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
+                job.arrived(arrival)
+                self._came.append(host)
+                instead[lost] = host
+                old = f"{names.get(lost, 'a lost host')} ({lost})"
+                tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
+            try:
+                job.keep_agents(job.agents, [name for name in job.spare_agents if name not in taken])
+            except (OSError, EngineError) as error:
+                tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
+        return instead
+
+    def refill(self) -> None:
+        """Asks the engine for the spares that are missing, in the background."""
+        self.spares.refill()
+
+    def close(self) -> None:
+        """The job is about to be killed, or is not used here any more: no host is asked for from now on."""
+        self.spares.close()
 
     def more(self, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
         """Asks the engine for so many hosts, or for one on each of these machines, and waits for them.
@@ -166,6 +206,33 @@ class JobHosts:
         self._job.arrived(arrival)
         asked.wait_for(arrival)
         return arrival
+
+    # -- spares
+
+    def _start_spares(self, count: int) -> dict[str, Arrival]:
+        with self._lock:
+            job, started = self._job.running(self._job.agents), dict[str, Agent]()
+            try:
+                wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), ())
+                started.update(self._job.adapter.add(job, wanted))
+                self._job.keep_agents({**job.agents, **started}, [*self._job.spare_agents, *started])
+                return self._arrivals_of(started)
+            except Exception:  # the job was killed meanwhile, say
+                self._end(job, started)
+                raise
+
+    def _drop_spare(self, name: str) -> None:
+        with self._lock:
+            job = self._job.running(self._job.agents)
+            self._end(job, {each: agent for each, agent in job.agents.items() if each == name})
+
+    def _arrivals_of(self, agents: dict[str, Agent]) -> dict[str, Arrival]:
+        """One for each: that one does not come is no matter of the others."""
+        job, roles = self._job, {self._mesh: self._job.role_of(self._mesh)}
+        return {
+            name: Arrival(job.adapter, job.running({name: agent}), roles, str(self), None)
+            for name, agent in agents.items()
+        }
 
     def _end(self, job: Running, agents: Agents) -> None:
         if not agents:

@@ -148,7 +148,7 @@ def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> Kuberne
     for name, said in meshes.items():
         if isinstance(said, Role):
             resources = {"resources": {"nvidia.com/gpu": said.gpus}} if said.gpus else {}
-            said = {"hosts": said.hosts, **resources}
+            said = {"hosts": said.hosts, "spares": said.spares, **resources}
         wanted = {**common, **({"hosts": said} if isinstance(said, int) else said)}
         image = {key: wanted.pop(key) for key in _OF_IMAGES if key in wanted}
         spec = ImageSpec(**image) if "image" in image else None

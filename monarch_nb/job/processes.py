@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.host.folders import base_folder
+from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.report import read_report
 
@@ -84,13 +85,13 @@ class Processes(JobAdapter):
                     "" if told is None else told.host)  # fmt: skip
 
     def kill(self, job: Running) -> None:
-        """Ends workers by SIGTERM, which ends all that is on their hosts; by SIGKILL if that does not help."""
+        """Ends workers with all that is on their hosts: not by SIGTERM, which would be notice of their end."""
         self.end(job.agents)
 
-    def end(self, agents: Agents, patience: float | None = None) -> None:
-        """Ends these workers, after `patience` seconds by SIGKILL, and blocks until they are gone."""
+    def end(self, agents: Agents, patience: float | None = None, first: Sequence[int] = (END,)) -> None:
+        """Ends these workers by the `first` signals, after `patience` seconds by SIGKILL. Blocks until gone."""
         deadline = time.monotonic() + (patience or _ENDING_S)
-        for signum in (signal.SIGTERM, signal.SIGKILL):
+        for signum in (*first, signal.SIGKILL):
             for agent in agents.values():
                 if self._alive(agent):
                     with contextlib.suppress(ProcessLookupError):

@@ -7,14 +7,21 @@ _NAMED = 4
 
 
 class Progress(NamedTuple):
-    """So many of `wanted` hosts have joined; `missing` says of each of the others what it waits for."""
+    """So many of `wanted` hosts have joined; `missing` says of each of the others what it waits for.
+
+    Spares are counted for themselves: nobody waits for them.
+    """
 
     wanted: int
     joined: tuple[str, ...]
     missing: Mapping[str, str]
+    spares: tuple[str, ...] = ()
+    wanted_spares: int = 0
 
     def __str__(self) -> str:
         head = f"{len(self.joined)}/{self.wanted} hosts joined"
+        if self.wanted_spares:
+            head += f", {len(self.spares)}/{self.wanted_spares} spare{'s' * (self.wanted_spares != 1)}"
         by_story: dict[str, list[str]] = {}
         for name, story in self.missing.items():
             by_story.setdefault(story, []).append(name)

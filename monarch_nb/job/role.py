@@ -16,6 +16,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """
 
     hosts: int = 1
+    spares: int = 0  # hosts more that join, and wait to take the place of one that is lost
     gpus: int | None = None  # on each host; the host is looked at when it joins, and one with fewer is refused
     cpus: int | None = None  # on each host
     memory: str = ""  # on each host, in the engine's own words: 64G
@@ -32,6 +33,8 @@ def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
         role = wanted if isinstance(wanted, Role) else Role(hosts=wanted)
         if isinstance(role.hosts, bool) or not isinstance(role.hosts, int) or role.hosts < 1:
             raise ValueError(f"{name}={role.hosts!r}: a mesh has a whole number of hosts, at least 1")
+        if isinstance(role.spares, bool) or not isinstance(role.spares, int) or role.spares < 0:
+            raise ValueError(f"{name}: spares={role.spares!r} must be a whole number of hosts, 0 for none")
         roles[name] = role
     return roles
 

@@ -37,4 +37,9 @@ class JobState:
         return sorted({*super().__dir__(), *self._hosts})
 
     def __repr__(self) -> str:
-        return f"JobState({', '.join(f'{name}={len(mesh)} hosts' for name, mesh in self._hosts.items())})"
+        return f"JobState({', '.join(_told(name, mesh) for name, mesh in self._hosts.items())})"
+
+
+def _told(name: str, mesh: HostMesh) -> str:
+    spares = len(mesh.spares)
+    return f"{name}={len(mesh)} hosts" + (f" and {spares} spare{'s' * (spares != 1)}" if spares else "")

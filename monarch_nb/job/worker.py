@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import threading
@@ -13,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from monarch_nb.connect import run_worker_until_killed
+from monarch_nb.host.preemption import END
+from monarch_nb.job.notice import of_engine
 from monarch_nb.job.report import own_addresses, report, write_report
 from monarch_nb.wire import json_decoder
 
@@ -29,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be a worker until the host is shut down, or killed by SIGTERM."""
+    """Be a worker until the host is shut down, or killed."""
     parser = argparse.ArgumentParser(prog="python -m monarch_nb.job.worker", description=__doc__)
     parser.add_argument("address", nargs="?", default=ANY, help="where to listen (default: any port, which is told)")
     parser.add_argument("--key", help="the file with the job's key; - reads it from stdin")
@@ -57,7 +58,7 @@ def _end_with(launcher: int) -> None:
     """Ends this process when the engine's own on this machine has ended without a word."""
     while os.getppid() == launcher:
         time.sleep(_LAUNCHER_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), END)
 
 
 def _secret(key: "str | Path | None") -> bytes | Path | None:
@@ -83,7 +84,7 @@ def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: s
         if told is not None:
             write_report(told, report(host, joins))
 
-    run_worker_until_killed(address, key, ready=tell, unused_s=keep)
+    run_worker_until_killed(address, key, ready=tell, unused_s=keep, find_out=of_engine)
 
 
 if __name__ == "__main__":

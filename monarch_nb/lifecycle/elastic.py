@@ -79,9 +79,20 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
     return Resized(record.name, dict(record.region.extent), going, tuple(names), shown, going)
 
 
-def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float) -> None:
-    """Other hosts in the place of some that are gone for good: new ones of the job. Raises NoMoreHostsError."""
+def spares_for(state: ProcState) -> tuple[str, ...]:
+    """The spare hosts that wait to take the place of one that the mesh has lost."""
     record = _record_of(state)
+    return () if record is None or record.source is None else record.source.waiting
+
+
+def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask: bool = True) -> bool:
+    """Other hosts in the place of some that are gone for good: spares, or if it may `ask`, new ones of the job.
+
+    Whether any was replaced. Raises NoMoreHostsError.
+    """
+    record = _record_of(state)
+    if not ask and (record is None or record.source is None):
+        return False
     if record is None:
         raise NoMoreHostsError(
             f"{state.name} has lost {', '.join(dead)}, and nothing is known here of who gives its hosts: load the job "
@@ -92,13 +103,26 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float) -> None
         instead = {host: record.instead[host] for host in dead if host in record.instead}  # another mesh has asked
         instead = {host: new for host, new in instead.items() if not operations().lost_hosts([new])}
         wanted = [host for host in dead if host not in instead]
-        if wanted:
-            instead.update(zip(wanted, giver.more(len(wanted), timeout), strict=True))
-        for host in wanted:
-            record.swap(host, instead[host])
-    resizer().replace(state, instead)
-    if wanted:
-        _aside(lambda: giver.let_go(wanted), "lost hosts are being let go")
+        spares = giver.take_spares(wanted) if wanted else {}
+        for host, new in spares.items():
+            record.swap(host, new)
+        if instead or spares:
+            resizer().replace(state, {**instead, **spares})
+        missing = [host for host in wanted if host not in spares] if ask else []
+        if missing:
+            asked = dict(zip(missing, giver.more(len(missing), timeout), strict=True))
+            for host, new in asked.items():
+                record.swap(host, new)
+            resizer().replace(state, asked)
+    gone = [*spares, *missing]
+
+    def tidy() -> None:
+        giver.let_go(gone)
+        giver.refill()
+
+    if gone:
+        _aside(tidy, "lost hosts are being let go")
+    return bool(instead or gone)
 
 
 # -- how --------------------------------------------------------------------------------------------------------

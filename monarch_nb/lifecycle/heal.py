@@ -33,8 +33,9 @@ def heal_mesh(
     with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
     were healed too often (3 times in 60 s).
 
-    With `replace` the job that gave the hosts is asked for others in the place of those that are lost, and what was
-    there is started on these. Raises NoMoreHostsError where they have not come in time: `timeout`, or ten minutes.
+    A spare host of the job takes the place of one that is lost, at once. With `replace` the job is asked for others
+    where there is no spare, and what was there is started on these. Raises NoMoreHostsError where they have not come in
+    time: `timeout`, or ten minutes.
 
     With `shrink` nothing is started: gives a smaller mesh for tensors, the largest slice of this one that no lost rank
     is in. This one is of no use any more then.
@@ -55,12 +56,13 @@ def heal_mesh(
     until = None if timeout is None else time.monotonic() + timeout
     for tried in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        replaced = replace and _replace(state, region.ranks(), left)
+        replaced = _replace(state, region.ranks(), left, ask=replace)
         try:
             runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
         except HealError:
             # The processes of a host may end before it is known that the host is lost.
-            if not replace or replaced or tried == ROUNDS - 1 or not _lost(state, region.ranks()):
+            others = (replace and not replaced) or _spares(state)
+            if not others or tried == ROUNDS - 1 or not _lost(state, region.ranks()):
                 raise
             continue
         kill = False
@@ -77,13 +79,19 @@ def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
     return operations().lost_hosts({procs.layout.host_of(rank) for rank in failed.intersection(ranks)})
 
 
-def _replace(state: MeshState, ranks: Collection[int], timeout: float | None) -> bool:
+def _replace(state: MeshState, ranks: Collection[int], timeout: float | None, *, ask: bool) -> bool:
     lost = _lost(state, ranks)
-    if lost:
-        from monarch_nb.lifecycle.elastic import replace_hosts
+    if not lost:
+        return False
+    from monarch_nb.lifecycle.elastic import replace_hosts
 
-        replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout)
-    return bool(lost)
+    return replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout, ask=ask)
+
+
+def _spares(state: MeshState) -> bool:
+    from monarch_nb.lifecycle.elastic import spares_for
+
+    return bool(spares_for(_procs(state)))
 
 
 def _procs(state: MeshState) -> ProcState:

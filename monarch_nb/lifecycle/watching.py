@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.routing.incarnations import new_incarnation
@@ -23,9 +24,11 @@ _AGAIN_MAX_S = 30.0
 class ProcessWatcher:
     """Takes what host agents tell of processes; on the reading thread."""
 
-    def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, engine: Runtime, driver: Driver, tell: Callable[[Event], None], notices: HostNotices
+    ) -> None:  # fmt: skip
         """`tell` is given what displays show of it."""
-        self._engine, self._driver, self._tell = engine, driver, tell
+        self._engine, self._driver, self._tell, self._notices = engine, driver, tell, notices
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._losses: dict[str, int] = {}  # the number of the last one of each host
@@ -94,6 +97,7 @@ class ProcessWatcher:
         late = 0 < loss <= self._over.get(host, 0)  # processes that came after it are known
         loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
         self._losses[host] = max(loss, self._losses.get(host, 0))
+        reason = self._notices.lost(host, reason)
         cause = Cause(kind="host", text=reason, host=host, at=time.time())
         procs = [state for state in tuple(self._engine.meshes.values()) if isinstance(state, ProcState)]
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}

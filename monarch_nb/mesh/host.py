@@ -73,6 +73,12 @@ class HostMesh(MeshTrait):
         return self._record.region if self.__region is None else self.__region
 
     @property
+    def spares(self) -> tuple[str, ...]:
+        """The ids of hosts that have joined besides, and wait to take the place of one that is lost; see `Role`."""
+        source = self._record.source
+        return () if source is None or self._record.ended else source.waiting
+
+    @property
     def region(self) -> Region:
         """The labels, sizes and ranks of the hosts."""
         return self._region
@@ -273,7 +279,9 @@ class HostMesh(MeshTrait):
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        return f"<HostMesh {self._record.name!r} {{{dims}}}>"
+        spares = len(self.spares)
+        more = f" and {spares} spare{'s' * (spares != 1)}" if spares else ""
+        return f"<HostMesh {self._record.name!r} {{{dims}}}{more}>"
 
 
 def this_host() -> HostMesh:

@@ -24,6 +24,16 @@ class HostSource(Protocol):
     def let_go(self, hosts: Sequence[str]) -> None:
         """Some of its hosts are not used any more, or are dead."""
 
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The ids of spare hosts that can be used now; does not block."""
+
+    def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
+        """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
+
+    def refill(self) -> None:
+        """Asks for the spares that are missing; does not block."""
+
     def __str__(self) -> str:
         """What people call it."""
 

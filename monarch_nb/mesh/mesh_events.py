@@ -89,6 +89,28 @@ class HostBack(Struct, frozen=True):
     host: str
 
 
+class HostNoticed(Struct, frozen=True):
+    """A host is about to be taken away; `text` says it to people, with what can be done."""
+
+    host: str
+    by: str
+    until: float | None  # wall clock; None where nobody knows
+    text: str
+
+
+class HostKept(Struct, frozen=True):
+    """It was not, and is as before."""
+
+    host: str
+    text: str
+
+
+class HostStory(Struct, frozen=True):
+    """What else people are to know of hosts: one has taken the place of another, a spare one is lost."""
+
+    text: str
+
+
 class RankPaused(Struct, frozen=True):
     """A thread has stopped in the debugger."""
 
@@ -128,6 +150,9 @@ Event = (
     | ProcResponsive
     | HostLost
     | HostBack
+    | HostNoticed
+    | HostKept
+    | HostStory
     | RankPaused
     | RankResumed
     | OwnerChanged

@@ -78,7 +78,9 @@ class Cluster:
         self._incidents.mesh_changed(event.uid)
 
     def _host(self, event: e.HostSeen) -> None:
-        fields = {"state": "lost" if event.why else "up", "why": event.why or None}
+        state = "lost" if event.why else "up"
+        fields: dict[str, Any] = {"state": state, "why": event.why or None}
+        fields.update(notice=event.notice or None, until=event.until or None)
         if event.name:
             fields["name"] = event.name
         if event.host in self._board.document["hosts"]:

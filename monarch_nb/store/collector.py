@@ -9,7 +9,9 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import (
     Event,
     HostBack,
+    HostKept,
     HostLost,
+    HostNoticed,
     MeshEvents,
     MeshResized,
     MeshSpawned,
@@ -131,7 +133,9 @@ class Collector:
                 self._put(e.Answers(*place_of(address), None, now()))
             case HostLost(host):
                 self._put(e.HostSeen(host, why="it cannot be reached"))
-            case HostBack(host):
+            case HostNoticed(host, by, until):
+                self._put(e.HostSeen(host, notice=by, until=until or 0.0))
+            case HostBack(host) | HostKept(host):
                 self._put(e.HostSeen(host))
             case RankPaused(session, mesh, rank, in_the_way=True):
                 place = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}
@@ -189,7 +193,7 @@ class Collector:
                 if not self._soon:
                     self._soon = True
                     self._engine.later(LOOK_S, self.look)
-            case Supervise(owner, failure):
+            case Supervise(owner, failure) if not failure.preempted:
                 self._failed(failure)
                 self._owner(failure.failure_id, owner, "asked")
             case RootFault(failure, telling):

@@ -14,11 +14,16 @@ FailureState = Literal["open", "healing", "healed", "stopped"]
 
 
 class HostSeen(msgspec.Struct, frozen=True):
-    """A host belongs to the cluster; `why` says that it is lost, "" that it is up."""
+    """A host belongs to the cluster; `why` says that it is lost, "" that it is up.
+
+    `notice` says who is about to take it away, `until` when that is, 0 where nobody knows.
+    """
 
     host: str
     name: str = ""
     why: str = ""
+    notice: str = ""
+    until: float = 0.0
 
 
 class Spawned(msgspec.Struct, frozen=True, kw_only=True):

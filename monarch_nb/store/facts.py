@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import RegionForm
@@ -86,6 +87,8 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
     for each in states:
         yield spawned(engine, each, ready=is_ready(each))
     if isinstance(procs, ProcState):
+        for noticed in engine.part(HostNotices).of(procs.hosts):
+            yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
         for rank in procs.ranks:
             address = procs.address(rank)
             if address in watcher.pids:

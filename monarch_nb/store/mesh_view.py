@@ -1,6 +1,7 @@
 """One mesh as the state has it, typed: what text and static HTML render."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from monarch_nb.shape import Region
 from monarch_nb.store.board import Document
 from monarch_nb.store.meshes import Mesh, Meshes
 from monarch_nb.store.rank import RankState
+from monarch_nb.supervision import notice_text
 
 
 class RankView(Struct, frozen=True):
@@ -35,6 +37,7 @@ class MeshView(Struct, frozen=True):
     on: str  # uid of the procs that actors are on, "" for procs
     actors: tuple[str, ...]  # names of the actor meshes that live on procs
     stopped: str  # why it was stopped, "" if it was not
+    notices: tuple[str, ...] = ()  # of its hosts that are about to be taken away
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -74,7 +77,20 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
         on=event.on,
         actors=tuple(actors.event.name for actors in above if actors is not None and not actors.ended),
         stopped=why if mesh.default == "stopped" else "",
+        notices=tuple(_notices(procs, document, region, now)),
     )
+
+
+def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Iterator[str]:
+    if not any(host.get("notice") for host in document["hosts"].values()):
+        return
+    event = procs.event
+    places = (procs.at(base) for base in region.ndslice)
+    for host in dict.fromkeys(event.hosts[place // event.per_host] for place in places if place >= 0 and event.hosts):
+        record = document["hosts"].get(host, {})
+        if record.get("notice"):
+            until = record.get("until")
+            yield notice_text(host, record["notice"], None if until is None else max(0.0, until - now))
 
 
 def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[int, ...], now: float) -> RankView:

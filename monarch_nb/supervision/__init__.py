@@ -20,10 +20,13 @@ from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, decode_failure
 from .hooks import UndeliverableMessage, log_failure
+from .intensity import Intensity
 from .machine import Machine, RootPolicy
 from .name import MeshName
+from .preemption import warned
 from .ranks import Extent, RankIncarnation, Selection
 from .records import MeshKind, MeshSpec, RankStatus, State
+from .report import notice_text
 
 __all__ = [
     "Action",
@@ -37,6 +40,7 @@ __all__ = [
     "HealError",
     "HealRefused",
     "Healed",
+    "Intensity",
     "Machine",
     "MeshFailure",
     "MeshKind",
@@ -59,4 +63,6 @@ __all__ = [
     "UndeliverableMessage",
     "decode_failure",
     "log_failure",
+    "notice_text",
+    "warned",
 ]

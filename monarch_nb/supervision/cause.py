@@ -20,6 +20,7 @@ CauseKind = Literal[
     "owner",  # who owned it is gone
     "left",  # this process has left it: it lives on without
     "taken",  # another controller has taken it over
+    "preemption",  # nothing yet: its host is about to be taken away, by whom `text` says
     "shrunk",  # its mesh has shrunk, and it is no part of it any more: not a failure
     "stopped",  # it was stopped: not a failure, but nothing can be called on it any more
 ]
@@ -41,6 +42,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler tells it
     traceback: str = ""
     at: float = 0.0
+    seconds: float | None = None  # of a preemption: how many were left at `at`, None where nobody knows
     chain: "Cause | None" = None
 
     @property

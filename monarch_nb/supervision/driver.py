@@ -246,6 +246,8 @@ class Driver(CallErrors):
         def failed(error: BaseException) -> None:
             text = "".join(format_exception(error))
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
+            if failure.preempted:  # which it cannot fail of
+                logger.warning("%s: __supervise__ raised while it was told of a preemption:\n%s", cell.instance, text)
             self._tell(OwnerSaid(failure.failure_id, owner, False))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
 

@@ -1,5 +1,6 @@
 """MeshFailure: the event that an owner's `__supervise__` is handed."""
 
+import time
 from collections.abc import Iterable
 from math import prod
 from typing import NoReturn
@@ -12,15 +13,18 @@ from monarch_nb.wire.plain import decode_plain
 from .cause import Cause
 from .name import MeshName
 from .ranks import Extent, where
-from .report import dump_text, error_text, event_text, facts, last_lines_text, unhandled
+from .report import dump_text, error_text, event_text, facts, last_lines_text, notice_text, unhandled
 
 _WIDTH = 120  # of the text that names ranks
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
 
 
 class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
-    """Some ranks of a mesh failed. `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit, and
-    `left` says how many ranks of that mesh have not failed (-1: all but those that this is about)."""
+    """Some ranks of a mesh failed, or, where it is `preempted`, their host is about to be taken away.
+
+    `crashed_ranks` count row-major in that mesh; `also` names other meshes it hit, and `left` says how many ranks of
+    that mesh have not failed (-1: all but those that this is about).
+    """
 
     mesh_name: str
     cause: Cause
@@ -45,8 +49,19 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def crashed_ranks(self) -> list[int]:
-        """The ranks that failed."""
-        return list(self.places)
+        """The ranks that failed; none, while their host is only about to be taken away."""
+        return [] if self.preempted else list(self.places)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether nothing has failed yet, and the host of these ranks is about to be taken away."""
+        return self.cause.kind == "preemption"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From now until that host is taken away; None where nobody knows, and for a failure."""
+        cause = self.cause
+        return None if cause.seconds is None else max(0.0, cause.at + cause.seconds - time.time())
 
     @property
     def host(self) -> str:
@@ -93,6 +108,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return f"monarch.attach({name!r}{', steal=True' * (kind == 'taken')}) comes back to it"
         if kind == "shrunk":
             return f"call {name}, or take a slice of it anew: what it has by now works"
+        if kind == "preemption":
+            return f"save what is there; once it is lost, heal_mesh({name}, replace=True) goes on with another host"
         if kind in ("stopped", "owner"):
             return f"{name} cannot be used again: spawn a new one"
         if self.healing:
@@ -124,6 +141,11 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
                 told.append(f"  mesh      {self.mesh_name}, {self.where}")
             told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
             return "\n".join([*told, f"  next      {self.next_step}"])
+        if self.preempted:
+            known = [("mesh", f"{self.mesh_name}, {self.where}"), ("affects", ", ".join(self.also))]
+            told = [notice_text(self.host, self.cause.text, self.seconds_left)]
+            told += [f"  {what:<9} {value}" for what, value in (*known, ("next", self.next_step)) if value]
+            return "\n".join(told)
         cause, owners = unhandled(self.cause)
         who = f"The {'proc' if self.procs else 'actor'} {cause.actor} and all its descendants have failed:"
         if cause.kind == "undeliverable":

@@ -191,7 +191,7 @@ class Machine(MeshQueries):
             return []
         owner, entry = done
         actions: list[Action] = []
-        if raised is not None or not handled:
+        if (raised is not None or not handled) and not entry.failure.preempted:
             failure = entry.failure
             cause = Cause(kind="unhandled", actor=owner.name, at=failure.at, chain=failure.cause)
             if raised is not None:

@@ -23,6 +23,12 @@ def ending(cause: Cause) -> str:
     return cause.text or "for an unknown reason"
 
 
+def notice_text(host: str, by: str, seconds: float | None) -> str:
+    """A host is about to be taken away: by whom, and how long it has."""
+    when = "soon; nobody knows when" if seconds is None else f"in {seconds:.0f} s"
+    return f"Host {host} is about to be taken away ({by}), {when}"
+
+
 def error_text(cause: Cause) -> str:
     """What went wrong, without saying to whom; what it came from follows, indented."""
     text = cause.traceback.rstrip() or cause.text or NO_REASON
@@ -34,6 +40,8 @@ def error_text(cause: Cause) -> str:
             return f"the process this actor was running on was killed: {text}"
         case "host":
             return f"the host {cause.host or 'it was on'} was lost" + (f": {cause.text}" if cause.text else "")
+        case "preemption":
+            return f"its host {cause.host} is about to be taken away: {cause.text}"
         case "init":
             return f"its __init__ raised:\n{text}"
         case "spawn":

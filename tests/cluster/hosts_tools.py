@@ -18,6 +18,7 @@ import monarch_nb.actor
 from monarch_nb import connect
 from monarch_nb.actor import Actor, MeshFailure, context, current_rank, endpoint
 from monarch_nb.host.bootstrap import command
+from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.leftovers import Before
 
@@ -182,7 +183,7 @@ class HostProcess:
         wait_until(removed)  # its procs, which end a moment later, may yet write there
 
     def close(self) -> None:
-        self.process.terminate()
+        self.process.send_signal(END)
         try:
             self.process.wait(SOON)
         finally:

@@ -100,6 +100,9 @@ class Cluster:
                 return 404, {"message": "the server could not find the requested resource"}
             if verb == "POST":
                 return self._post(path, body)
+            if verb == "DELETE" and "/pods/" in path:
+                self.delete_pod(path.rpartition("/")[2], body["gracePeriodSeconds"])
+                return 200, {"status": "Success"}
             if path.endswith("/pods"):
                 return 200, {"items": self._selected(query["labelSelector"][0])}
             if path.endswith("/log"):
@@ -138,7 +141,9 @@ class Cluster:
     def _deleted(self, thing: dict[str, Any]) -> None:
         if thing.get("kind") in ("MonarchMesh", "StatefulSet"):
             for name in [pod for pod in self.pods if pod.rpartition("-")[0] == thing["metadata"]["name"]]:
-                self.delete_pod(name)
+                self.pods[name]["metadata"]["deletionTimestamp"] = "now"
+                if name in self.processes:
+                    self.processes[name].terminate()
 
     def _selected(self, selector: str) -> list[dict[str, Any]]:
         wanted = dict(part.split("=") for part in selector.split(","))
@@ -192,12 +197,16 @@ class Cluster:
         [found] = [thing for path, thing in self.objects.items() if path.endswith(f"/secrets/{name}")]
         return base64.b64decode(found["data"][key])
 
-    def delete_pod(self, name: str) -> None:
+    def delete_pod(self, name: str, grace: float = 20.0) -> None:
         self.pods.pop(name)
         process = self.processes.get(name)
         if process is not None:
             process.terminate()
-            process.wait(20)
+            try:
+                process.wait(grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
 
     def evict(self, name: str) -> None:
         status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}

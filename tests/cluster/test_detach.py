@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.detach_tools import ROOT, SOON, Controller, come_back, files
 from tests.ports import free_port
@@ -179,7 +180,7 @@ def agents(place: Path) -> Iterator[tuple[Path, Callable[..., list[Any]]]]:
     for agent in started:
         assert agent.stdout is not None
         agent.stdout.close()
-        agent.terminate()
+        agent.send_signal(END)
         agent.wait(SOON)
 
 

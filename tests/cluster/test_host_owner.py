@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb.host import protocol, verbs
 from monarch_nb.host.bootstrap import command
+from monarch_nb.host.preemption import END
 from monarch_nb.wire import parse_address
 from monarch_nb.wire.header import Layout
 from tests.cluster.host_client import ROOT, Client, hosted, left_of, wait_until
@@ -131,7 +132,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         assert not alive(lost_pid)
         assert alive(kept_pid)
         assert process.poll() is None
-        process.terminate()
+        process.send_signal(END)
         assert process.wait(30) == 0
         wait_until(lambda: not alive(kept_pid) and not left_of(tmp_path / "r"))
     finally:

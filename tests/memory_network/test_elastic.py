@@ -25,7 +25,7 @@ from tests.cluster.fault_tools import until
 
 pytestmark = [pytest.mark.timeout(60)]
 
-HOSTS = 6
+HOSTS = 8
 
 
 class Worker(Actor):
@@ -204,6 +204,20 @@ class Source:
 
     def __init__(self, *hosts: str) -> None:
         self.hosts, self.back = list(hosts), list[str]()
+        self.spare: list[str] = []
+        self.refilled = 0
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        return tuple(self.spare)
+
+    def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
+        given = dict(zip(dead, self.spare, strict=False))
+        self.spare = self.spare[len(given) :]
+        return given
+
+    def refill(self) -> None:
+        self.refilled += 1
 
     def more(self, count: int, timeout: float) -> tuple[str, ...]:
         if count > len(self.hosts):
@@ -292,6 +306,27 @@ def test_another_host_comes_in_the_place_of_one_that_is_lost(
         heal_mesh(trainers, replace=True)
     procs.shrink(hosts=-1)
     assert hosts_of(trainers) == ["m0", "m1"]
+
+
+def test_a_spare_takes_the_place_of_a_lost_host_at_once_and_another_one_is_asked_for(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    procs = procs_of(trainers)
+    source.hosts = ["m6"]
+    procs.grow(hosts=1)
+    source.spare = ["m7"]
+    assert repr(fleet) == "<HostMesh 'fleet' {hosts=3} and 1 spare>"
+    simulated.kill_host(6)
+    simulated.failures.clear()
+    assert heal_mesh(trainers) is trainers  # nobody is asked for it
+    assert hosts_of(trainers) == ["m0", "m1", "m7"]
+    until(lambda: source.back == ["m6"] and source.refilled == 1)
+    assert repr(fleet) == "<HostMesh 'fleet' {hosts=3}>"
+    simulated.kill_host(7)
+    simulated.failures.clear()
+    with pytest.raises(NoMoreHostsError, match="job 7 has given 0 of 1"):
+        heal_mesh(trainers, replace=True)
+    procs.shrink(hosts=-1)
 
 
 def test_hosts_that_no_job_gives_do_not_become_more(procs: ProcMesh, hosts: HostMesh) -> None:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.runtime import runtime
 from monarch_nb.testing import Cluster
 from tests.cluster.fault_tools import until
 
@@ -68,12 +70,15 @@ class Job:
         self.adapter, self.folder = engine, folder
         self.agents: dict[str, Agent] = {"fleet_0": Agent("id of fleet_0"), "fleet_1": Agent("id of fleet_1")}
         self.arrivals: list[Arrival] = []
+        self.spare_agents: tuple[str, ...] = ()
+        self.role = Role()
         engine.agents.update(self.agents)
 
-    def keep_agents(self, agents: dict[str, Agent]) -> None:
+    def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
         if not self.agents:
             raise EngineError("the job was killed")
         self.agents = agents
+        self.spare_agents = tuple(name for name in spares or () if name in agents)
 
     def running(self, agents: dict[str, Agent]) -> Running:
         return Running("7", str(self.folder), dict(agents))
@@ -82,7 +87,7 @@ class Job:
         return AgentsWanted("7", tuple(names), self.folder, places=tuple(places))
 
     def role_of(self, mesh: str) -> Role:
-        return Role()
+        return self.role
 
     def arrived(self, arrival: Arrival) -> None:
         self.arrivals.append(arrival)
@@ -200,3 +205,49 @@ def test_a_folder_that_is_full_is_told_and_nothing_was_asked_for(hosts: JobHosts
     with pytest.raises(NoMoreHostsError, match=r"nothing has changed: \[Errno"):
         hosts.more(1, 20)
     assert engine.asked == []
+
+
+@pytest.fixture
+def told(job: Job) -> Iterator[list[str]]:
+    """What people are told of hosts; the second host of the job is a spare."""
+    job.role, job.spare_agents = Role(spares=1), ("fleet_1",)
+    (job.folder / "fleet_1.log").touch()  # it has written something
+    lines: list[str] = []
+    runtime().part(HostNotices).present(lambda event: lines.append(event.text))
+    yield lines
+    runtime().part(HostNotices).present(None)
+
+
+def test_spares_that_come_to_nothing_are_told_and_others_asked_for_only_a_few_times(
+    job: Job, engine: Engine, told: list[str]
+) -> None:
+    engine.ended = "has failed: no such image"
+    hosts = JobHosts(job, "fleet")
+    until(lambda: told and told[-1].endswith("has no spare host any more: 3 came to nothing within 600 s"), str(told))
+    assert [wanted.names for wanted in engine.asked] == [("fleet_2",), ("fleet_3",), ("fleet_4",)]
+    assert told[0] == "TestJob 7: the spare host fleet_1 has failed: no such image. No mesh was on it"
+    until(lambda: list(engine.agents) == list(job.agents) == ["fleet_0"], "they were let go")
+    assert hosts.waiting == ()
+    hosts.close()
+
+
+def test_a_spare_that_is_asked_for_while_the_job_is_killed_ends_at_once(
+    job: Job, engine: Engine, told: list[str]
+) -> None:
+    engine.may_answer.clear()
+    engine.ended = "has failed"
+    hosts = JobHosts(job, "fleet")
+    until(lambda: engine.asked, "another one is asked for")
+    hosts.close()
+    job.kill()
+    engine.may_answer.set()
+    until(lambda: engine.let_down == ["fleet_1", "fleet_2"], "it ends")
+    assert engine.agents == {}
+    assert len(told) == 1
+
+
+def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, told: list[str]) -> None:
+    engine.why, engine.ended = "the budget is spent", "has failed"
+    JobHosts(job, "fleet")
+    until(lambda: len(told) == 2, "it is told")
+    assert told[1] == "TestJob 7: there is no new spare host for fleet: the budget is spent"

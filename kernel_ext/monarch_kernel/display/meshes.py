@@ -28,8 +28,8 @@ def mesh_html(mesh: Any) -> str:
     stopped = f"stopped: {view.stopped}" if view.stopped else ""
     head = heading(view.name, f"{count} {what}", shape(view) if view.labels else "", where, actors, stopped)
     if count > MANY:
-        return framed(head, host_grid(view), legend(view), differences(view))
-    return framed(head, grid(view), legend(view), troubles(view))
+        return framed(head, host_grid(view), legend(view), differences(view), noticed(view))
+    return framed(head, grid(view), legend(view), troubles(view), noticed(view))
 
 
 def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
@@ -38,6 +38,8 @@ def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
     view = describe(mesh)
     if len(view.ranks) > ACROSS:
         printer.text(f"\n{kinds_text(view)}")
+    for line in view.notices:
+        printer.text(f"\n{line}")
 
 
 def host_grid(view: MeshView) -> str:
@@ -140,6 +142,11 @@ def troubles(view: MeshView) -> str:
     )
 
 
+def noticed(view: MeshView) -> str:
+    """Its hosts that are about to be taken away."""
+    return "".join(f'<div class="mnb-s">{escape(line)}</div>' for line in view.notices)
+
+
 def host_mesh_html(mesh: Any) -> str:
     """A mesh of hosts."""
     extent = mesh.extent
@@ -151,6 +158,7 @@ def host_mesh_html(mesh: Any) -> str:
         for at, name in enumerate(names[:LINES])
     ]
     more = [("…", f"{count - LINES} more")] if count > LINES else []
+    more += [("spare", host) for host in mesh.spares]
     head = heading(mesh.name, f"{count} host{'' if count == 1 else 's'}", dims)
     return framed(head, table(("where", "host"), [*rows, *more]))
 

@@ -1,9 +1,11 @@
 """Agents on the hosts that an MPI launcher starts them on."""
 
 import shlex
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.batch.shared import last_lines, look_again, prepare, seen_of, worker_line
 from monarch_nb.job.processes import Processes
@@ -51,8 +53,9 @@ class MPI(JobAdapter):
         return {name: seen_of(job, name, f", mpirun {now.story}") for name in job.agents}
 
     def kill(self, job: Running) -> None:
-        """Ends mpirun, which ends its ranks."""
-        self._processes.end(dict(list(job.agents.items())[:1]), 2 * _PATIENCE_S)
+        """Ends the ranks, by a signal that mpirun passes on to them; else mpirun, which ends them."""
+        launcher = dict(list(job.agents.items())[:1])
+        self._processes.end(launcher, 2 * _PATIENCE_S, (END, signal.SIGTERM))
 
     def running(self) -> Mapping[str, Running]:
         """Those whose folders this machine has."""

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import AgentsWanted
 from monarch_nb.job.batch.shared import worker_line
 
@@ -40,7 +41,15 @@ def script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -
     work = f"{_SRUN.format(nodes=len(names))} {worker_line(wanted, file, 'SLURM_PROCID', '$SLURMD_NODENAME')}"
     client = given.get("client_script")
     if client is None or number:
-        return "\n".join([*lines, f"exec {work}", ""])
+        # SIGTERM is for the agents, which Slurm sends it as well: srun would answer it by killing them at once.
+        return "\n".join([
+            *lines,
+            "set -m; trap : TERM",
+            f"{work} &",
+            "while wait $!; status=$?; [ $status -gt 128 ] && kill -0 $! 2>/dev/null; do :; done",
+            "exit $status",
+            "",
+        ])  # fmt: skip
     python, job_file = shlex.quote(str(given.get("python", "python3"))), shlex.quote(str(wanted.folder / "batch.json"))
     return "\n".join([
         *lines,
@@ -48,7 +57,7 @@ def script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -
         f"until [ -s {job_file} ]; do sleep 0.2; done",
         f"MONARCH_BATCH_JOB=1 MONARCH_NB_BATCH_JOB={job_file} {python} {shlex.quote(str(client))}",
         "status=$?",
-        "scancel --quiet --signal=TERM $SLURM_JOB_ID; wait",
+        f"scancel --quiet --signal={END.name[3:]} $SLURM_JOB_ID; wait",
         "exit $status",
         "",
     ])  # fmt: skip

@@ -1,5 +1,6 @@
 """Agents on nodes that Slurm gives: one on each, started by srun inside a batch job."""
 
+import contextlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
+from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.batch.script import script
 from monarch_nb.job.batch.shared import ask, last_lines, look_again, prepare, seen_of
@@ -90,6 +92,8 @@ class Slurm(JobAdapter):
         numbers = list(dict.fromkeys(map(_number, job.agents.values())))
         if not numbers:
             return
+        with contextlib.suppress(EngineError):  # one that waits has nothing to end; to others SIGTERM would be notice
+            ask(["scancel", "--quiet", f"--signal={END.name[3:]}", *numbers], _PACKAGE)
         ask(["scancel", "--quiet", *numbers], _PACKAGE)
         deadline = time.monotonic() + _KILL_S
         while time.monotonic() < deadline and any(self._lives(number) for number in numbers):

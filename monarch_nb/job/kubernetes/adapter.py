@@ -1,6 +1,7 @@
 """Agents in pods: what asks the cluster's API for them, looks at them and ends them."""
 
 import base64
+import contextlib
 import subprocess
 import threading
 from collections import Counter
@@ -25,6 +26,7 @@ from monarch_nb.job.kubernetes.pods import life_of, rank_of, seen_of
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.runtime import runtime
 
+_KILL_S = 1
 _FORWARDING = "Forwarding from 127.0.0.1:"
 
 
@@ -236,10 +238,21 @@ class Kubernetes(JobAdapter):
             ):
                 try:
                     found = call(job.options, "GET", path)
-                    if ((found.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) == job.job:
-                        call(job.options, "DELETE", path)
+                    if ((found.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) != job.job:
+                        continue
+                    call(job.options, "DELETE", path)
                 except NotThereError:
                     continue
+                if f"/{make.PLURAL}/" in path or "/statefulsets/" in path:
+                    self._end_pods(job, config["selector"])
+
+    @staticmethod
+    def _end_pods(job: Running, selector: str) -> None:
+        """Pods end now, rather than to take SIGTERM for notice; where that may not be asked for, after their grace."""
+        path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
+        with contextlib.suppress(EngineError):
+            for pod in call(job.options, "GET", path, query=[("labelSelector", selector)]).get("items") or ():
+                call(job.options, "DELETE", f"{path}/{pod['metadata']['name']}", body={"gracePeriodSeconds": _KILL_S})
 
     def _forward(self, job: Running, name: str, address: str) -> str:
         port = address.rpartition(":")[2]

@@ -55,9 +55,9 @@ class KubernetesJob(AdapterJob):
         self, name: str, num_replicas: int, label_selector: str | None = None, pod_rank_label: str = RANK_LABEL,
         image_spec: ImageSpec | None = None, port: int = 26600, pod_template: Any = None,
         labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None, *,
-        secret: str | None = None,
+        secret: str | None = None, spares: int = 0,
     ) -> None:  # fmt: skip
-        """A mesh of so many pods, of ranks 0 to `num_replicas` - 1.
+        """A mesh of so many pods, of ranks 0 to `num_replicas` - 1; the `spares` have the ranks behind these.
 
         With `image_spec`, or a `pod_template` (a V1PodTemplateSpec, or the same as plain data), they are made, with
         `labels` and `annotations` on the resource. Else they are found by `label_selector`, by default those of a
@@ -88,7 +88,7 @@ class KubernetesJob(AdapterJob):
         if pod_template is not None:
             config["pod_template"] = _plain(pod_template)
         self._options = {**self._options, "meshes": {**self._options["meshes"], name: config}}
-        self._wish({**{mesh: self._role(mesh) for mesh in self._meshes}, name: Role(hosts=num_replicas)})
+        self._wish({**{mesh: self._role(mesh) for mesh in self._meshes}, name: Role(hosts=num_replicas, spares=spares)})
 
 
 def _plain(template: Any) -> dict[str, Any]:

@@ -4,9 +4,12 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from monarch_nb.host.preemption import GRACE
+
 GROUP, VERSION, PLURAL = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
 RANK_LABEL = "apps.kubernetes.io/pod-index"
 JOB_LABEL = "monarch-nb/job"
+_GRACE_S = 30  # what Kubernetes takes where a pod does not say
 _FOLDER = "/var/run/monarch-nb"
 _VOLUME = "monarch-key"
 
@@ -49,6 +52,8 @@ def pod_template(mesh: str, wanted: Mapping[str, Any], env: Mapping[str, str]) -
         worker["args"] = [f"tcp://0.0.0.0:{wanted['port']}", "--key", f"{_FOLDER}/key"]
     mounts = [{"name": _VOLUME, "mountPath": _FOLDER, "readOnly": True}]
     variables: list[dict[str, Any]] = [{"name": "MONARCH_PORT", "value": str(wanted["port"])}]
+    if all(each.get("name") != GRACE for each in worker.get("env", ())):
+        variables.append({"name": GRACE, "value": str(spec.get("terminationGracePeriodSeconds", _GRACE_S))})
     variables += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(mesh), "key": f"env-{name}"}}} for name in env
     ]

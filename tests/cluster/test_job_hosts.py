@@ -1,0 +1,126 @@
+"""Hosts of a job that are told of their end, and those that wait to take the place of one that is lost."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint, heal_mesh
+from monarch_nb.host.preemption import GRACE
+from monarch_nb.job import ProcessJob, Role, job_load
+from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.runtime import runtime
+from tests.cluster.fault_tools import SOON, until
+from tests.cluster.worker_tools import light_host, where  # noqa: F401 - a fixture
+from tests.processes import alive
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
+
+
+def pid_of(job: ProcessJob, name: str) -> int:
+    return int(job._agents[name].id.partition("@")[0])
+
+
+class Keeper(Actor):
+    """Owns trainers on hosts of a job."""
+
+    def __init__(self, hosts: HostMesh) -> None:
+        self.trainers = where(hosts.spawn_procs(name="trained"))
+        self.told: list[tuple[bool, list[int], float | None]] = []
+
+    @endpoint
+    def pid(self) -> int:
+        return int(self.trainers.pid.call_one().get(SOON))
+
+    @endpoint
+    def heard(self) -> list[tuple[bool, list[int], float | None]]:
+        return self.told
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.append((failure.preempted, failure.crashed_ranks, failure.seconds_left))
+        return True
+
+
+@pytest.fixture
+def notices() -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    runtime().part(HostNotices).present(None)
+
+
+def test_sigterm_is_notice_to_all_who_use_a_host_and_a_second_one_ends_it(host: Any, notices: list[str]) -> None:
+    job = ProcessJob({"trainers": 1}, env={GRACE: "40"})
+    try:
+        hosts = job.state(cached_path=None).trainers
+        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
+        beside = host.spawn_procs(name="beside")
+        keeper = beside.spawn("keeper", Keeper, hosts)
+        pid, worker = keeper.pid.call_one().get(SOON), pid_of(job, "trainers_0")
+        os.kill(worker, signal.SIGTERM)
+        until(lambda: keeper.heard.call_one().get(SOON), "the notice")
+        [(preempted, ranks, left)] = keeper.heard.call_one().get(SOON)
+        assert (preempted, ranks) == (True, [])
+        assert 35 < left <= 40
+        assert keeper.pid.call_one().get(SOON) == pid, "all goes on"
+        until(lambda: notices, "the controller's")
+        assert "is about to be taken away (SIGTERM), in 40 s" in notices[0]
+        os.kill(worker, signal.SIGTERM)
+        until(lambda: not alive(worker) and not alive(pid), "its end")
+        until(lambda: len(keeper.heard.call_one().get(SOON)) == 2, "the failure")
+        assert keeper.heard.call_one().get(SOON)[1][:2] == (False, [0])
+        beside.stop().get(SOON)
+    finally:
+        job.kill()
+
+
+def test_a_host_of_a_job_that_nobody_uses_ends_at_the_first_sigterm() -> None:
+    job = ProcessJob({"trainers": 1})
+    job.apply()
+    try:
+        worker = pid_of(job, "trainers_0")
+        until(lambda: job._adapter.look(job._job)["trainers_0"].host, "it listens")
+        os.kill(worker, signal.SIGTERM)
+        until(lambda: not alive(worker), "its end")
+    finally:
+        job.kill()
+
+
+def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, shown: list[Any]
+) -> None:
+    job = ProcessJob({"trainers": Role(hosts=2, spares=1)})
+    assert repr(job) == "<ProcessJob trainers=2 and 1 spare>"
+    path = str(tmp_path / "job.json")
+    try:
+        with caplog.at_level(logging.WARNING, "monarch_nb.job"):
+            state = job.state(cached_path=path)
+            trainers = where(state.trainers.spawn_procs(name="trained"))
+            pids = list(trainers.pid.call().get(SOON).values())
+            assert len(pids) == 2
+            until(lambda: state.trainers.spares, "the spare")
+            assert str(job.progress) == "2/2 hosts joined, 1/1 spare"
+            assert repr(state) == "JobState(trainers=2 hosts and 1 spare)"
+            [spare] = state.trainers.spares
+            os.kill(pid_of(job, "trainers_1"), signal.SIGKILL)
+            with pytest.raises(SupervisionError):
+                until(lambda: trainers.pid.call().get(SOON) is None, "its end")
+            begun = time.monotonic()
+            assert heal_mesh(trainers, timeout=SOON) is trainers
+            print(f"healed onto the spare after {time.monotonic() - begun:.2f} s")
+            assert len(trainers.pid.call().get(SOON)) == 2
+            assert f"the spare host trainers_2 ({spare}) took the place of trainers_1" in caplog.text
+            until(lambda: job.progress.spares == ("trainers_3",), "another spare")
+            assert {*job._agents} == {"trainers_0", "trainers_2", "trainers_3"}
+            assert job_load(path)._names("trainers") == ["trainers_0", "trainers_2"]
+            os.kill(pid_of(job, "trainers_3"), signal.SIGKILL)
+            until(lambda: "the spare host trainers_3" in caplog.text, "it is told")
+            until(lambda: job.progress.spares == ("trainers_4",), "another spare")
+            assert len(trainers.pid.call().get(SOON)) == 2
+            workers = [pid_of(job, name) for name in job._agents]
+    finally:
+        job.kill()
+    assert not any(map(alive, workers))

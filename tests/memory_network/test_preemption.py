@@ -1,0 +1,151 @@
+"""A host that is about to be taken away: owners hear of it before anything fails, and can use the time."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
+from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.runtime import runtime
+from monarch_nb.testing import Cluster
+
+pytestmark = [pytest.mark.timeout(60)]
+HOSTS = 3
+
+
+class Trainer(Actor):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @endpoint
+    def step(self) -> int:
+        self.steps += 1
+        return self.steps
+
+    @endpoint
+    def save(self) -> int:
+        return self.steps
+
+
+class Keeper(Actor):
+    """Owns trainers, and saves those that are about to go."""
+
+    def __init__(self, hosts: HostMesh, how: str) -> None:
+        self.how = how
+        self.procs = hosts.spawn_procs(name="trained")
+        self.trainers = self.procs.spawn("trainers", Trainer)
+        self.told: list[tuple[bool, list[int], str, float | None]] = []
+        self.saved: list[int] = []
+        self.last = ""
+
+    @endpoint
+    def step(self) -> list[int]:
+        return list(self.trainers.step.call().get(20).values())
+
+    @endpoint
+    def heard(self) -> tuple[list[tuple[bool, list[int], str, float | None]], list[int]]:
+        return self.told, self.saved
+
+    @endpoint
+    def text(self) -> str:
+        return self.last
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        left = failure.seconds_left
+        seconds = None if left is None else round(left)
+        self.told.append((failure.preempted, failure.crashed_ranks, failure.where, seconds))
+        self.last = failure.report()
+        if self.how == "raises":
+            raise ValueError("no")
+        if failure.preempted:
+            self.saved += self.trainers.slice(hosts=1).save.call().get(20).values()
+        return self.how == "handles"
+
+
+@pytest.fixture
+def hosts(simulated: Cluster) -> HostMesh:
+    return simulated.hosts().slice(hosts=slice(0, 2))
+
+
+@pytest.fixture
+def shown(simulated: Cluster) -> Iterator[list[str]]:
+    """What people are told."""
+    lines: list[str] = []
+    notices = runtime().part(HostNotices)
+    notices.present(lambda event: lines.append(event.text))
+    yield lines
+    notices.present(None)
+
+
+@pytest.fixture
+def keeper(simulated: Cluster) -> Iterator[Callable[[HostMesh, str], Any]]:
+    """Makes an owner of trainers on some hosts."""
+    made: list[ProcMesh] = []
+
+    def make(hosts: HostMesh, how: str) -> Any:
+        made.append(simulated.this_host().spawn_procs({"one": 1}, name="beside"))
+        return made[-1].spawn("keeper", Keeper, hosts, how).slice(one=0)
+
+    yield make
+    for procs in made:
+        procs.stop().get(20)
+
+
+@pytest.mark.parametrize("how", ["handles", "does not handle", "raises"])
+def test_the_owner_is_told_with_the_seconds_left_and_whatever_it_does_nothing_fails_of_it(
+    simulated: Cluster, keeper: Callable[[HostMesh, str], Any], hosts: HostMesh, how: str
+) -> None:
+    owner = keeper(hosts, how)
+    assert owner.step.call_one().get(20) == [1, 1]
+    simulated.preempt_host(1, 30)
+    told, saved = owner.heard.call_one().get(20)
+    assert told == [(True, [], "hosts=1", 30)]
+    assert saved == ([1] if how != "raises" else [])
+    assert owner.step.call_one().get(20) == [2, 2]
+    assert simulated.failures == []
+
+
+def test_a_failure_that_follows_is_told_as_ever_and_says_how_long_ago_the_notice_was(
+    simulated: Cluster, keeper: Callable[[HostMesh, str], Any], shown: list[str]
+) -> None:
+    owner = keeper(simulated.hosts().slice(hosts=slice(0, 3, 2)), "handles")
+    owner.step.call_one().get(20)
+    simulated.preempt_host(2, 30, "the night")
+    simulated.kill_host(2)
+    told, _ = owner.heard.call_one().get(20)
+    assert [(preempted, ranks) for preempted, ranks, _, _ in told] == [(True, []), (False, [1])]
+    assert re.search(r"its machine is gone, 0 s after the notice of that \(the night\)", owner.text.call_one().get(20))
+    simulated.keep_host(2)  # too late
+    assert len(shown) == 1
+
+
+def test_people_are_told_which_host_how_long_it_has_and_what_to_do(
+    simulated: Cluster, hosts: HostMesh, shown: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    procs = hosts.spawn_procs(name="trained")
+    procs.spawn("trainers", Trainer).step.call().get(20)
+    simulated.preempt_host(1, 30, "Slurm job 7 has reached its time limit")
+    simulated.preempt_host(0)
+    assert shown == [
+        """Host m1 is about to be taken away (Slurm job 7 has reached its time limit), in 30 s:
+  trained, hosts=1 with trainers
+  next: save what is there; trained.shrink(hosts=[1]) goes on without it; once it is lost, heal_mesh(trained, \
+replace=True) takes another host""",
+        """Host m0 is about to be taken away (SIGTERM), soon; nobody knows when:
+  trained, hosts=0 with trainers
+  next: save what is there; trained.shrink(hosts=[0]) goes on without it; once it is lost, heal_mesh(trained, \
+replace=True) takes another host""",
+    ]
+    simulated.keep_host(1)
+    assert shown[2:] == ["Host m1 was to be taken away (Slurm job 7 has reached its time limit), and is still there: "
+                         "it is as before"]  # fmt: skip
+    simulated.keep_host(1)  # it is told once
+    assert len(shown) == 3
+    runtime().part(HostNotices).present(None)
+    with caplog.at_level(logging.WARNING):
+        simulated.preempt_host(1, 5)
+    assert "Host m1 is about to be taken away (SIGTERM), in 5 s" in caplog.text
+    procs.stop().get(20)

@@ -1,0 +1,159 @@
+"""Notices of preemption: what an agent makes of them, and how many seconds an engine leaves."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch_nb.host import preemption
+from monarch_nb.host.preemption import LATE_S, UNKNOWN_S, Preemption, grace
+from monarch_nb.host.protocol import Notice
+from monarch_nb.job.notice import of_slurm
+
+pytestmark = pytest.mark.timeout(10)
+
+
+class Host:
+    """The agent around it: who uses it, what they were told, and whether it has ended."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.using = {"c/1", "h1/p"}
+        self.told: list[tuple[str, float | None, bool]] = []
+        self.ended: list[str] = []
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        sender: Any = self
+        self.preemption = Preemption(
+            sender, service=self, later=self.later, give_up=self.ended.append, now=lambda: self.now
+        )
+
+    @property
+    def used(self) -> bool:
+        return bool(self.using)
+
+    def users(self) -> set[str]:
+        return set(self.using)
+
+    def tell_all(self, addresses: set[str], verb: Any, notice: Notice) -> None:
+        self.told += [(address, notice.seconds, notice.over) for address in sorted(addresses)]
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.due.append((self.now + seconds, call))
+
+    def passes(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [entry for entry in self.due if entry[0] <= end]:
+            first = min(due, key=lambda entry: entry[0])
+            self.due.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = end
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.delenv(preemption.GRACE, raising=False)
+    return Host()
+
+
+def line(**said: Any) -> bytes:
+    return msgspec.json.encode(Notice(by="Slurm", **said)) + b"\n"
+
+
+def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
+    host.preemption.said(line(seconds=30.0))
+    assert host.told == [("c/1", 30, False), ("h1/p", 30, False)]
+    host.passes(29)
+    assert host.ended == []
+    assert len(host.told) == 2
+
+
+def test_who_comes_later_is_told_what_is_left(host: Host) -> None:
+    host.preemption.said(line(seconds=30.0))
+    host.told.clear()
+    host.using.add("c/2")
+    host.passes(10)
+    assert host.told == [("c/2", 29.5, False)]
+
+
+def test_a_host_that_nobody_uses_ends_at_once_and_one_that_is_left_then(host: Host) -> None:
+    host.preemption.said(line())
+    host.using.clear()
+    host.passes(1)
+    assert len(host.ended) == 1
+    idle = Host()
+    idle.using.clear()
+    idle.preemption.terminated()
+    assert len(idle.ended) == 1
+    assert host.told[2:] == idle.told == []
+
+
+def test_a_second_sigterm_ends_it_at_once(host: Host) -> None:
+    host.preemption.terminated()
+    assert host.ended == []
+    host.preemption.terminated()
+    assert host.ended == ["the host agent was terminated"]
+
+
+@pytest.mark.parametrize(("seconds", "passed"), [(30.0, 30 + LATE_S), (None, UNKNOWN_S)])
+def test_a_notice_that_nothing_follows_passes_and_the_host_is_as_before(
+    host: Host, seconds: float | None, passed: float
+) -> None:
+    host.preemption.terminated()
+    host.preemption.given(Notice(by="spot", seconds=seconds))
+    host.told.clear()
+    host.passes(passed - 1)
+    assert host.told == []
+    host.passes(2)
+    assert host.told == [("c/1", seconds, True), ("h1/p", seconds, True)]
+    host.told.clear()
+    host.preemption.terminated()  # the first again
+    assert host.ended == []
+    assert host.told == [("c/1", None, False), ("h1/p", None, False)]
+
+
+def test_two_notices_at_once_are_one_and_the_better_word_counts(host: Host) -> None:
+    host.preemption.terminated()
+    host.preemption.said(line(seconds=20.0))
+    host.preemption.said(line())
+    assert [seconds for _, seconds, _ in host.told] == [None, None, 20, 20]
+
+
+def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
+    host.preemption.said(b'\xff{}\n[]\n{"by": 3}\n')
+    assert host.told == []
+    host.passes(UNKNOWN_S + 1)
+    assert host.ended == []
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("30", 30), ("1.5", 1.5), ("", None), ("soon", None), ("-3", None),
+                                               ("inf", None), ("nan", None)])  # fmt: skip
+def test_the_environment_of_an_agent_may_say_how_long_its_engine_waits(said: str, seconds: float | None) -> None:
+    assert grace({preemption.GRACE: said} if said else {}) == seconds
+
+
+NOW = datetime.fromisoformat("2024-05-06T10:00:00").timestamp()
+CONFIG = "Configuration data as of 2024-05-06T10:00:00\nKillOnBadExit           = 0\nKillWait                = 30 sec\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "by", "seconds"),
+    [
+        ("JobState=RUNNING EndTime=2024-05-06T10:02:00 PreemptTime=None", "ends soon", 120),
+        ("JobState=RUNNING EndTime=2024-05-06T10:00:45 PreemptTime=2024-05-06T09:59:45", "is preempted", 45),
+        ("JobState=RUNNING EndTime=Unknown", "ends soon", None),
+        ("JobState=COMPLETING EndTime=2024-05-06T10:00:00", "is being ended", 30),
+        ("JobState=TIMEOUT EndTime=2024-05-06T10:00:00", "has reached its time limit", 30),
+        ("JobState=CANCELLED EndTime=2024-05-06T10:00:00", "was cancelled", 30),
+    ],
+)
+def test_slurm_says_how_long_a_job_has(job: str, by: str, seconds: float | None) -> None:
+    assert of_slurm("17", f"JobId=17 JobName=m {job} Requeue=0", CONFIG, NOW) == Notice(
+        by=f"Slurm job 17 {by}", seconds=seconds
+    )
+
+
+def test_where_slurm_does_not_answer_nobody_knows_how_long() -> None:
+    assert of_slurm("17", "", "", NOW) == Notice(by="Slurm job 17 is being ended", seconds=None)
