@@ -455,7 +455,8 @@ def run(shown: Any, code: str) -> Any:
             const cell = {cell_type: "code", source: code, metadata: {}};
             notebook.model.sharedModel.insertCell(notebook.model.cells.length, cell);
             notebook.activeCellIndex = notebook.model.cells.length - 1;
-            return window.jupyterapp.commands.execute("notebook:run-cell");
+            const last = notebook.model.cells.length - 1;  // what is far below is not drawn
+            return window.jupyterapp.commands.execute("notebook:run-cell").then(() => notebook.scrollToItem(last, "end"));
         }""",
         code.strip(),
     )
