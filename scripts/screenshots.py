@@ -456,7 +456,8 @@ def run(shown: Any, code: str) -> Any:
             notebook.model.sharedModel.insertCell(notebook.model.cells.length, cell);
             notebook.activeCellIndex = notebook.model.cells.length - 1;
             const last = notebook.model.cells.length - 1;  // what is far below is not drawn
-            return window.jupyterapp.commands.execute("notebook:run-cell").then(() => notebook.scrollToItem(last, "end"));
+            return window.jupyterapp.commands.execute("notebook:run-cell")
+                .then(() => notebook.scrollToItem(last, "end"));
         }""",
         code.strip(),
     )

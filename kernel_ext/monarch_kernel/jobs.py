@@ -35,7 +35,7 @@ class Jobs:
         key = (kind, saved, repr((dims.get("hosts"), arguments)) if kind not in described else "")
         job = self._used.setdefault(key, job)
         try:
-            hosts = hosts_of(job, name, job_file(saved), _show)
+            hosts = hosts_of(job, name, job_file(saved), _Bar())
         except LookupError as error:
             raise UsageError(f"%mesh --job {kind}: {error.args[0]}") from None
         if kind in described and "hosts" in dims and dims["hosts"] != len(hosts):
@@ -47,6 +47,14 @@ class Jobs:
         return make_job(kind, {name: Role(hosts=dims.get("hosts", 1), gpus=gpus)}, **arguments)
 
 
-def _show(progress: Progress) -> None:
-    sys.stdout.write(f"{progress.bar()}\n")
-    sys.stdout.flush()
+class _Bar:
+    """One line of a cell's output, written over as hosts join."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def __call__(self, progress: Progress) -> None:
+        text = progress.bar()
+        sys.stdout.write(f"\r{text.ljust(self._width)}" + ("" if progress.missing else "\n"))
+        sys.stdout.flush()
+        self._width = len(text)
