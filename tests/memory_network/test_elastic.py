@@ -1,6 +1,8 @@
 """Meshes grow onto more hosts and let hosts go, while they are in use."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -333,3 +335,77 @@ def test_hosts_that_no_job_gives_do_not_become_more(procs: ProcMesh, hosts: Host
     with pytest.raises(NoMoreHostsError, match="hosts cannot grow: its hosts were attached one by one"):
         procs.grow(hosts=9)
     assert len(procs) == 2
+
+
+class Slow(Actor):
+    """Waits on one host where it begins, and where it ends, for the test to go on."""
+
+    reached, go_on = threading.Event(), threading.Event()
+
+    def __init__(self, begins: str, ends: str) -> None:
+        self.ends = ends
+        self._wait(begins)
+
+    def _wait(self, where: str) -> None:
+        if context().actor_instance.proc_id.partition("/")[0] == where:
+            self.reached.set()
+            self.go_on.wait(30)
+
+    @endpoint
+    def here(self) -> str:
+        return context().actor_instance.proc_id.partition("/")[0]
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        self._wait(self.ends)
+
+
+@pytest.fixture
+def slow() -> Iterator[type[Slow]]:
+    Slow.reached.clear()
+    Slow.go_on.clear()
+    yield Slow
+    Slow.go_on.set()
+
+
+def meanwhile(work: Callable[[], object]) -> "Future[object]":
+    """On another thread, and it has come to where `Slow` waits."""
+    pool = ThreadPoolExecutor(1, "pytest_timeout resize")
+    done = pool.submit(work)
+    pool.shutdown(wait=False)
+    until(lambda: Slow.reached.is_set() or done.done(), "it is under way")
+    return done
+
+
+def test_a_host_that_dies_in_the_middle_of_a_growth_ends_it_and_the_next_one_succeeds(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
+) -> None:
+    source.hosts[:] = ["m6", "m7"]
+    procs = procs_of(trainers)
+    procs.spawn("slow", slow, "m6", "").initialized.get(20)
+    growing = meanwhile(lambda: procs.grow(hosts=1))
+    simulated.kill_host(6)
+    with pytest.raises(HealError, match=r"trainers has not grown, and is as it was before"):
+        growing.result(20)
+    assert hosts_of(trainers) == ["m0", "m1"]
+    until(lambda: source.back == ["m6"], "it is given back, dead as it is")
+    assert procs.grow(hosts=1).hosts == ("m7",)
+    assert hosts_of(trainers) == ["m0", "m1", "m7"]
+    assert simulated.failures == []
+
+
+def test_a_host_that_dies_in_the_middle_of_a_shrink_is_gone_and_the_others_go_on(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
+) -> None:
+    source.hosts[:] = ["m4", "m7"]
+    procs = procs_of(trainers)
+    procs.grow(hosts=1)
+    slow_ones: Any = procs.spawn("slow", slow, "", "m4")
+    slow_ones.initialized.get(20)
+    shrinking = meanwhile(lambda: procs.shrink(hosts=[2]))
+    assert slow_ones.here.call().get(20).values() == ["m0", "m1"]
+    simulated.kill_host(4)
+    assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 let go (m4)")
+    assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
+    assert procs.grow(hosts=1).hosts == ("m7",)
+    assert hosts_of(trainers) == ["m0", "m1", "m7"]
+    assert simulated.failures == []
