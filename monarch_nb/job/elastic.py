@@ -134,8 +134,14 @@ class JobHosts:
             return done.get()
         except Exception:
             raise
-        except BaseException:  # an interrupt
+        except BaseException as stop:
+            story = asked.story()
             held_back(self._give_up, asked, thread)
+            if isinstance(stop, KeyboardInterrupt):
+                told = (
+                    f"stopped waiting for hosts of {self}: {story}. What has come of it ends, and nothing has changed"
+                )
+                raise KeyboardInterrupt(told) from stop
             raise
 
     def let_go(self, hosts: Sequence[str]) -> None:

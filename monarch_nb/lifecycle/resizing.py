@@ -78,6 +78,8 @@ class MeshResizer:
                     raise HealError(f"{told}: {error}", error.failures) from error
                 if isinstance(error, TimeoutError):
                     raise TimeoutError(f"{told}: what is new was not there within {timeout:g} s") from error
+                if isinstance(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt(f"{told}: what is new is stopped") from error
                 raise
             for each in (state, *actors):
                 self._driver.feed(partial(supervised.grown, uid=each.uid, fresh=growth.fresh))

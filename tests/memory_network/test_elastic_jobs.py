@@ -167,7 +167,7 @@ def test_an_interrupt_ends_the_wait_at_once_and_what_was_started_ends_after_it(
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=press_stop, name="pytest_timeout stop", daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"stopped waiting for hosts of TestJob 7: .* and nothing has changed"):
         hosts.more(2, 600)
     engine.may_answer.set()
     until(lambda: engine.let_down == ["fleet_2", "fleet_3"])
