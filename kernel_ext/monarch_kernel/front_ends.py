@@ -147,7 +147,11 @@ def _displays(facts: Facts, where: str) -> tuple[str, str]:
     if where == TERMINAL:
         return "text", ""
     if where == MARIMO:
-        return "tables that do not change: monarch_kernel.show(mesh) in a cell", ""
+        if facts.widgets:
+            return "live: monarch_kernel.show(mesh) in a cell", ""
+        return "tables that do not change: anywidget is missing; monarch_kernel.show(mesh) in a cell", (
+            "pip install 'monarch-nb[notebook]', then restart the kernel."
+        )
     if where == RUN:
         return "tables that do not change: nobody looks while it runs", ""
     if not facts.comms or not facts.widgets:
@@ -159,6 +163,8 @@ def _displays(facts: Facts, where: str) -> tuple[str, str]:
 
 
 def _buttons(facts: Facts, where: str) -> tuple[str, str]:
+    if where == MARIMO and facts.widgets:
+        return "they wait until the running cell ends", ""
     if where in (TERMINAL, RUN, MARIMO) or not (facts.comms and facts.widgets):
         return "none: use the magics, or the Python calls", ""
     if not facts.subshells:

@@ -14,6 +14,7 @@ from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Local, Runtime, install_breakpoints
+from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import agent_of, controller_address, register_pickle_by_value
 
@@ -50,5 +51,7 @@ def become_controller() -> Runtime:
     if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
         register_pickle_by_value(main)
     unhandled.prepare()
+    if unhandled.in_marimo():
+        engine.part(Driver).in_notebook(unhandled.tell)
     atexit.register(at_exit)
     return engine

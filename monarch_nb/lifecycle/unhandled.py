@@ -116,6 +116,12 @@ def in_notebook() -> bool:
     return _notebook or (shell is not None and shell() is not None)
 
 
+def in_marimo() -> bool:
+    """Whether a page of marimo runs this: its process, or server, must not end, though nobody loads an extension."""
+    asked = getattr(sys.modules.get("marimo"), "running_in_notebook", None)
+    return asked is not None and bool(asked())
+
+
 def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
     """In a notebook a failure must not end the process: it is told by a call that waits for it, else by `show`.
 

@@ -83,7 +83,7 @@ class Sampler:
         """One look, which stands for the time since the one before."""
         seen = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._look()]
         with self._lock:
-            if self._over.is_set():
+            if self._over.is_set() or not seen:  # of what is not there, no time is watched
                 return
             self._seconds += seconds
             for name, stack, computing in seen:

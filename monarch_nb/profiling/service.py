@@ -37,11 +37,9 @@ class Service:
 
     # -- what is sampled here ------------------------------------------------------------------------------------------
 
-    def _begin(self, wanted: Begin, asker: Asker[Began]) -> Began | None:
+    def _begin(self, wanted: Begin, asker: Asker[Began]) -> Began:
+        """An actor that is only about to come is looked at from then on."""
         key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
-        if wanted.mesh and (wanted.mesh, wanted.rank) not in self._engine.cells:
-            asker.refuse("there is no such actor here")
-            return None
         if key not in self._samplers:
             stacks = Stacks()
             sampler = Sampler(
@@ -69,7 +67,11 @@ class Service:
         if sampler is None:
             asker.refuse("it is not sampled")
             return None
-        return sampler.stop()
+        samples = sampler.stop()
+        if not samples.seconds and wanted.mesh and (wanted.mesh, wanted.rank) not in self._engine.cells:
+            asker.refuse("there is no such actor here")
+            return None
+        return samples
 
     def _teller(self, key: Key) -> "_Teller":
         return _Teller(self._engine, key[0], lambda: self._samplers.pop(key, None))

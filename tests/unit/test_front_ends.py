@@ -1,5 +1,6 @@
 """Which front end a kernel runs for, by the facts of its process, and what that front end is said to give. Pure."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from monarch_kernel.front_ends import (
     panel_installed,
     recognised,
 )
+from monarch_nb.lifecycle.unhandled import in_marimo
 from monarch_nb.mesh import this_host
 from monarch_nb.testing import cluster
 
@@ -77,6 +79,8 @@ def test_what_needs_subshells_comms_a_prompt_or_a_debugger_is_said_to_be_missing
     assert "not installed" in told(Facts(SESSION))["side panel"]
     assert "box at the top" in told(FRONT_ENDS[VSCODE])["debugger"]
     assert told(FRONT_ENDS[MARIMO])["magics"].startswith("none")
+    assert told(FRONT_ENDS[MARIMO])["displays"].startswith("live")
+    assert "anywidget" in told(Facts({}, frozenset({"marimo"}), kernel=False, widgets=False))["displays"]
 
 
 def test_the_panel_is_there_where_it_is_installed_and_nobody_has_switched_it_off(
@@ -115,6 +119,16 @@ def test_the_shape_of_the_kernel_is_read_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert (old.subshells, old.comms, old.debugger) == (False, False, False)
     none = facts_of(None)
     assert (none.kernel, recognised(none)[0]) == (False, TERMINAL)
+
+
+@pytest.mark.parametrize(("mode", "page"), [("edit", True), ("run", True), ("script", False)])
+def test_a_page_of_marimo_is_a_notebook_that_no_failure_ends_and_a_program_of_it_is_a_script(
+    monkeypatch: pytest.MonkeyPatch, mode: str, page: bool
+) -> None:
+    marimo = SimpleNamespace(running_in_notebook=lambda: page, app_meta=lambda: SimpleNamespace(mode=mode))
+    assert not in_marimo()
+    monkeypatch.setitem(sys.modules, "marimo", marimo)
+    assert in_marimo() is page
 
 
 def test_a_value_is_shown_without_ipython_as_in_marimo() -> None:

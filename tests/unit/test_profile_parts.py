@@ -248,6 +248,16 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
     assert sampler.stop().weights == ()
 
 
+def test_an_actor_that_comes_while_it_is_watched_is_seen_from_then_on_and_no_time_before_counts() -> None:
+    looks = Looks()
+    sampler = looks.sampler()
+    sampler._note(5.0)
+    looks.stacks.append(((1, 10),))
+    sampler._note(1.0)
+    rest = sampler.stop()
+    assert (rest.seconds, [weight.seconds for weight in rest.weights]) == (1.0, [1.0])
+
+
 def test_a_sampler_that_nobody_listens_to_ends() -> None:
     looks = Looks(())
     looks.tell = lambda samples: False  # type: ignore[method-assign]

@@ -45,6 +45,10 @@ class Channel:
                 self._send(piece)
 
     def _send(self, message: Message) -> None:
+        if self._kernel is None:  # marimo's comms know their page, on any thread
+            self.comm.send({"method": "custom", "content": message} if self._custom else message)
+            self._sent += message["type"] != "alive"
+            return
         comm_id = self.comm.comm_id
         content: Any = self._packed(comm_id, message) if message["type"] == "delta" else None
         if content is None:

@@ -77,6 +77,21 @@ class Widgets:
         if self._base is not None:
             self._unfollow = views.follow(self._add, self._remove)
 
+    def of(self, value: Any, views: LiveViews) -> Any:
+        """The widget of a value where nothing is installed, as in marimo; None where no view shows such a value."""
+        self._base = self._base or widget_base()
+        if self._base is None:
+            return None
+        for view in views:
+            for kind in type(value).__mro__:
+                shown = view.shows.get(kind) or view.shows.get(f"{kind.__module__}.{kind.__qualname__}")
+                if shown is not None:
+                    if view.name not in self._classes:
+                        self._classes[view.name] = widget_class(self._base, view)
+                    what = shown(value)
+                    return self.show(view.name, what.options, what.key)
+        return None
+
     def _seen(self) -> bool:
         """Whether somebody is there. Runs without stdin, such as nbclient's, are looked at later, without a kernel.
 

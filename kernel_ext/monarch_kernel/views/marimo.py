@@ -1,0 +1,54 @@
+"""Live views in marimo's pages, where there is neither IPython nor a kernel of Jupyter's: its own comms carry them."""
+
+import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from monarch_nb.runtime import started
+
+from ..session import Session
+from . import Views
+from .registry import VIEWS
+from .widgets import Widgets
+
+logger = logging.getLogger(__name__)
+
+
+class Pages:
+    """The widgets of a process in which marimo runs cells."""
+
+    def __init__(self) -> None:
+        shell = SimpleNamespace(user_ns={}, compile=SimpleNamespace(format_code_name=lambda file: None))
+        # What a page says waits for the cell that runs; marimo tells nobody whether one does.
+        self._views = Views(shell, Session(shell), lambda: True)
+        self._widgets = Widgets(shell, self._views)
+        self._engine: Any = None
+
+    def element(self, value: Any) -> Any:
+        """An element of marimo's that shows a value live; None where no view shows such values."""
+        engine = started()
+        if engine is None:
+            return None
+        if engine is not self._engine:
+            self._engine = engine
+            self._views.attach(engine)
+        widget = self._widgets.of(value, VIEWS)
+        return None if widget is None else sys.modules["marimo"].ui.anywidget(widget)
+
+
+_pages: Pages | None = None
+
+
+def element_of(value: Any) -> Any:
+    """The same in a page of marimo; None elsewhere, as in a program of marimo that is run as a script."""
+    global _pages
+    marimo = sys.modules.get("marimo")
+    if marimo is None or marimo.app_meta().mode not in ("edit", "run"):
+        return None
+    try:
+        _pages = _pages or Pages()
+        return _pages.element(value)
+    except Exception:
+        logger.debug("no live display", exc_info=True)
+        return None
