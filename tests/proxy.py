@@ -81,6 +81,10 @@ class Proxy:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     end.shutdown(socket.SHUT_RDWR)
 
+    def narrow(self) -> None:
+        """Connections that come about from now on take little that is not passed on yet."""
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+
     def swallow(self) -> None:
         """Connections live, and nothing comes out of them any more."""
         self.swallows = True

@@ -108,6 +108,11 @@ def _stop_controller(team: "Team", _: int, dice: random.Random) -> Undo:
     return lambda: _signal(pid, signal.SIGCONT)
 
 
+def _move_controller(team: "Team", _: int, dice: random.Random) -> Undo:
+    team.network.move(0)
+    return _nothing
+
+
 FAULTS = (
     Fault("process killed", "rank", 20, _kill_rank),
     Fault("process told to end", "rank", 6, _end_rank),
@@ -124,4 +129,5 @@ FAULTS = (
     Fault("packets lost", "host", 6, _lose),
     Fault("controller killed, another attaches", "controller", 4, _kill_controller),
     Fault("controller stopped", "controller", 4, _stop_controller),
+    Fault("controller moved", "controller", 1, _move_controller),
 )

@@ -69,6 +69,18 @@ class Network:
         """Its cable, back in."""
         self._in(self._switch, "link", "set", f"port{end}", "up")
 
+    def move(self, end: int) -> None:
+        """It has another address from now on, as a laptop in another network; nobody there has the old one."""
+        name, old = self.names[end], self.addresses[end]
+        host = int(old.rpartition(".")[2])
+        new = f"10.213.78.{host + len(self.names) if host < 255 - 2 * len(self.names) else end + 1}"
+        self._in(name, "address", "del", f"{old}/24", "dev", "card")
+        self._in(name, "address", "add", f"{new}/24", "dev", "card")
+        self.addresses[end] = new
+        for other in self.names:  # where it may be written down
+            words = ["ip", "-n", other, "neigh", "del", old, "dev", "card"]
+            subprocess.run(words, check=False, capture_output=True)
+
     def deafen(self, sender: int, receiver: int) -> None:
         """What one sends to the other is lost, and neither sees why; the other way all is well."""
         self._neighbour(sender, receiver, NOWHERE)

@@ -9,10 +9,11 @@ import zmq
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.transport import Keys, Limits, Node, TransportError, TrustError
+from monarch_nb.transport.tcp import sockets
 from monarch_nb.wire.header import Kind
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.unit.transport_tools import End, ends, reader_threads
+from tests.unit.transport_tools import End, ends, reader_threads, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -251,6 +252,35 @@ def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
         assert a.get_connection(up=True) == "h2/agent"
         proxy.swallow()
         assert a.get_connection(up=False) == "h2/agent"
+    proxy.close()
+
+
+def test_a_dead_connection_is_noticed_though_more_was_written_than_goes_into_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A heartbeat of libzmq's leaves after what waits to be written, and is missed only once it has left."""
+    connect = sockets.connect
+
+    def with_little_room(dealer: sockets.Socket, endpoint: str) -> None:
+        dealer.setsockopt(zmq.SNDBUF, 1 << 15)
+        connect(dealer, endpoint)
+
+    monkeypatch.setattr(sockets, "connect", with_little_room)
+    keys = Keys.create()
+    limits = Limits(heartbeat_ms=500, heartbeat_timeout_ms=300)  # none leaves before the body is on its way
+    a, b = agent("h1", keys, limits=limits), agent("h2", keys)
+    proxy = Proxy(b.node.tcp_endpoint or "")
+    proxy.narrow()
+    a.node.learn("h2", proxy.endpoint)
+    with ends(a, b):
+        a.send("h2/agent")
+        b.get()
+        proxy.hold()
+        for number in range(2):
+            a.send("h2/agent", bytes(2 << 20), index=number)
+        wait_until(lambda: not a.node._links._peers["h2/agent", 0].up, 10)
+        proxy.release()
+        assert [b.get()[0].index for _ in range(2)] == [0, 1]
     proxy.close()
 
 

@@ -181,6 +181,8 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
+    # A heartbeat only leaves when all before it has: of a connection that takes no more the kernel has to tell.
+    socket.setsockopt(zmq.TCP_MAXRT, limits.heartbeat_timeout_ms)
 
 
 def bound_at(fd: int) -> str:
