@@ -15,6 +15,7 @@ from monarch_nb.engine.memory_pace import QUIET_S, MemoryPace
 from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.lifecycle.notices import GATHER_S
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.unhandled import exit_on_fault
 from monarch_nb.lifecycle.watching import ProcessWatcher
@@ -159,7 +160,7 @@ class Cluster:
 
     def _warn(self, number: int, notice: p.Notice) -> None:
         self._time.soon(partial(self._hosts[self._name(number)].warn, notice, self._engine.address))
-        self.settle()
+        self.advance(2 * GATHER_S)
 
     def partition(self, *numbers: int) -> None:
         """Cuts the network between these hosts and all others, until `mend`.

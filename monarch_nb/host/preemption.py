@@ -21,6 +21,7 @@ GRACE = "MONARCH_NB_GRACE_S"  # in an agent's environment: seconds that its engi
 UNKNOWN_S = 600.0  # after so long a notice without a time has passed
 LATE_S = 30.0  # and any other so long after its time
 _LOOK_S = 0.5
+_WORKER_S = 0.3
 _TERMINATED = "the host agent was terminated"
 
 
@@ -58,7 +59,11 @@ class Preemption:
             self._give_up(_TERMINATED)
             return
         self._terminated = True
-        self.given(Notice(by="SIGTERM", seconds=grace(os.environ)))
+        notice = Notice(by="SIGTERM", seconds=grace(os.environ))
+        if notice.seconds is None and self._service.used:  # the worker, which has got it as well, may know more
+            self._later(_WORKER_S, lambda: self.given(notice))
+        else:
+            self.given(notice)
 
     def said(self, data: bytes) -> None:
         """What the worker that keeps this agent has written: one notice a line. Garbage is nobody's notice."""

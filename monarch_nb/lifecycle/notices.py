@@ -2,30 +2,34 @@
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle import extents
 from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
 from monarch_nb.runtime import ProcState, Runtime
-from monarch_nb.supervision import Cause, Driver, notice_text, warned
+from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text, warned
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
+GATHER_S = 0.1  # hosts of which notice comes within so long are told of at once
 
 Show = Callable[[HostNoticed | HostKept | HostStory], None]
 
 
 class HostNotices:
-    """Takes notices, on the reading thread."""
+    """Takes notices, on the reading thread; those of several hosts at once, as of all of a job, are told as one."""
 
     def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[Event], None], show: Show) -> None:
         """`tell` is given what displays follow; `show` tells people at once."""
         self._engine, self._driver, self._tell, self._show = engine, driver, tell, show
         self._known: dict[str, tuple[p.Notice, float]] = {}  # by host; when each came, by the monotonic clock
         self._told: dict[str, HostNoticed] = {}
+        self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by whom, and whether it is over; by host
+        self._lock = threading.Lock()
         engine.verbs.handle(verbs.HOST_NOTICE, self._noticed)
 
     def present(self, show: Show | None) -> None:
@@ -45,57 +49,93 @@ class HostNotices:
         notice, since = known
         return f"{reason}, {time.monotonic() - since:.0f} s after the notice of that ({notice.by})"
 
+    def say(self, event: HostNoticed | HostKept | HostStory) -> None:
+        """Tells something to displays and, in a controller, to people."""
+        self._tell(event)
+        self._show_people(event)
+
+    def _show_people(self, event: HostNoticed | HostKept | HostStory) -> None:
+        if not self._engine.is_worker:  # where a person may read it
+            self._show(event)
+
     def _noticed(self, notice: p.Notice, asker: Asker[None]) -> None:
         host = host_of(asker.src)
         if asker.src != agent_of(host):
             return
-        known = self._known.get(host)
-        if notice.over:
+        with self._lock:
+            first = not self._due
+            self._due.setdefault((notice.by, notice.over), {})[host] = notice
+        if first:
+            self._engine.later(GATHER_S, self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            due, self._due = self._due, {}
+        for (by, over), group in due.items():
+            notices = dict(sorted(group.items()))
+            if over:
+                self._over(by, [host for host in notices if self._known.pop(host, None) is not None])
+            else:
+                self._come(by, notices)
+
+    def _over(self, by: str, hosts: Sequence[str]) -> None:
+        for host in hosts:
             self._told.pop(host, None)
-            if self._known.pop(host, None) is not None:
-                text = f"Host {host} was to be taken away ({notice.by}), and is still there: it is as before"
-                self.say(HostKept(host, text))
-            return
-        fresh = known is None or known[0].at != notice.at
-        self._known[host] = notice, time.monotonic() if known is None or fresh else known[1]
-        cause = Cause(kind="preemption", text=notice.by, host=host, at=time.time(), seconds=notice.seconds)
+            self._tell(HostKept(host, ""))
+        if hosts:
+            was = "was" if len(hosts) == 1 else "were"
+            still = "is still there: it is" if len(hosts) == 1 else "are still there: they are"
+            text = f"{hosts_text(hosts)} {was} to be taken away ({by}), and {still} as before"
+            self._show_people(HostKept(", ".join(hosts), text))
+
+    def _come(self, by: str, notices: Mapping[str, p.Notice]) -> None:
+        now, wall = time.monotonic(), time.time()
+        known = {host: self._known.get(host) for host in notices}
+        fresh = [host for host, before in known.items() if before is None or before[0].at != notices[host].at]
+        hosts = [host for host, notice in notices.items() if host in fresh or notice.seconds is not None]
+        for host, notice in notices.items():
+            before = known[host]
+            self._known[host] = notice, now if before is None or host in fresh else before[1]
+        left = [notices[host].seconds for host in hosts]
+        seconds = None if None in left else min((each for each in left if each is not None), default=None)
         if fresh:
-            self._driver.feed(lambda machine: warned(machine, host, cause))
-        if fresh or notice.seconds is not None:
-            until = None if notice.seconds is None else cause.at + notice.seconds
-            self._told[host] = HostNoticed(host, notice.by, until, self._text(notice, host))
-            self.say(self._told[host])
+            cause = Cause(kind="preemption", text=by, host=", ".join(fresh), at=wall, seconds=seconds)
+            self._driver.feed(lambda machine: warned(machine, fresh, cause))
+        if not hosts:
+            return
+        until = None if seconds is None else wall + seconds
+        text = self._text(by, hosts, seconds)
+        for host in hosts:
+            mine = notices[host].seconds
+            self._told[host] = HostNoticed(host, by, None if mine is None else wall + mine, text)
+            self._tell(self._told[host])
+        self._show_people(HostNoticed(", ".join(hosts), by, until, text))
 
-    def say(self, event: HostNoticed | HostKept | HostStory) -> None:
-        """Tells something to displays and, in a controller, to people."""
-        self._tell(event)
-        if not self._engine.is_worker:  # where a person may read it
-            self._show(event)
-
-    def _text(self, notice: p.Notice, host: str) -> str:
-        told = notice_text(host, notice.by, notice.seconds)
+    def _text(self, by: str, hosts: Sequence[str], seconds: float | None) -> str:
+        told = notice_text(hosts, by, seconds)
         mine = [
             state for state in tuple(self._engine.meshes.values())
             if isinstance(state, ProcState) and state.born is not None and state.stopped is None
-            and state.home == self._engine.address and host in state.hosts
+            and state.home == self._engine.address and not set(hosts).isdisjoint(state.hosts)
         ]  # fmt: skip
         if not mine:
-            return f"{told}. No mesh of this program is on it"
-        return "\n".join([f"{told}:", *(f"  {line}" for state in mine for line in _advice(state, host))])
+            return f"{told}. No mesh of this program is there"
+        return "\n".join([f"{told}:", *(f"  {line}" for state in mine for line in _advice(state, hosts))])
 
 
-def _advice(state: ProcState, host: str) -> list[str]:
+def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
     """What of a mesh is there, and what can be done."""
-    ranks = [rank for rank in state.ranks if state.layout.host_of(rank) == host]
+    ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
     actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None]
     where = extents.shown(state.region, ranks) if state.region.labels else ""
     on_it = f" with {', '.join(actors)}" if actors else ""
+    places = [place for place, host in enumerate(state.hosts) if host in hosts]
     steps = ["save what is there"]
-    if len(set(state.hosts)) > 1:
+    if len(places) < len(state.hosts):
         with contextlib.suppress(ValueError):  # the mesh of another dimension cannot shrink
-            label = extents.dimension_of_hosts(state)
-            steps.append(f"{state.name}.shrink({label}=[{state.hosts.index(host)}]) goes on without it")
-    steps.append(f"once it is lost, heal_mesh({state.name}, replace=True) takes another host")
+            steps.append(f"{state.name}.shrink({extents.dimension_of_hosts(state)}={places}) goes on without it")
+    others = "another host" if len(places) == 1 else "other hosts"
+    steps.append(f"once it is lost, heal_mesh({state.name}, replace=True) takes {others}")
     return [f"{state.name}{f', {where}' if where else ''}{on_it}", f"next: {'; '.join(steps)}"]
 
 

@@ -90,7 +90,7 @@ def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Ite
         record = document["hosts"].get(host, {})
         if record.get("notice"):
             until = record.get("until")
-            yield notice_text(host, record["notice"], None if until is None else max(0.0, until - now))
+            yield notice_text([host], record["notice"], None if until is None else max(0.0, until - now))
 
 
 def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[int, ...], now: float) -> RankView:

@@ -26,7 +26,7 @@ from .name import MeshName
 from .preemption import warned
 from .ranks import Extent, RankIncarnation, Selection
 from .records import MeshKind, MeshSpec, RankStatus, State
-from .report import notice_text
+from .report import hosts_text, notice_text
 
 __all__ = [
     "Action",
@@ -62,6 +62,7 @@ __all__ = [
     "Tell",
     "UndeliverableMessage",
     "decode_failure",
+    "hosts_text",
     "log_failure",
     "notice_text",
     "warned",

@@ -143,7 +143,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return "\n".join([*told, f"  next      {self.next_step}"])
         if self.preempted:
             known = [("mesh", f"{self.mesh_name}, {self.where}"), ("affects", ", ".join(self.also))]
-            told = [notice_text(self.host, self.cause.text, self.seconds_left)]
+            told = [notice_text(self.host.split(", "), self.cause.text, self.seconds_left)]
             told += [f"  {what:<9} {value}" for what, value in (*known, ("next", self.next_step)) if value]
             return "\n".join(told)
         cause, owners = unhandled(self.cause)

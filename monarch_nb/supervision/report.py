@@ -1,6 +1,7 @@
 """The words in which a failure is told."""
 
 import signal
+from collections.abc import Sequence
 from datetime import datetime
 from textwrap import indent
 
@@ -12,6 +13,7 @@ UNHANDLED = "failed because it did not handle a supervision event from its child
 RAISED_WHILE_HANDLING = "This error occurred while handling another failure:"
 
 _SHOWN_LINES = 20
+_NAMED = 4  # hosts
 
 
 def ending(cause: Cause) -> str:
@@ -23,10 +25,18 @@ def ending(cause: Cause) -> str:
     return cause.text or "for an unknown reason"
 
 
-def notice_text(host: str, by: str, seconds: float | None) -> str:
-    """A host is about to be taken away: by whom, and how long it has."""
+def notice_text(hosts: Sequence[str], by: str, seconds: float | None) -> str:
+    """Hosts are about to be taken away: by whom, and how long they have."""
     when = "soon; nobody knows when" if seconds is None else f"in {seconds:.0f} s"
-    return f"Host {host} is about to be taken away ({by}), {when}"
+    return f"{hosts_text(hosts)} {'is' if len(hosts) == 1 else 'are'} about to be taken away ({by}), {when}"
+
+
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Hosts by their ids, the first few of many."""
+    if len(hosts) == 1:
+        return f"Host {hosts[0]}"
+    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+    return f"{len(hosts)} hosts ({', '.join(hosts[:_NAMED])}{more})"
 
 
 def error_text(cause: Cause) -> str:

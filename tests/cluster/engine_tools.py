@@ -114,7 +114,10 @@ def none_alive(pids: list[int], seconds: float = 10.0) -> bool:
 
 
 class SlurmCluster:
-    """Four virtual nodes on this machine, with a munge of their own: no systemd, nothing outside the folder."""
+    """Four virtual nodes on this machine, with a munge of their own: no systemd, nothing outside the folder.
+
+    As with cgroups, which need root of the machine, signals go to the tasks, not to all that they have started.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,7 +135,7 @@ class SlurmCluster:
             "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool" / "%n",
             "SlurmctldPidFile": folder / "ctld.pid", "SlurmdPidFile": folder / "slurmd-%n.pid",
             "SlurmctldLogFile": folder / "log" / "ctld.log", "SlurmdLogFile": folder / "log" / "%n.log",
-            "SlurmctldPort": controller, "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none",
+            "SlurmctldPort": controller, "ProctrackType": "proctrack/pgid", "TaskPlugin": "task/none",
             "JobAcctGatherType": "jobacct_gather/none", "AccountingStorageType": "accounting_storage/none",
             "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "ReturnToService": 2,
             "SchedulerParameters": "sched_interval=2,bf_interval=2,defer", "MpiDefault": "none",

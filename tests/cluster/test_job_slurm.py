@@ -13,6 +13,8 @@ import pytest
 from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
+from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.runtime import runtime
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
@@ -146,7 +148,13 @@ def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: 
     try:
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
         _, _, pid = where.where.call_one().get(SOON)
+        notices: list[str] = []
+        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         slurm.ask("scancel", slurm_id(job))
+        until(lambda: notices, "the notice")
+        told = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
+        assert re.search(told, notices[0]), "for KillWait"
+        assert where.where.call_one().get(SOON)[2] == pid, "it goes on for that time"
         with pytest.raises(SupervisionError):
             until(lambda: where.where.call_one().get(SOON) is None, "its end")
         until(lambda: "cancel" in job._lost(), "Slurm says so")
@@ -154,6 +162,7 @@ def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: 
             job.state(None)
         assert none_alive([pid])
     finally:
+        runtime().part(HostNotices).present(None)
         job.kill()
 
 

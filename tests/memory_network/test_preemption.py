@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
+from monarch_nb.host.protocol import Notice
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import runtime
 from monarch_nb.testing import Cluster
@@ -149,3 +150,19 @@ replace=True) takes another host""",
         simulated.preempt_host(1, 5)
     assert "Host m1 is about to be taken away (SIGTERM), in 5 s" in caplog.text
     procs.stop().get(20)
+
+
+def test_all_hosts_of_a_job_at_once_are_told_as_one_notice(
+    simulated: Cluster, keeper: Callable[[HostMesh, str], Any], hosts: HostMesh, shown: list[str]
+) -> None:
+    owner = keeper(hosts, "handles")
+    owner.step.call_one().get(20)
+    for number in (0, 1):
+        simulated._hosts[f"m{number}"].warn(Notice(by="Slurm", seconds=30.0 - number, at=1.0), "m0/c0.0.0")
+    simulated.settle()
+    simulated.advance(1)
+    told, _ = owner.heard.call_one().get(20)
+    assert told == [(True, [], "all 2 ranks", 29)]
+    assert owner.text.call_one().get(20).startswith("2 hosts (m0, m1) are about to be taken away (Slurm), in 29 s\n")
+    assert len(shown) == 1
+    assert "shrink" not in shown[0], "nothing would stay"

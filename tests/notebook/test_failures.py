@@ -350,3 +350,37 @@ def test_the_error_and_its_bar_are_one_story_where_displays_are_live(eight: Note
     assert VIEW in bar
     assert bar["text/plain"] == "leavers, gpus=2-5: 4 of 8 ranks ended with exit status 7"
     assert "leavers.slice(...) without gpus=2-5 still works" in cell.traceback
+
+
+NOTICED = """
+from monarch_nb.host.protocol import Notice
+from monarch_nb.host.verbs import HOST_NOTICE
+from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.runtime import runtime
+from monarch_nb.wire import Header, Kind, agent_of, encode_body
+def notice(**said):  # as its agent sends it
+    engine = runtime()
+    body = encode_body(Notice(by="Slurm job 7 has reached its time limit", **said))
+    header = Header(Kind.CONTROL, engine.address, agent_of(engine.host), method=HOST_NOTICE.name)
+    engine.verbs.take(header, body)
+"""
+
+
+def test_a_host_that_is_about_to_be_taken_away_is_one_card_and_the_mesh_says_so_until_it_stays(nb: Notebook) -> None:
+    nb.run(NOTICED).ok()
+    request = nb.start("notice(seconds=30.0, at=1.0)")
+    nb.finish(request)
+    card = nb.later(request, "display_data")["data"]
+    host = nb.run("runtime().host").ok().text.strip("'")
+    assert card["text/plain"].startswith(
+        f"Host {host} is about to be taken away (Slurm job 7 has reached its time limit"
+    )
+    assert "<b>Host" in card["text/html"]
+    assert "heal_mesh(w, replace=True) takes another host" in card["text/plain"]
+    shown = nb.run("w").ok()
+    assert re.search(r"is about to be taken away \(Slurm job 7 has reached its time limit\), in \d+ s", shown.text)
+    assert "is about to be taken away" in shown.html
+    request = nb.start("notice(at=1.0, over=True)")
+    nb.finish(request)
+    assert "it is as before" in nb.later(request, "display_data")["data"]["text/plain"]
+    assert "taken away" not in nb.run("w").ok().html

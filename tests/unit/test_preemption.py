@@ -110,15 +110,20 @@ def test_a_notice_that_nothing_follows_passes_and_the_host_is_as_before(
     assert host.told == [("c/1", seconds, True), ("h1/p", seconds, True)]
     host.told.clear()
     host.preemption.terminated()  # the first again
+    host.passes(1)
     assert host.ended == []
     assert host.told == [("c/1", None, False), ("h1/p", None, False)]
 
 
 def test_two_notices_at_once_are_one_and_the_better_word_counts(host: Host) -> None:
     host.preemption.terminated()
+    host.passes(0.1)
     host.preemption.said(line(seconds=20.0))
     host.preemption.said(line())
-    assert [seconds for _, seconds, _ in host.told] == [None, None, 20, 20]
+    host.passes(1)
+    assert [seconds for _, seconds, _ in host.told] == [20, 20]
+    host.preemption.said(line(seconds=10.0))
+    assert [seconds for _, seconds, _ in host.told[2:]] == [10, 10]
 
 
 def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:

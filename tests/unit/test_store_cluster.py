@@ -87,6 +87,21 @@ def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_an
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
 
 
+def test_a_host_that_is_about_to_be_taken_away_is_told_with_the_meshes_on_it_until_it_is_lost_or_stays() -> None:
+    made = cluster(e.HostSeen("h1", notice="Slurm job 7 has reached its time limit", until=130.0))
+    region = Region(("gpus",), NDSlice(0, (4,), (1,)))
+
+    def told(now: float) -> tuple[str, ...]:
+        view = made.mesh_view("p1", region, now)
+        assert view is not None
+        return view.notices
+
+    assert told(100.0) == ("Host h1 is about to be taken away (Slurm job 7 has reached its time limit), in 30 s",)
+    assert made.document["hosts"]["h1"]["until"] == 130.0
+    made.fold(e.HostSeen("h1", why="it cannot be reached"))
+    assert (told(100.0), "notice" in made.document["hosts"]["h1"]) == ((), False)
+
+
 def test_a_process_in_its_next_life_is_not_unresponsive_even_if_nobody_saw_the_one_before_end() -> None:
     made = cluster(e.Answers("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")

@@ -33,6 +33,7 @@ _ENDS = {
 # A job that is being tidied up may be told as COMPLETING alone: the reason then says how it ended.
 _WHY = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
 _KILL_S = 10.0
+_TIDY_S = 3.0  # for agents that were told to end
 _LOOK_S = 0.2
 
 
@@ -94,10 +95,9 @@ class Slurm(JobAdapter):
             return
         with contextlib.suppress(EngineError):  # one that waits has nothing to end; to others SIGTERM would be notice
             ask(["scancel", "--quiet", f"--signal={END.name[3:]}", *numbers], _PACKAGE)
+            self._await_end(numbers, _RUNNING, _TIDY_S)
         ask(["scancel", "--quiet", *numbers], _PACKAGE)
-        deadline = time.monotonic() + _KILL_S
-        while time.monotonic() < deadline and any(self._lives(number) for number in numbers):
-            time.sleep(_LOOK_S)
+        self._await_end(numbers, _WAITING | _RUNNING, _KILL_S)
 
     def running(self) -> Mapping[str, Running]:
         """Those whose folders this machine has."""
@@ -128,8 +128,10 @@ class Slurm(JobAdapter):
         if len(stays) < len(others):
             ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *stays])}"], _PACKAGE)
 
-    def _lives(self, number: str) -> bool:
-        return bool(set(_states(self._state(number))) & (_WAITING | _RUNNING))
+    def _await_end(self, numbers: Sequence[str], living: Collection[str], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(set(_states(self._state(each))) & set(living) for each in numbers):
+            time.sleep(_LOOK_S)
 
     def _state(self, number: str) -> dict[str, Any]:
         """What squeue says of a batch job; nothing if it knows none of that number."""
