@@ -8,7 +8,7 @@ import { bytes, duration, number } from "../src/page/words";
 import { coloursOf, rangeOf } from "../src/views/colours";
 import { Curves, band, nearest, runsOf } from "../src/views/curves";
 import { factsOf, words } from "../src/views/details";
-import { hostsOf, together } from "../src/views/hosts";
+import { hostsOf, noticeOf, together } from "../src/views/hosts";
 import { type Layout, layout } from "../src/views/layout";
 import { storyOf, tailsOf } from "../src/views/story";
 
@@ -56,6 +56,15 @@ describe("ranks", () => {
     expect([hosts?.names, hosts?.on(1), hosts?.inner, hosts?.of(3)]).toEqual([["node1", "node2"], [2, 3], { labels: ["gpus"], sizes: [2] }, 1]);
     expect(together(STATE, "p", [2, 3])).toEqual({ state: "busy", parts: [["busy", 0.5], ["idle", 0.5]], counts: { idle: 1, busy: 1 } });
     expect(hostsOf(STATE, { ...PROCS, hosts: ["h1"], per_host: 4 }, ["gpus"], [4], (index) => index)).toBe(null);
+  });
+
+  it("are told whose hosts are about to be taken away", () => {
+    const going = { name: "node1", state: "up" as const, notice: "Slurm job 7 is preempted" };
+    const hosts = { ...STATE.hosts, h1: going };
+    expect(noticeOf(STATE, ["h1", "h2"])).toBe("");
+    expect(noticeOf({ hosts }, ["h2", "h1", "h1"])).toBe("host node1 is about to be taken away (Slurm job 7 is preempted)");
+    const both = { h1: { ...going, until: 90 }, h2: { ...going, until: 60 } };
+    expect(noticeOf({ hosts: both }, ["h1", "h2"])).toMatch(/^2 hosts are about .*, at \d\d:01:00$/);
   });
 
   it("are told with their actors, and actors with their process", () => {

@@ -23,6 +23,7 @@ from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_work
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys, TrustError, bound_at
+from monarch_nb.wire import error_line
 
 UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 _ENDING_S = 2.0
@@ -214,7 +215,10 @@ def run_worker_until_killed(
 
     def warn(since: float) -> None:
         nonlocal until
-        notice = find_out()
+        try:
+            notice = find_out()
+        except Exception as error:  # whatever becomes of that, they are to know
+            notice = Notice(by=f"SIGTERM; more could not be found out: {error_line(error)}")
         if notice.seconds is not None:
             until = since + notice.seconds + LATE_S
         worker.handle.warn(notice)

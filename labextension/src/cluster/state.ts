@@ -8,6 +8,8 @@ export interface Host {
   state: "up" | "lost";
   why?: string;
   procs?: number;
+  notice?: string; // who is about to take it away
+  until?: number; // and when, if that is known
 }
 
 export interface Mesh {

@@ -1,7 +1,8 @@
 // Many ranks by their hosts: what each host's ranks are, together.
 
 import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/ranks";
-import type { ClusterState, Counts, Mesh, State } from "../cluster/state";
+import type { ClusterState, Counts, Host, Mesh, State } from "../cluster/state";
+import { clock } from "../page/words";
 import type { Part } from "./cells";
 
 /** The hosts of a view; its ranks are indices of the view. */
@@ -45,6 +46,16 @@ export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mes
     sizes: plain ? sizes.slice(0, split) : [order.length],
     inner: plain ? { labels: labels.slice(split), sizes: sizes.slice(split) } : null,
   };
+}
+
+/** Which of some hosts are about to be taken away, in a line; empty where none is. */
+export function noticeOf(state: Pick<ClusterState, "hosts">, hosts: readonly string[]): string {
+  const going = [...new Set(hosts)].map((id) => state.hosts[id]).filter((host): host is Host => Boolean(host?.notice));
+  const [first] = going;
+  if (!first) return "";
+  const which = going.length > 1 ? `${going.length} hosts are` : `host ${first.name} is`;
+  const until = Math.min(...going.map((host) => host.until ?? Number.POSITIVE_INFINITY));
+  return `${which} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
 }
 
 export interface Together {

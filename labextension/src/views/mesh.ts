@@ -13,7 +13,7 @@ import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colour
 import { type Details, details, usage, words } from "./details";
 import { Finder } from "./finder";
 import { CANVAS_FROM, Grid } from "./grid";
-import { type Hosts, hostsOf, together } from "./hosts";
+import { type Hosts, hostsOf, noticeOf, together } from "./hosts";
 import { Tip } from "./tip";
 import type { View } from "./view";
 
@@ -54,6 +54,7 @@ class MeshView {
     this._tools.append(this._healAll, this._turns, this._level, this._pick);
     _root.append(
       h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
+      this._notice,
       this._finder.element,
       h("div", { class: "mnb-body" }, h("div", { class: "mnb-left-side" }, this._field, this._legend), this._side),
       message,
@@ -307,6 +308,9 @@ class MeshView {
     ];
     say(this._title, mesh.name);
     say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
+    const notice = noticeOf(this._cluster.state, hosts);
+    this._notice.hidden = !notice;
+    say(this._notice, notice);
     say(this._status, this._cluster.live ? "" : `as it was at ${clock(this._cluster.now())}`);
     this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
     if (!this._colours[this._metric]) this._metric = "state";
@@ -382,6 +386,7 @@ class MeshView {
   private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sum the ranks up by host" });
   private _mesh: Mesh | undefined;
   private _metric = "state";
+  private _notice = h("div", { class: "mnb-status", role: "status", hidden: true });
   private _metrics: LatestMetrics;
   private _opened = -1;
   private _pick = h("select", { class: "mnb-pick", "aria-label": "colour by" });
