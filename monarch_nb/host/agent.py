@@ -1,7 +1,6 @@
 """The host agent process: its own session, no user code, no pickles; one loop that keeps the procs of a host."""
 
 import contextlib
-import functools
 import logging
 import os
 import resource
@@ -263,11 +262,14 @@ class Agent:
         except OSError:
             return  # it is told by its lease
 
+        def over() -> None:
+            self._service.owner_ended(owner, "its process has ended")
+            self._look_around()
+
         def gone(_events: int) -> None:
             self._loop.unregister(fd)
             os.close(self._followed.pop(owner))
-            ended = functools.partial(self._service.owner_ended, owner, "its process has ended")
-            self._node.settled(self._loop.post, ended)
+            self._node.settled(self._loop.post, over)
 
         self._loop.register(fd, READ, gone)
 
@@ -299,6 +301,7 @@ class Agent:
             for child in self._children.alive():
                 child.evicted |= child.spec.owner == owner  # one that only slept finds that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
+            self._look_around()
         for owner in self._leases.due(now):
             self._service.ask_after(owner)
         self._watch_leases()

@@ -46,6 +46,7 @@ class Page:
     async def run(self, code: str) -> str:
         """Runs a cell; what it printed."""
         number, printed = await self.send("execute_request", {"code": code, "silent": False}), ""
+        left = {"execute_reply", "idle"}  # they come on channels of their own
         while True:
             message = await self.next()
             if message["parent_header"].get("msg_id") != number:
@@ -53,7 +54,8 @@ class Page:
             if message["msg_type"] == "stream":
                 printed += message["content"]["text"]
             assert message["msg_type"] != "error", message["content"]
-            if message["msg_type"] == "execute_reply":
+            left.discard(str(message["content"].get("execution_state", message["msg_type"])))
+            if not left:
                 return printed
 
     async def watch(self) -> None:

@@ -1,11 +1,13 @@
 """Meshes outlive a real kernel: it is restarted, or killed, and the next one goes on with them under their names."""
 
 import os
+import secrets
 import signal
 from pathlib import Path
 
 import pytest
 
+from scripts.processes import MARK, left_behind
 from tests.notebook.notebook import Notebook
 
 pytestmark = pytest.mark.timeout(120)
@@ -79,7 +81,11 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
 
 
 @pytest.mark.slow
-def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_one_that_had_it(files: Path) -> None:
+def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_one_that_had_it(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = secrets.token_hex(8)
+    monkeypatch.setenv(MARK, mark)
     notebook = Notebook()
     try:
         assert "live on for 2m" in notebook.run("%detach --keep 2m").ok().stdout
@@ -99,6 +105,8 @@ def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_on
         told = first.run("mine.add.call(1).get()").traceback
         assert f"taken over by the kernel of train.ipynb (process {second.pid} on" in told
         second.run("%stop trainers").ok()
+        os.kill(second.pid, signal.SIGKILL)  # the last one that had something on the host of the first
     finally:
         first.close()
         second.close()
+    assert left_behind(mark) == []

@@ -63,7 +63,9 @@ function fill(panel: NotebookPanel): void {
       if (!isEmpty(model.data, node)) continue;
       const renderer = panel.content.rendermime.createRenderer("text/html");
       const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: WORD }), renderer.node);
-      (node.querySelector(".jp-OutputArea-output") ?? node).append(form);
+      const output = node.querySelector<HTMLElement>(".jp-OutputArea-output");
+      if (output) output.style.display = "none"; // what the widget says of that is for its authors
+      (output?.parentElement ?? node).append(form);
       void renderer.renderModel(model);
     }
   }

@@ -1,0 +1,116 @@
+"""A JupyterHub ends a server that looks idle while a mesh trains: what is to be kept is kept, else nothing is."""
+
+import asyncio
+import json
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.kernels import hub_proxy, interpreter
+from scripts.processes import left_behind, marked
+from tests.notebook.hub import USER, Hub, hub
+from tests.notebook.page_client import Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+TRAINER = """
+import threading, time
+from monarch.actor import Actor, endpoint
+
+class Trainer(Actor):
+    def __init__(self):
+        self.done = 0
+    @endpoint
+    def begin(self):
+        threading.Thread(target=self.train, daemon=True).start()
+    def train(self):
+        while True:
+            time.sleep(0.1)
+            self.done += 1
+    @endpoint
+    def steps(self):
+        return self.done
+
+%mesh fleet gpus=2
+trainers = fleet.spawn("trainers", Trainer)
+trainers.begin.call().get()
+"""
+STEPS = "print(sorted(trainers.steps.call().get().values()))"
+
+
+@pytest.fixture(scope="module")
+def programs() -> tuple[Path, Path]:
+    try:
+        return interpreter("jupyterhub"), hub_proxy()
+    except (subprocess.CalledProcessError, OSError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        pytest.skip(f"SKIPPED JupyterHub: it, its culler or its proxy cannot be had: {said[-500:]}")
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    made = secrets.token_hex(8)
+    yield made
+    assert left_behind(made) == []
+
+
+async def page_of(place: Hub) -> Page:
+    page = Page(f"{place.url.replace('http', 'ws')}/user/{USER}", place.token, place.kernel())
+    await page.connect()
+    await page.run("%load_ext monarch")
+    return page
+
+
+async def left_training(place: Hub, first: str) -> list[int]:
+    """A mesh trains, and nobody looks any more; how far it was then."""
+    place.start()
+    page = await page_of(place)
+    await page.run(first)
+    assert "JupyterLab of a JupyterHub" in await page.run("from monarch_kernel.front_ends import *\n"
+                                                        "print(recognised(facts_of(get_ipython())))")  # fmt: skip
+    await page.run(TRAINER)
+    steps: list[int] = json.loads(await page.run(STEPS))
+    page.close()
+    return steps
+
+
+async def kept(place: Hub, mark: str) -> None:
+    before = await left_training(place, "%detach --keep 5m")
+    place.culled()
+    assert [process for process in marked(mark) if "ipykernel" in " ".join(process.cmdline())] == []
+    place.start()
+    page = await page_of(place)
+    listed = await page.run("%attach")
+    assert "fleet {gpus=2} with trainers on " in listed, listed
+    back = await page.run("%attach fleet")
+    assert "fleet is back: 2 procs with trainers" in back, back
+    assert min(json.loads(await page.run(STEPS))) > max(before) + 10, "it has trained meanwhile"
+    await page.run("%stop fleet")
+    page.close()
+    place.stop()
+
+
+async def not_kept(place: Hub, mark: str) -> None:
+    await left_training(place, "pass")
+    place.culled()
+    assert left_behind(mark) == []
+    place.start()
+    page = await page_of(place)
+    assert "no mesh was left" in await page.run("%attach")
+    page.close()
+    place.stop()
+
+
+def test_a_mesh_that_is_kept_trains_on_while_its_server_is_culled_and_is_found_by_the_next(
+    programs: tuple[Path, Path], mark: str, tmp_path: Path
+) -> None:
+    with hub(tmp_path, *programs, mark) as place:
+        asyncio.run(kept(place, mark))
+
+
+def test_without_that_a_culled_server_leaves_nothing(programs: tuple[Path, Path], mark: str, tmp_path: Path) -> None:
+    with hub(tmp_path, *programs, mark) as place:
+        asyncio.run(not_kept(place, mark))
