@@ -168,7 +168,8 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failur
     engine.part(MeshLogs).receiver.catch_up(living)
     for address, proc in living.items():
         watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
-    exits = tuple(gone for answer in answers for gone in answer.exits)
+    ranks = set(procs.ranks)  # not those that were let go as it shrank
+    exits = tuple(gone for answer in answers for gone in answer.exits if parse_address(gone.address).rank in ranks)
     exits = (*exits, *_missing(procs, answers, failures))
     for gone in exits:
         watcher.gone_meanwhile(gone)
@@ -193,7 +194,7 @@ def _missing(procs: ProcState, answers: Sequence[p.Attached], unreached: Contain
     known = {proc.address: proc for answer in answers for proc in answer.procs}
     told = {gone.address for answer in answers for gone in answer.exits}
     missing = []
-    for rank in range(procs.layout.size):
+    for rank in procs.ranks:
         address = procs.address(rank)
         proc = known.get(address)
         if address in told or (proc is not None and proc.exit is None) or host_of(address) in unreached:

@@ -86,7 +86,9 @@ def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]
 def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
     told, now = [], time.time()
     for host, why in hosts.items():
-        where = places_of(procs.region, procs.layout.ranks_on(host)) or procs.name
+        where = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
+        if not where:  # it was let go before
+            continue
         text = f"{procs.name} {where} counts as lost: its host {host} cannot be reached ({why})"
         told.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
     return told

@@ -90,7 +90,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
 
     Whether any was replaced. Raises NoMoreHostsError.
     """
-    record = _record_of(state)
+    record = _record_of(state, timeout if ask else 0.0)
     if not ask and (record is None or record.source is None):
         return False
     if record is None:
@@ -133,8 +133,8 @@ def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
         raise ValueError(f"only a whole mesh can {what}, not a slice of {state.name}")
 
 
-def _record_of(state: ProcState) -> HostRecord | None:
-    return record_with("" if state.born is None else state.born.host_mesh, state.hosts)
+def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
+    return record_with("" if state.born is None else state.born.host_mesh, state.hosts, timeout)
 
 
 def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Callable[[], None]]:
@@ -146,7 +146,7 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
         raise TypeError(
             f"{state.name}.grow takes a number of hosts, names of machines, or a HostMesh, not {type(wanted).__name__}"
         )
-    record = _record_of(state)
+    record = _record_of(state, timeout)
     if record is None:
         raise NoMoreHostsError(
             f"{state.name} cannot grow: nothing is known here of who gives its hosts. Load the job first, with "

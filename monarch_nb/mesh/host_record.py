@@ -1,6 +1,8 @@
 """What all handles of one host mesh share: its hosts, which may become more or fewer, and who gives them."""
 
+import contextlib
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Collection, Sequence
@@ -102,8 +104,21 @@ class HostRecord:
 _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
 
 
-def record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
-    """The host mesh that has this identity, or else one of a job that has given any of these hosts."""
+def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> HostRecord | None:
+    """The host mesh that has this identity, or else one of a job that has given any of these hosts.
+
+    Where there is none, those of jobs whose hosts still come are waited for so long.
+    """
+    until, found = time.monotonic() + timeout, _record_with(identity, hosts)
+    for record in tuple(_records):
+        if found is None and record.source is not None and not record.ended and not record.ids.done():
+            with contextlib.suppress(TimeoutError):
+                record.ids.exception(max(0.0, until - time.monotonic()))
+                found = _record_with(identity, hosts)
+    return found
+
+
+def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
     records = [record for record in tuple(_records) if not record.ended and record.ids.done()]
     same = [record for record in records if record.identity == identity]
     if same:
