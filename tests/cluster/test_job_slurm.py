@@ -12,6 +12,7 @@ import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
 from monarch_nb.exceptions import NoMoreHostsError
+from monarch_nb.host.preemption import END
 from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import runtime
@@ -109,7 +110,7 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         assert none_alive([found[1][2], found[3][2]])
         assert [node for node, _, _ in where.where.call().get(SOON).values()] == ["n1", "n4"]
         assert "--nodelist=n4" in job.adapter.shell(job._job, "trainers_2")
-        slurm.ask("scancel", slurm_id(job))
+        slurm.ask("scancel", f"--signal={END.name[3:]}", slurm_id(job))  # its agents end at once
         with pytest.raises(SupervisionError):
             until(lambda: where.where.call().get(SOON) is None, "its end")
         heal_mesh(where, replace=True, timeout=SOON)
