@@ -27,7 +27,7 @@ from tests.cluster.fault_tools import until
 
 pytestmark = [pytest.mark.timeout(60)]
 
-HOSTS = 8
+HOSTS = 10
 
 
 class Worker(Actor):
@@ -314,17 +314,17 @@ def test_a_spare_takes_the_place_of_a_lost_host_at_once_and_another_one_is_asked
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     procs = procs_of(trainers)
-    source.hosts = ["m6"]
+    source.hosts = ["m8"]
     procs.grow(hosts=1)
-    source.spare = ["m7"]
+    source.spare = ["m9"]
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3} and 1 spare>"
-    simulated.kill_host(6)
+    simulated.kill_host(8)
     simulated.failures.clear()
     assert heal_mesh(trainers) is trainers  # nobody is asked for it
-    assert hosts_of(trainers) == ["m0", "m1", "m7"]
-    until(lambda: source.back == ["m6"] and source.refilled == 1)
+    assert hosts_of(trainers) == ["m0", "m1", "m9"]
+    until(lambda: source.back == ["m8"] and source.refilled == 1)
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3}>"
-    simulated.kill_host(7)
+    simulated.kill_host(9)
     simulated.failures.clear()
     with pytest.raises(NoMoreHostsError, match="job 7 has given 0 of 1"):
         heal_mesh(trainers, replace=True)
