@@ -379,24 +379,24 @@ def meanwhile(work: Callable[[], object]) -> "Future[object]":
 def test_a_host_that_dies_in_the_middle_of_a_growth_ends_it_and_the_next_one_succeeds(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
 ) -> None:
-    source.hosts[:] = ["m6", "m7"]
+    source.hosts[:] = ["m8", "m9"]
     procs = procs_of(trainers)
-    procs.spawn("slow", slow, "m6", "").initialized.get(20)
+    procs.spawn("slow", slow, "m8", "").initialized.get(20)
     growing = meanwhile(lambda: procs.grow(hosts=1))
-    simulated.kill_host(6)
+    simulated.kill_host(8)
     with pytest.raises(HealError, match=r"trainers has not grown, and is as it was before"):
         growing.result(20)
     assert hosts_of(trainers) == ["m0", "m1"]
-    until(lambda: source.back == ["m6"], "it is given back, dead as it is")
-    assert procs.grow(hosts=1).hosts == ("m7",)
-    assert hosts_of(trainers) == ["m0", "m1", "m7"]
+    until(lambda: source.back == ["m8"], "it is given back, dead as it is")
+    assert procs.grow(hosts=1).hosts == ("m9",)
+    assert hosts_of(trainers) == ["m0", "m1", "m9"]
     assert simulated.failures == []
 
 
 def test_a_host_that_dies_in_the_middle_of_a_shrink_is_gone_and_the_others_go_on(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
 ) -> None:
-    source.hosts[:] = ["m4", "m7"]
+    source.hosts[:] = ["m4", "m9"]
     procs = procs_of(trainers)
     procs.grow(hosts=1)
     slow_ones: Any = procs.spawn("slow", slow, "", "m4")
@@ -406,6 +406,6 @@ def test_a_host_that_dies_in_the_middle_of_a_shrink_is_gone_and_the_others_go_on
     simulated.kill_host(4)
     assert repr(shrinking.result(20)).startswith("<'trainers' {hosts=2, gpus=1}: hosts=2 let go (m4)")
     assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
-    assert procs.grow(hosts=1).hosts == ("m7",)
-    assert hosts_of(trainers) == ["m0", "m1", "m7"]
+    assert procs.grow(hosts=1).hosts == ("m9",)
+    assert hosts_of(trainers) == ["m0", "m1", "m9"]
     assert simulated.failures == []
