@@ -174,7 +174,7 @@ describe("a connection that goes and comes", () => {
     over();
     sent.length = 0;
     cluster.reconnected();
-    expect(sent.map(({ type, topic }) => [type, topic])).toEqual([["watch", "cluster"], ["watch", "logs"]]);
+    expect(sent.map(({ type, topic }) => [type, topic])).toEqual([["watch", "cluster"], ["watch", "logs"], ["alive", undefined]]);
     end();
     sent.length = 0;
     cluster.reconnected();
@@ -194,7 +194,7 @@ describe("a connection that goes and comes", () => {
     expect(sent).toEqual([]);
     take({ type: "delta", prev: 2, seq: 3, now: 1, patch: {} });
     take({ type: "alive", sent: 12 });
-    expect(sent.map(({ type, verb }) => verb ?? type)).toEqual(["watch", "heal"]);
+    expect(sent.map(({ type, verb }) => verb ?? type)).toEqual(["watch", "alive", "heal"]);
     sent.length = 0;
     take({ type: "alive", sent: 14 }); // which begins to count anew
     expect(sent).toEqual([]);

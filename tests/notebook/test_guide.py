@@ -1,10 +1,14 @@
 """%monarch shows the way in: what to type first, what is running, and what the doctor finds."""
 
+import json
+import queue
 import re
 
 import pytest
 
+from tests.notebook.dap_client import Debugger
 from tests.notebook.notebook import Notebook
+from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,6 +57,54 @@ def test_the_doctor_looks_at_the_kernel_and_at_each_host(nb: Notebook) -> None:
     assert "this machine" in found.html
     assert nb.run("%meshes").ok().text == meshes  # what it has started is gone
     nb.run("doctored.shutdown().get()").ok()
+
+
+# By what each front end is known; JupyterLab's own variable is set by most of them.
+FRONT_ENDS = {
+    "JupyterLab or Notebook 7": {"JPY_SESSION_NAME": "/home/me/a.ipynb"},
+    "JupyterLab of a JupyterHub": {"JPY_SESSION_NAME": "/home/me/a.ipynb", "JUPYTERHUB_API_URL": "http://hub"},
+    "Lightning Studio": {"JPY_SESSION_NAME": "/home/me/a.ipynb", "LIGHTNING_CLOUD_PROJECT_ID": "1"},
+    "Colab": {"JPY_SESSION_NAME": "/home/me/a.ipynb", "COLAB_RELEASE_TAG": "r1"},
+    "VS Code": {"VSCODE_PID": "1"},
+}
+LEVELS = """
+def _told():
+    import json, os
+    from monarch_kernel.front_ends import facts_of, levels
+    before = dict(os.environ)
+    for name in ("JPY_SESSION_NAME", "JUPYTERHUB_API_URL"):
+        os.environ.pop(name, None)
+    os.environ.update({signs!r})
+    try:
+        print(json.dumps({{one.about: one.found for one in levels(facts_of(get_ipython()))}}))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+_told()
+"""
+
+
+def test_what_the_doctor_says_that_a_front_end_gives_is_what_this_kernel_does(nb: Notebook) -> None:
+    view = ViewClient(nb)
+    past_cells = view.subshell is not None
+    view.close()
+    widget = "application/vnd.jupyter.widget-view+json" in nb.finish(nb.start("w", asks=True)).ok().result
+    try:
+        debugger = Debugger(nb).ask("debugInfo", timeout=5).get("success", False)
+    except queue.Empty:
+        debugger = False
+    for name, signs in FRONT_ENDS.items():
+        told = json.loads(nb.finish(nb.start(LEVELS.format(signs=signs), asks=True)).ok().stdout)
+        assert told["front end"].startswith(name)
+        assert told["displays"].startswith("live") is widget, name
+        assert told["buttons"].startswith("none") is not widget, name
+        assert "the running cell ends" not in told["buttons"] or not past_cells, name
+        assert not told["buttons"].startswith("they work while a cell runs") or past_cells, name
+        if name != "Colab":
+            assert ("this kernel has no debugger" in told["bug button"]) is not debugger, name
+        alone = json.loads(nb.run(LEVELS.format(signs=signs)).ok().stdout)  # a cell that takes no questions
+        assert "StoppedAtBreakpoint" in alone["debugger"]
+        assert "StoppedAtBreakpoint" not in told["debugger"]
 
 
 def test_a_word_that_the_guide_does_not_know_is_refused_with_those_it_knows(nb: Notebook) -> None:

@@ -159,6 +159,7 @@ export class Cluster {
     if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
     for (const { message } of this._subscriptions.values()) this._send(message);
     for (const message of this._watched.values()) this._send(message);
+    this.check(); // from there on it is counted
   }
 
   private _open(): void {
