@@ -96,16 +96,24 @@ def job_file(name: str) -> str:
 def arguments_of(kind: str) -> frozenset[str]:
     """The names of the arguments that jobs of a kind take, beside their meshes."""
     if kind == "kubernetes":
-        found = {*inspect.signature(KubernetesJob).parameters, *_OF_IMAGES, "port", "secret", "label_selector"}
+        found = {
+            *inspect.signature(KubernetesJob).parameters,
+            *_OF_IMAGES,
+            "port",
+            "secret",
+            "label_selector",
+            "spares",
+        }
         return frozenset(found)
     made = _CLASSES.get(kind)
-    return frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"} | {"keep"}
+    own = frozenset() if made is None else frozenset(inspect.signature(made).parameters) - {"meshes"}
+    return own | {"keep", "spares"} if own else own
 
 
 def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait:
     """A job of a kind. `meshes` has for each name a number of hosts, what a `Role` has, or what the kind takes.
 
-    `keep` is what `keep_for` takes.
+    `keep` is what `keep_for` takes; `spares` are those of each mesh that does not say how many it has.
     Raises LookupError for a kind that is not there, TypeError and ValueError for what it does not take.
     """
     if kind == "local":
@@ -120,7 +128,8 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
         return SSHJob(meshes=meshes, **arguments)
     if kind == "kubernetes":
         return _kubernetes(meshes, arguments)
-    roles = {name: _role(name, said) for name, said in meshes.items()}
+    spares = arguments.pop("spares", 0)
+    roles = {name: _role(name, said, spares) for name, said in meshes.items()}
     made = _CLASSES.get(kind)
     if made is not None:
         wanted: Any = made
@@ -131,24 +140,23 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
     return AdapterJob(kind, roles, arguments.pop("env", None), options=arguments)
 
 
-def _role(name: str, said: Any) -> "int | Role":
-    if isinstance(said, (int, Role)):
-        return said
+def _role(name: str, said: Any, spares: int) -> Role:
     try:
-        return converted(said, Role)
+        role = said if isinstance(said, Role) else Role(hosts=said) if isinstance(said, int) else converted(said, Role)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
+    return msgspec.structs.replace(role, spares=role.spares or spares)
 
 
 def _kubernetes(meshes: Mapping[str, Any], arguments: dict[str, Any]) -> KubernetesJob:
     config = arguments.pop("kubeconfig", None)
-    common = {name: arguments.pop(name) for name in (*_OF_IMAGES, "port", "secret", "label_selector")
+    common = {name: arguments.pop(name) for name in (*_OF_IMAGES, "port", "secret", "label_selector", "spares")
               if name in arguments}  # fmt: skip
     job = KubernetesJob(kubeconfig=None if config is None else KubeConfig.from_path(config), **arguments)
     for name, said in meshes.items():
         if isinstance(said, Role):
             resources = {"resources": {"nvidia.com/gpu": said.gpus}} if said.gpus else {}
-            said = {"hosts": said.hosts, "spares": said.spares, **resources}
+            said = {"hosts": said.hosts, **({"spares": said.spares} if said.spares else {}), **resources}
         wanted = {**common, **({"hosts": said} if isinstance(said, int) else said)}
         image = {key: wanted.pop(key) for key in _OF_IMAGES if key in wanted}
         spec = ImageSpec(**image) if "image" in image else None

@@ -1,6 +1,7 @@
 """Jobs on machines reached by SSH: a real sshd on this machine's loopback."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -257,3 +258,30 @@ def test_arguments_of_ssh_that_are_not_understood_are_refused() -> None:
     job = SSHJob("python", ("-J", "login", "-p", "2222"))
     job.add_mesh("trainers", ["a", "b"])
     assert repr(job) == "<SSHJob trainers=2>"
+
+
+@pytest.mark.slow
+def test_the_last_machine_is_a_spare_that_takes_the_place_of_one_that_is_lost(
+    server: SSHServer, shown: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_at(server, {"trainers": [server.name] * 2}, env=LIGHT, spares=1)
+    try:
+        hosts = job.state(cached_path=None).trainers
+        where = hosts.spawn_procs().spawn("where", Where)
+        _, pid, _ = where.mark.call_one().get(SOON)
+        until(lambda: hosts.spares, "the spare")
+        [spare] = hosts.spares
+        worker = next(
+            each for each in workers_of(server) if str(each) in job.adapter.look(job._job)["trainers_0"].story
+        )
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            until(lambda: where.mark.call_one().get(SOON) is None, "its end")
+        heal_mesh(where, timeout=SOON)
+        assert where.mark.call_one().get(SOON)[1] != pid
+        assert hosts.host_ids[0] == spare
+        until(
+            lambda: "there is no new spare host for trainers" in caplog.text or hosts.spares, "another one, or why not"
+        )
+    finally:
+        job.kill()

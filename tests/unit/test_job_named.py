@@ -54,6 +54,21 @@ def test_jobs_of_a_folder_above_have_their_kinds_and_arguments(file: Path) -> No
     assert job_file("lab") == str(file.parent / ".monarch/jobs/lab.json")
 
 
+def test_a_mesh_has_as_many_spares_as_it_or_the_job_says() -> None:
+    job = make_job("slurm", {"trainers": {"hosts": 4, "spares": 2}, "loaders": 2}, spares=1)
+    assert isinstance(job, SlurmJob)
+    assert (job._role("trainers").spares, job._role("loaders").spares) == (2, 1)
+    assert repr(job) == "<SlurmJob trainers=4 and 2 spares, loaders=2 and 1 spare>"
+    desk = make_job("ssh", {"trainers": ["n1", "n2", "n3"]}, spares=1)
+    assert repr(desk) == "<SSHJob trainers=2 and 1 spare>"
+    pods = make_job("kubernetes", {"trainers": Role(hosts=2)}, namespace="lab", spares=1)
+    assert repr(pods) == "<KubernetesJob trainers=2 and 1 spare>"
+    for wrong in (-1, 3, True, "1"):
+        with pytest.raises(ValueError, match="spares"):
+            make_job("ssh", {"trainers": ["n1", "n2", "n3"]}, spares=wrong)
+    assert "spares" in arguments_of("ssh") & arguments_of("kubernetes") & arguments_of("slurm")
+
+
 def test_what_is_wrong_is_told_with_the_place(file: Path, tmp_path: Path) -> None:
     with pytest.raises(LookupError, match=r"no job 'nobody': .*monarch\.toml has desk, lab, pods, wrong"):
         job_named("nobody")

@@ -16,29 +16,39 @@ class LoginJob(AdapterJob):
 
     def __init__(
         self, kind: str, machines: Mapping[str, Sequence[str]], env: Mapping[str, str] | None,
-        gpus: int | None, options: Mapping[str, object], patience: float | None,
+        gpus: int | None, options: Mapping[str, object], patience: float | None, spares: int = 0,
     ) -> None:  # fmt: skip
+        if isinstance(spares, bool) or not isinstance(spares, int) or spares < 0:
+            raise ValueError(f"spares={spares!r} must be a whole number of machines of each mesh, 0 for none")
         super().__init__(kind, {}, env, options={**options, "machines": {}}, patience=patience)
-        self._gpus = gpus
+        self._gpus, self._of_each = gpus, spares  # how many of the machines of each mesh are spares
         for name, hosts in machines.items():
             self.add_mesh(name, hosts)
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
-        """A mesh of these machines, in this order. Raises ValueError for none, and after the job was applied."""
+        """A mesh of these machines, in this order; the last ones are its spares, if the job has any.
+
+        Raises ValueError for none, and after the job was applied.
+        """
         if isinstance(hosts, str) or not hosts:
             raise ValueError(f"{name}={hosts!r}: a mesh needs a list of machines, such as ['node1', 'user@node2:2222']")
         if self.active:
             raise ValueError("the job runs: a mesh can only be added before")
-        machines = {**self._options["machines"], name: list(hosts)}
+        machines, spares = {**self._options["machines"], name: list(hosts)}, self._of_each
+        if len(hosts) <= spares:
+            raise ValueError(f"{name} has {len(hosts)} machines, of which {spares} are to be spares: name more of them")
+        self._wish(
+            {mesh: Role(hosts=len(each) - spares, spares=spares, gpus=self._gpus) for mesh, each in machines.items()}
+        )
         self._options = {**self._options, "machines": machines}
-        self._wish({mesh: Role(hosts=len(each), gpus=self._gpus) for mesh, each in machines.items()})
 
 
 class SSHJob(LoginJob):
     """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
 
     A machine is `[user@]name[:port]`, or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts;
-    there is no prompt for passwords. `more` are machines that meshes may grow onto. `python_exe` is the interpreter
+    there is no prompt for passwords. The last `spares` machines of each mesh wait to take the place of one that is
+    lost; `more` are machines that meshes may grow onto. `python_exe` is the interpreter
     there, with monarch-nb installed. `gpus` on each machine are checked when it joins. `reach` says how the agents are
     met: `"direct"` at a port of the machine (`monarch_port`, else any that is free), `"tunnel"` through the SSH
     connection, so that no other port needs to be open, `"auto"` directly where that works. The job's key goes
@@ -53,6 +63,7 @@ class SSHJob(LoginJob):
         transport: str = "tcp", *, meshes: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None, gpus: int | None = None, user: str | None = None,
         known_hosts: str | None = None, reach: Literal["auto", "direct", "tunnel"] = "auto", more: Sequence[str] = (),
+        spares: int = 0,
     ) -> None:  # fmt: skip
         if transport not in _TRANSPORTS:
             raise ValueError(f"transport={transport!r}: agents of an SSHJob speak tcp, encrypted with the job's key")
@@ -68,4 +79,4 @@ class SSHJob(LoginJob):
             options["username"] = user
         if known_hosts is not None:
             options["known_hosts"] = known_hosts
-        super().__init__("ssh", meshes or {}, env, gpus, options, None)
+        super().__init__("ssh", meshes or {}, env, gpus, options, None, spares)
