@@ -12,7 +12,16 @@ from typing import Any
 
 import monarch_nb as monarch
 from monarch_nb.actor import Actor, ActorError, current_rank, endpoint, this_host
-from monarch_nb.connect import AttachError, Leaving, accept_hosts, attach, attach_hosts, attach_to_workers
+from monarch_nb.connect import (
+    AttachError,
+    Leaving,
+    accept_hosts,
+    attach,
+    attach_hosts,
+    attach_to_workers,
+    local_hosts,
+)
+from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import runtime
@@ -108,6 +117,36 @@ def leave_hosts(key: str, *endpoints: str) -> None:
     hosts = attach_hosts(endpoints, key=key)
     spawn(hosts.spawn_procs(name="trainers"))
     hosts.detach("60s")
+
+
+def leave_local(lost: str) -> None:
+    """Spawns on two hosts that are this machine, loses one and heals nothing, and leaves what there is."""
+    hosts = local_hosts(2)
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    procs, counter = spawn(hosts.spawn_procs(name="trainers"))
+    handles = runtime().part(LocalAgents).running
+    doomed = counter.slice(hosts=int(lost))
+    os.kill(handles[hosts.host_ids[int(lost)]].pid, signal.SIGKILL)
+    while answers(doomed):
+        time.sleep(0.01)
+    say("host", hosts.host_ids[int(lost)])
+    procs.detach("60s")
+
+
+def look(_: str = "") -> None:
+    """Attaches, and says which ranks answer; leaves it again."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    began = time.monotonic()
+    try:
+        procs: Any = monarch.attach("trainers")
+    except AttachError as error:
+        say("refused", " ".join(str(error).split()))
+        return
+    counter: Any = monarch.attach("counter")
+    say("attached", round(time.monotonic() - began))
+    label = counter.extent.labels[0]
+    say("lives", *(rank for rank in range(2) if answers(counter.slice(**{label: rank}))))
+    procs.detach("60s")
 
 
 def leave_busy(key: str, *endpoints: str) -> None:
@@ -293,7 +332,7 @@ def again(_: str = "") -> None:
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
-        leave, leave_hosts, leave_busy, leave_behind, leave_callers, leave_job, nap, hold, take, mend, wait_and_mend,
-        fall, pick_up, again,
+        leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold, take,
+        mend, wait_and_mend, fall, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

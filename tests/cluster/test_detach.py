@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch_nb.host import folders
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
 from tests.cluster.detach_tools import ROOT, SOON, Controller, come_back, files
@@ -20,6 +21,17 @@ from tests.ports import free_port
 from tests.processes import alive
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def swept() -> list[Path]:
+    """The run folders that are left once those of agents that were killed are gone."""
+    runs = Path(os.environ["XDG_RUNTIME_DIR"])
+    folders.sweep(runs)
+    return list(runs.iterdir())
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait(what: Callable[[], bool]) -> None:
@@ -213,6 +225,49 @@ def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
     assert f"answers at {third}, not" in " ".join(refused)
     file.write_text(written)
     assert Controller(place, "take").done().said("refused") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_mesh_that_has_lost_a_host_can_be_left_and_attached_again_and_again(place: Path, lost: int) -> None:
+    first = Controller(place, "leave_local", str(lost)).done()
+    [[host]] = first.said("host")
+    for _ in range(2):
+        again = Controller(place, "look").done()
+        assert again.said("lives") == [[str(1 - lost)]], again.lines
+        assert int(again.said("attached")[0][0]) <= 5
+        assert any(f"trainers hosts={lost} counts as lost: its host {host} cannot be reached" in line
+                   for line in again.lines), again.lines  # fmt: skip
+    assert shell("stop", "trainers").stdout.startswith("stopped trainers: 1 proc\n")
+    assert files(place) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dials", "is behind a gateway", "is the gateway"])
+def test_a_host_that_cannot_be_reached_is_told_however_it_was_reached(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]], how: str
+) -> None:
+    key, start = agents
+    if how == "dials":
+        at = f"tcp://127.0.0.1:{free_port()}"
+        mine = start("--dial", at)
+        first = Controller(place, "leave_callers", str(key), at).done()
+    else:
+        mine = start("--tcp", "tcp://127.0.0.1:0")
+        endpoints = [agent["endpoint"] for agent in mine]
+        first = Controller(place, "leave_behind", str(key), endpoints[0], *endpoints).done()
+    which = {"dials": 1, "is behind a gateway": 1, "is the gateway": 0}[how]
+    pid = int(first.said("pids")[0][which])
+    [doomed] = [agent for agent in mine if agent["pid"] == parent(pid)]
+    os.kill(doomed["pid"], signal.SIGKILL)
+    wait(lambda: not alive(pid))
+    again = Controller(place, "look").done()
+    wait(lambda: doomed["host"] not in str(swept()))
+    if how == "is the gateway":  # nothing else leads to the other host
+        assert "cannot be attached" in " ".join(again.said("refused")[0]), again.lines
+        return
+    assert again.said("lives") == [["0"]], again.lines
+    assert any(f"its host {doomed['host']} cannot be reached" in line for line in again.lines), again.lines
 
 
 @pytest.mark.slow
