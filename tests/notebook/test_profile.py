@@ -3,6 +3,7 @@
 import pytest
 
 from tests.notebook.notebook import Cell, Notebook
+from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -16,6 +17,26 @@ def test_the_cell_runs_here_and_the_profile_is_its_result(nb: Notebook) -> None:
     assert "Worker.work" in shown.html
     assert "<script" not in shown.html
     assert nb.run("(len(seen), type(_).__name__)").ok().text == "(4, 'Profile')"
+
+
+def test_the_panel_has_a_section_of_profiles_from_the_first_one_on_with_the_newest_on_top(nb: Notebook) -> None:
+    nb.run("%%prof a\na.work.call(0.05).get()").ok()
+    view = ViewClient(nb)
+    try:
+        view.until(
+            lambda view: {"name": "profiles", "title": "Profiles"} in (view.of("views") or [{"views": []}])[-1]["views"]
+        )
+        view.send(type="watch", topic="profiles", id="p1")
+        view.until(lambda view: bool(view.of("profiles")))
+        before = view.of("profiles")[-1]["profiles"]
+        assert before[0]["title"].startswith("a · ")
+        assert "mnb-flame" in before[0]["html"]
+        again = nb.run("%%prof a gpus=0\na.work.call(0.05).get()").ok()
+        nb.run("_").ok()  # shown twice, it is one
+        view.until(lambda view: view.of("profiles")[-1]["profiles"][0]["html"] == again.html)
+        assert len(view.of("profiles")[-1]["profiles"]) == min(4, len(before) + 1)
+    finally:
+        view.close()
 
 
 def test_the_profile_is_in_the_underscore_though_loops_use_that_name_but_functions_of_that_name_stay(

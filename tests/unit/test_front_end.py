@@ -8,6 +8,7 @@ import pytest
 
 from monarch_kernel.views import bundle
 from monarch_kernel.views.bundle import LARGEST, STATIC, VIEWS, script, style
+from monarch_kernel.views.profiles import PROFILES
 from monarch_kernel.views.registry import VIEWS as ALL_VIEWS
 from monarch_kernel.views.widgets import widget_base, widget_class
 
@@ -66,7 +67,7 @@ def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
 
 def test_each_view_is_a_widget_with_a_module_and_a_style_sheet_of_its_own() -> None:
     base = widget_base()
-    widgets = {view.name: widget_class(base, view)() for view in ALL_VIEWS}
+    widgets = {view.name: widget_class(base, view)() for view in (*ALL_VIEWS, PROFILES)}
     assert set(widgets) == set(VIEWS)
     assert {view: (widget._esm, widget._css) for view, widget in widgets.items()} == {
         view: (script(view), style(view)) for view in VIEWS

@@ -71,7 +71,7 @@ def _box(node: "Node", ranks: Sequence[int], name: FileName, whole: float) -> st
         f"{computed:.0%} of that computing",
     )
     ink = "" if share / whole > _NAMED else ";color:transparent"
-    size = "opacity:.6" if share / whole > _TOLD else "font-size:0"
+    size = "opacity:.6" if share / whole > _TOLD else "display:none"
     return (
         f'<div title="{escape(" · ".join(filter(None, told)))}" style="background-color:{colour(kind, computed)};'
         f'padding-left:4px;overflow:hidden;text-overflow:ellipsis{ink}">{escape(node.name)} '

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..files import cell_name
+from ..views.profiles import keep
 from .flame import FileName, colour, flame_graph, legend
 from .html import LEFT, folded, framed, heading
 
@@ -91,13 +92,18 @@ class ProfileForms:
 
     def install(self) -> None:
         """Profiles are shown like this from now on."""
-        self._formatters["text/html"].for_type(PROFILE, lambda profile: profile_html(profile, self._named))
+        self._formatters["text/html"].for_type(PROFILE, self._html)
         self._formatters["text/plain"].for_type(PROFILE, lambda profile, out, _: out.text(profile.text(self._named)))
 
     def uninstall(self) -> None:
         """No longer."""
         for kind in ("text/html", "text/plain"):
             self._formatters[kind].pop(PROFILE, None)
+
+    def _html(self, profile: "Profile") -> str:
+        html = profile_html(profile, self._named)
+        keep(profile, html)
+        return html
 
     def _named(self, file: str) -> str:
         return cell_name(self._shell, file) or os.path.basename(file)

@@ -244,6 +244,7 @@ export class Cluster {
       case "metrics":
       case "tensors":
       case "transfers":
+      case "profiles":
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;

@@ -124,7 +124,15 @@ export interface TransferMessage {
   id: string;
 }
 
+/** The profiles that were taken, the newest first. */
+export interface ProfileMessage {
+  type: "profiles";
+  id: string;
+  profiles: { key: string; title: string; html: string }[];
+}
+
 export interface Topics {
+  profiles: ProfileMessage;
   tensors: TensorMessage;
   transfers: TransferMessage;
   logs: LogMessage;

@@ -9,7 +9,7 @@ POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_M
 # second of processor time for each thread of each proc when a fork gets its threads, and after whatever they did.
 _SPIN, _BRIEFLY = "OPENBLAS_THREAD_TIMEOUT", "20"
 # PyTorch's profiler writes two lines on each begin and end otherwise, which would be in the cell; read at its import.
-QUIET = {"KINETO_LOG_LEVEL": "5"}
+QUIET = {"KINETO_LOG_LEVEL": "6"}
 HELD_BACK = (*POOLS, _SPIN, *QUIET)
 
 PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated by commas

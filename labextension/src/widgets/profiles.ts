@@ -1,0 +1,4 @@
+import { widget } from "./widget";
+import { profileView } from "../views/profiles";
+
+export default widget(profileView);
