@@ -259,8 +259,12 @@ class AdapterJob(JobTrait):
         if not self._agents:
             raise EngineError("the job was killed")
         self._agents = agents
-        self._spares = tuple(name for name in (self._spares if spares is None else spares) if name in agents)
-        if self._folder:
+        self.keep_spares(self._spares if spares is None else spares)
+
+    def keep_spares(self, spares: Iterable[str]) -> None:
+        """These are part of no mesh from now on; they are written down, for who loads the job."""
+        self._spares = tuple(name for name in spares if name in self._agents)
+        if self._folder and self._agents:
             self._job.save()
         if self._applied.path is not None:
             self.dump(self._applied.path)

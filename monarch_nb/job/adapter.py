@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Seen(NamedTuple):
 Agents = Mapping[str, Agent]  # by the names of their hosts
 PREFIX = "mnb-job-"  # of the names of jobs' folders
 _FILE = "job.json"  # in the folder of a job
+_saving = threading.Lock()
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -54,9 +56,10 @@ class Running(msgspec.Struct, frozen=True):
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""
         draft = Path(self.folder, f".{_FILE}")
-        draft.touch(0o600)
-        draft.write_bytes(msgspec.json.encode(self))
-        draft.replace(Path(self.folder, _FILE))
+        with _saving:
+            draft.touch(0o600)
+            draft.write_bytes(msgspec.json.encode(self))
+            draft.replace(Path(self.folder, _FILE))
 
     def agents_now(self) -> dict[str, Agent]:
         """As its folder has them: another process may have got more, or let some go."""

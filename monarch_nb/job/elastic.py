@@ -47,6 +47,9 @@ class ElasticJob(Protocol):
         Raises EngineError where it was killed meanwhile.
         """
 
+    def keep_spares(self, spares: Sequence[str]) -> None:
+        """These are part of no mesh from now on; they are written down, for who loads the job."""
+
     def running(self, agents: dict[str, Agent]) -> Running:
         """The job with some of its agents."""
 
@@ -99,17 +102,16 @@ class JobHosts:
         job, instead = self._job, dict[str, str]()
         names = {host: name for arrival in job.arrivals for name, host in arrival.joined.items()}
         taken = self.spares.take(len(dead))
-        with self._lock:
-            for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
-                job.arrived(arrival)
-                self._came.append(host)
-                instead[lost] = host
-                old = f"{names.get(lost, 'a lost host')} ({lost})"
-                tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
-            try:
-                job.keep_agents(job.agents, [name for name in job.spare_agents if name not in taken])
-            except (OSError, EngineError) as error:
-                tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
+        for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
+            job.arrived(arrival)
+            self._came.append(host)
+            instead[lost] = host
+            old = f"{names.get(lost, 'a lost host')} ({lost})"
+            tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
+        try:
+            job.keep_spares([name for name in job.spare_agents if name not in taken])
+        except OSError as error:
+            tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         return instead
 
     def refill(self) -> None:

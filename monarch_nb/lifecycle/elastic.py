@@ -10,7 +10,7 @@ from monarch_nb.lifecycle.resizing import Left, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
-from monarch_nb.mesh.host_record import HostRecord, NoMoreHostsError, record_with
+from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, record_with
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.resized import Resized, more_of, places_to_go
 from monarch_nb.runtime import (
@@ -99,30 +99,44 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
             "first, with job_load(…).state()"
         )
     giver = record.giver("have another host in the place of one that is lost")
-    with record.changing:
-        instead = {host: record.instead[host] for host in dead if host in record.instead}  # another mesh has asked
-        instead = {host: new for host, new in instead.items() if not operations().lost_hosts([new])}
-        wanted = [host for host in dead if host not in instead]
-        spares = giver.take_spares(wanted) if wanted else {}
-        for host, new in spares.items():
-            record.swap(host, new)
-        if instead or spares:
-            resizer().replace(state, {**instead, **spares})
-        missing = [host for host in wanted if host not in spares] if ask else []
-        if missing:
-            asked = dict(zip(missing, giver.more(len(missing), timeout), strict=True))
-            for host, new in asked.items():
+    gone: list[str] = []
+    try:
+        with record.replacing:  # never for long: a spare is there at once, whoever waits for other hosts
+            known, lacking = _replaced(record, dead)
+            spares = giver.take_spares(lacking) if lacking else {}
+            gone += spares
+            for host, new in spares.items():
                 record.swap(host, new)
-            resizer().replace(state, asked)
-    gone = [*spares, *missing]
+        instead = {**known, **spares}
+        if instead:
+            resizer().replace(state, instead)
+        missing = [host for host in dead if host not in instead] if ask else []
+        if missing:
+            with record.changing:
+                instead, lacking = _replaced(record, missing)  # another mesh has asked meanwhile
+                if lacking:
+                    asked = dict(zip(lacking, giver.more(len(lacking), timeout), strict=True))
+                    gone += asked
+                    for host, new in asked.items():
+                        record.swap(host, new)
+                    instead.update(asked)
+            resizer().replace(state, instead)
+        return bool(instead)
+    finally:
+        if gone:
+            _aside(lambda: _tidy(giver, gone), "lost hosts are being let go")
 
-    def tidy() -> None:
-        giver.let_go(gone)
-        giver.refill()
 
-    if gone:
-        _aside(tidy, "lost hosts are being let go")
-    return bool(instead or gone)
+def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Which hosts have come for these lost ones by now, and can be used; and those for which none has."""
+    instead = {host: record.instead[host] for host in dead if host in record.instead}
+    instead = {host: new for host, new in instead.items() if not operations().lost_hosts([new])}
+    return instead, [host for host in dead if host not in instead]
+
+
+def _tidy(giver: HostSource, gone: Sequence[str]) -> None:
+    giver.let_go(gone)
+    giver.refill()
 
 
 # -- how --------------------------------------------------------------------------------------------------------

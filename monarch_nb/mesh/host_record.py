@@ -58,7 +58,9 @@ class HostRecord:
         self.identity = identity or uuid.uuid4().hex
         self.source = source
         self.instead: dict[str, str] = {}  # which host has come for one that was lost
-        self.changing = threading.Lock()  # held by who has hosts come and go
+        self.changing = threading.Lock()  # held by who has hosts come and go, for as long as that takes
+        self.replacing = threading.Lock()  # held by who puts a host that is there in the place of another
+        self._moving = threading.Lock()
         _records.add(self)
 
     @property
@@ -69,19 +71,22 @@ class HostRecord:
 
     def take(self, hosts: Sequence[str]) -> None:
         """It has these hosts more."""
-        ids = self.ids.get()
-        ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
-        self.ids, self.region = resolved_future((*ids, *hosts)), self._line(ranks)
+        with self._moving:
+            ids = self.ids.get()
+            ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
+            self.ids, self.region = resolved_future((*ids, *hosts)), self._line(ranks)
 
     def drop(self, hosts: Collection[str]) -> None:
         """It has these hosts no more."""
-        ids = self.ids.get()
-        self.region = self._line([rank for rank in self.region.ranks() if ids[rank] not in hosts])
+        with self._moving:
+            ids = self.ids.get()
+            self.region = self._line([rank for rank in self.region.ranks() if ids[rank] not in hosts])
 
     def swap(self, dead: str, host: str) -> None:
         """Another host is in the place of one."""
-        self.ids = resolved_future(tuple(host if one == dead else one for one in self.ids.get()))
-        self.instead[dead] = host
+        with self._moving:
+            self.ids = resolved_future(tuple(host if one == dead else one for one in self.ids.get()))
+            self.instead[dead] = host
 
     def places(self, hosts: Collection[str]) -> str:
         """Some of its hosts as people write them: "hosts=1-2"."""

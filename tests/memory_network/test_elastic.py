@@ -27,7 +27,7 @@ from tests.cluster.fault_tools import until
 
 pytestmark = [pytest.mark.timeout(60)]
 
-HOSTS = 10
+HOSTS = 14
 
 
 class Worker(Actor):
@@ -208,6 +208,8 @@ class Source:
         self.hosts, self.back = list(hosts), list[str]()
         self.spare: list[str] = []
         self.refilled = 0
+        self.queue = threading.Event()  # it answers once that is set
+        self.queue.set()
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -222,6 +224,7 @@ class Source:
         self.refilled += 1
 
     def more(self, count: int, timeout: float) -> tuple[str, ...]:
+        assert self.queue.wait(20)
         if count > len(self.hosts):
             raise NoMoreHostsError(f"job 7 has given {len(self.hosts)} of {count} hosts within {timeout:g} s")
         given, self.hosts = self.hosts[:count], self.hosts[count:]
@@ -314,26 +317,53 @@ def test_a_spare_takes_the_place_of_a_lost_host_at_once_and_another_one_is_asked
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     procs = procs_of(trainers)
-    source.hosts = ["m8"]
+    source.hosts = ["m12"]
     procs.grow(hosts=1)
-    source.spare = ["m9"]
+    source.spare = ["m13"]
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3} and 1 spare>"
-    simulated.kill_host(8)
+    simulated.kill_host(12)
     simulated.failures.clear()
     assert heal_mesh(trainers) is trainers  # nobody is asked for it
-    assert hosts_of(trainers) == ["m0", "m1", "m9"]
-    until(lambda: source.back == ["m8"] and source.refilled == 1)
+    assert hosts_of(trainers) == ["m0", "m1", "m13"]
+    until(lambda: source.back == ["m12"] and source.refilled == 1)
     assert repr(fleet) == "<HostMesh 'fleet' {hosts=3}>"
-    simulated.kill_host(9)
+    simulated.kill_host(13)
     simulated.failures.clear()
     with pytest.raises(NoMoreHostsError, match="job 7 has given 0 of 1"):
         heal_mesh(trainers, replace=True)
     procs.shrink(hosts=-1)
 
 
+def test_a_spare_is_there_at_once_while_somebody_waits_for_other_hosts(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    source.hosts = ["m10"]
+    procs_of(trainers).grow(hosts=1)
+    source.spare = ["m11"]
+    source.queue.clear()
+    told: list[BaseException] = []
+
+    def grow() -> None:
+        try:
+            fleet.grow(hosts=1)
+        except NoMoreHostsError as error:
+            told.append(error)
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    simulated.kill_host(10)
+    simulated.failures.clear()
+    heal_mesh(trainers)
+    assert (hosts_of(trainers), growing.is_alive()) == (["m0", "m1", "m11"], True)
+    source.queue.set()
+    growing.join(20)
+    assert len(told) == 1
+    until(lambda: source.back == ["m10"])
+
+
 def test_hosts_that_no_job_gives_do_not_become_more(procs: ProcMesh, hosts: HostMesh) -> None:
     with pytest.raises(NoMoreHostsError, match="hosts cannot grow: its hosts were attached one by one"):
-        procs.grow(hosts=9)
+        procs.grow(hosts=99)
     assert len(procs) == 2
 
 

@@ -80,6 +80,9 @@ class Job:
         self.agents = agents
         self.spare_agents = tuple(name for name in spares or () if name in agents)
 
+    def keep_spares(self, spares: Iterable[str]) -> None:
+        self.spare_agents = tuple(spares)
+
     def running(self, agents: dict[str, Agent]) -> Running:
         return Running("7", str(self.folder), dict(agents))
 
