@@ -25,7 +25,7 @@ from monarch_nb.runtime import ActorCell, MeshState, RunsOn, Runtime
 from monarch_nb.runtime.sender import caller_of
 from monarch_nb.supervision import Driver, Refusal
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker, Status
+from monarch_nb.wire import Asker, Status, parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class Handover:
             before.add(cell.spec.owner_process)
             cell.hand_over(owner)
         before.discard(owner)
+        # What a controller had called before this one took the mesh over is for this one, too.
+        local.away.update(process for process in before if parse_address(process).is_controller)
         if cells:
             self._watcher.watch_owner(owner)
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))

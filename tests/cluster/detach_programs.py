@@ -230,6 +230,32 @@ def take(how: str = "") -> None:
     say("stopped")
 
 
+def hold_busy(_: str = "") -> None:
+    """Spawns, has a call under way, and waits until somebody has taken the mesh over."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    _, counter = spawn()
+    runtime().part(Leaving).keep_up()
+    under_way = counter.wait_for.call(os.environ["GATE"])
+    say("holds")
+    try:
+        under_way.get(30)
+    except RuntimeError as error:
+        say("error", str(error).splitlines()[0])
+
+
+def rob(_: str = "") -> None:
+    """Takes it over, and what its calls answer."""
+    procs: Any = monarch.attach("trainers", steal=True)
+    Path(os.environ["GATE"]).touch()
+    until = time.monotonic() + 20
+    while not (found := monarch.results("counter")) and time.monotonic() < until:
+        time.sleep(0.05)
+    monarch.attach("counter").add.call(0).get()  # type: ignore[union-attr]
+    say("result", *monarch.results("counter")[0].get().values())
+    say("calls", len(found))
+    procs.stop().get()
+
+
 def mend(lost: str = "1") -> None:
     """Attaches what has lost a process, and heals it."""
     procs: Any = monarch.attach("trainers")
@@ -332,7 +358,7 @@ def again(_: str = "") -> None:
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
-        leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold, take,
-        mend, wait_and_mend, fall, pick_up, again,
+        leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold,
+        hold_busy, rob, take, mend, wait_and_mend, fall, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

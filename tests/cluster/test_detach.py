@@ -168,6 +168,16 @@ def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_t
 
 
 @pytest.mark.slow
+def test_what_was_called_before_a_mesh_is_taken_over_is_answered_to_who_has_it_then(place: Path) -> None:
+    first = Controller(place, "hold_busy", MONARCH_NB_MESH_KEEP="60s")
+    first.until("holds")
+    thief = Controller(place, "rob").done()
+    assert thief.said("result") == [[str(place / "gate")] * 2], thief.lines
+    first.done()
+    assert f"taken over by the program detach_programs.py (process {thief.process.pid} on" in first.lines[-1]
+
+
+@pytest.mark.slow
 def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> None:
     program = Controller(place, "again").done()
     assert program.said("counts") == [["15", "15"], ["16", "16"], ["11", "11"]]
