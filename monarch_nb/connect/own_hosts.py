@@ -143,7 +143,7 @@ class LocalAgents:
         engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
         engine.local_hosts.add(host)
         engine.part(Routes).local[host] = handle.incarnation
-        engine.part(Routes).announce()
+        engine.part(Routes).settle((), 0.0)  # else what others send to processes here is refused by agents of theirs
         threading.Thread(target=self._watch, args=(handle,), name="monarch-agent-watch", daemon=True).start()
 
     def _watch(self, handle: AgentHandle) -> None:

@@ -160,7 +160,10 @@ class Routes:
         return asked
 
     def settle(self, hosts: Iterable[str], timeout: float) -> None:
-        """Tells the routes, and waits until these hosts have heard: what is sent now finds them."""
+        """Tells the routes, and waits until these hosts have heard: what is sent now finds them.
+
+        All others are waited for, too, but no longer than a second.
+        """
         with self._settling:
             self._settle(hosts, timeout, None)
 
