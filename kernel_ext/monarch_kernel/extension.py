@@ -31,6 +31,7 @@ from .leaving import LeavingMagics, Notebook
 from .magics import MonarchMagics
 from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
+from .packages import PackageMagics
 from .profiling import ProfileMagics
 from .progress import Progress
 from .reruns import Reruns
@@ -70,6 +71,7 @@ class Extension:
         self._shell.register_magics(LeavingMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
+        self._shell.register_magics(PackageMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")
         Completion(self._shell, self._session).install()

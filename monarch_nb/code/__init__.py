@@ -6,15 +6,28 @@ from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.code.modules import local_modules
+    from monarch_nb.code.packages import Installed, PipError, run_pip
     from monarch_nb.code.reload import objection, reload_mesh
     from monarch_nb.code.workspace import Report, owned_actors, reload_code, reload_each
 
-__all__ = ["Report", "local_modules", "objection", "owned_actors", "reload_code", "reload_each", "reload_mesh"]
+__all__ = [
+    "Installed",
+    "PipError",
+    "Report",
+    "local_modules",
+    "objection",
+    "owned_actors",
+    "reload_code",
+    "reload_each",
+    "reload_mesh",
+    "run_pip",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "modules": ("local_modules",),
+        "packages": ("Installed", "PipError", "run_pip"),
         "reload": ("objection", "reload_mesh"),
         "workspace": ("Report", "owned_actors", "reload_code", "reload_each"),
     },

@@ -1,0 +1,72 @@
+"""%pip --mesh: packages where the ranks of a mesh run."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from monarch_nb.code import PipError, run_pip
+from monarch_nb.mesh import ProcMesh
+
+from .session import Session
+
+_OPTION = "--mesh"
+
+
+@magics_class
+class PackageMagics(Magics):
+    """%pip, for meshes too."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+        there = shell.find_line_magic("pip")
+        of = getattr(there, "__self__", None)  # this class, where the extension is loaded a second time
+        self.usual: Callable[[str], object] = of.usual if isinstance(of, PackageMagics) else there
+
+    @line_magic
+    def pip(self, line: str) -> None:
+        """Run pip: for this kernel, or where the ranks of a mesh run.
+
+        %pip install einops                     # as IPython has it
+        %pip install einops --mesh trainers     # on the hosts of this mesh, for the interpreter of its processes
+
+        It runs once in each environment: hosts that share one, as on a network file system, have one of them run it.
+        What it writes is shown as that rank's output, then for each environment what has changed. Ranks can import what
+        is new at once; what they have loaded stays as it is, which is told.
+        From Python: monarch_nb.code.run_pip(trainers, ["install", "einops"]).
+        """
+        given = _split(line)
+        if given is None:
+            self.usual(line)
+            return
+        name, words = given
+        mesh = self._session.find(name)
+        if not isinstance(mesh, ProcMesh):
+            raise UsageError(f"%pip: {name} is no mesh of processes: name the one that its actors are on")
+        try:
+            sys.stdout.write(f"{run_pip(mesh, words)}\n")
+        except PipError as error:
+            raise UsageError(f"%pip: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"%pip: {error} {_OPTION} {name}") from None
+
+
+def _split(line: str) -> tuple[str, list[str]] | None:
+    """The mesh and the other words; None for a line that is of no mesh. Raises UsageError."""
+    if _OPTION not in line:
+        return None
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%pip: {error}") from None
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{_OPTION}=") else [word])]
+    if _OPTION not in words:
+        return None
+    at = words.index(_OPTION)
+    if len(words) == at + 1:
+        raise UsageError(f"%pip: which mesh? Write %pip install einops {_OPTION} trainers")
+    return words[at + 1], words[:at] + words[at + 2 :]

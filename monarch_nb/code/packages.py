@@ -1,0 +1,179 @@
+"""Packages where the ranks of a mesh run: pip, once in each environment, whoever shares it."""
+
+import importlib
+import os
+import subprocess
+import sys
+import sysconfig
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from msgspec import Struct
+
+from monarch_nb.mesh.handle import part_of, region_of, state_of
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.shape import NDSlice, Region, places_of, region_of_ranks
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MARK = ".monarch-nb-pip-"
+_SETTINGS = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PROGRESS_BAR": "off"}
+
+
+class Done(Struct, frozen=True):
+    """What pip did in one environment."""
+
+    python: str
+    where: str  # the ranks that run there: "hosts=0-1"
+    status: int  # 0 where it has succeeded
+    changed: dict[str, tuple[str, str]]  # distributions: their versions before and now; empty for none
+
+
+class Installed(Struct, frozen=True):
+    """What pip did on the hosts of a mesh; shown as lines."""
+
+    mesh: str
+    done: tuple[Done, ...]
+    loaded: dict[str, str]  # distributions that have changed while ranks had them loaded, and which ranks
+
+    def __repr__(self) -> str:
+        lines = []
+        for each in self.done:
+            told = ", ".join(_change(name, *versions) for name, versions in sorted(each.changed.items()))
+            outcome = f"pip has failed, with status {each.status}" if each.status else told or "nothing has changed"
+            lines.append(f"{self.mesh} {each.where}".rstrip() + f" ({each.python}): {outcome}")
+        for name, where in sorted(self.loaded.items()):
+            lines.append(
+                f"{name} is loaded on {where or 'its process'} as it was before: %heal {self.mesh} --kill starts the "
+                "processes anew; what their host keeps loaded for new ones, as torch, it has until it is started anew"
+            )
+        return "\n".join(lines)
+
+
+class PipError(RuntimeError):
+    """pip has failed in some environment; `installed` says where, and what it did in others."""
+
+    def __init__(self, installed: Installed) -> None:
+        super().__init__(repr(installed))
+        self.installed = installed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PipError, (self.installed,)
+
+
+def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
+    """Runs `pip WORDS` for the interpreter of these processes, once in each environment; blocks until all are done.
+
+    Hosts that share an environment, as on a network file system, or as several hosts of one machine, have it run by one
+    of them. What pip writes is shown as what that rank writes. From then on all ranks can import what is new; what they
+    have loaded stays as it is, which is told. Raises ValueError for no words, PipError where pip fails.
+    """
+    if not words:
+        raise ValueError("pip needs words, such as: install einops")
+    state, region = state_of(procs), region_of(procs)
+    first: dict[str, int] = {}
+    for rank in region.ranks():
+        first.setdefault(state.layout.host_of(rank), rank)
+    leaders = _some(procs, list(first.values()))
+    token = uuid.uuid4().hex
+    try:
+        leaders.run(_mark, token).get()  # all have, before any looks
+        found = dict(zip(first.values(), leaders.run(_environment, token).get().values(), strict=True))
+    finally:
+        leaders.run(_unmark, token).exception()
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, environment in found.items():
+        groups.setdefault(environment, []).append(rank)
+    outcomes = _some(procs, [ranks[0] for ranks in groups.values()]).run(_pip, list(words)).get().values()
+    done, before = [], dict[str, str]()
+    for (environment, ranks), (status, changed) in zip(groups.items(), outcomes, strict=True):
+        hosts = {state.layout.host_of(rank) for rank in ranks}
+        there = [rank for rank in region.ranks() if state.layout.host_of(rank) in hosts]
+        done.append(Done(environment[0], _where(region, there), status, changed))
+        before.update({name: version for name, (version, _) in changed.items() if version})
+    loaded: dict[str, list[int]] = {}
+    for rank, names in zip(region.ranks(), procs.run(_look_again, sorted(before)).get().values(), strict=True):
+        for name in names:
+            loaded.setdefault(name, []).append(rank)
+    told = Installed(state.name, tuple(done), {name: _where(region, ranks) for name, ranks in loaded.items()})
+    if any(each.status for each in done):
+        raise PipError(told)
+    return told
+
+
+def _some(procs: ProcMesh, ranks: Sequence[int]) -> ProcMesh:
+    return part_of(procs, region_of_ranks(["rank"], [len(ranks)], ranks))
+
+
+def _where(region: Region, ranks: Sequence[int]) -> str:
+    """The places of some ranks; along the first dimension alone where they are all that there are there."""
+    if len(region.labels) < 2:
+        return places_of(region, ranks)
+    first = sorted({region.ndslice.coordinates(rank)[0] for rank in ranks})
+    if len(ranks) * region.ndslice.sizes[0] != len(first) * len(region):
+        return places_of(region, ranks)
+    return places_of(Region(region.labels[:1], NDSlice(0, region.ndslice.sizes[:1], (1,))), first)
+
+
+def _change(name: str, before: str, now: str) -> str:
+    return f"{name} {before} → {now}" if before and now else f"{name} {now}" if now else f"{name} {before} is gone"
+
+
+# -- on the ranks, on their main threads --------------------------------------------------------------------------
+
+
+def _packages() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+def _mark(token: str) -> None:
+    """Leaves a mark beside the packages, so that others that have the same ones see it."""
+    try:
+        (_packages() / f"{_MARK}{token}-{uuid.uuid4().hex}").touch()
+    except OSError:  # this user may not write there: pip will install for him alone, in his own folder
+        return
+
+
+def _environment(token: str) -> tuple[str, ...]:
+    """What those ranks have alike that share an environment."""
+    marks = sorted(path.name for path in _packages().glob(f"{_MARK}{token}-*"))
+    machine = [_BOOT.read_text() if _BOOT.exists() else "", str(Path(sys.prefix).resolve())]
+    return (sys.executable, *(marks or machine))
+
+
+def _unmark(token: str) -> None:
+    for path in _packages().glob(f"{_MARK}{token}-*"):
+        path.unlink(missing_ok=True)
+
+
+def _pip(words: Sequence[str]) -> tuple[int, dict[str, tuple[str, str]]]:
+    before = _versions()
+    with subprocess.Popen(
+        [sys.executable, "-m", "pip", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", env={**os.environ, **_SETTINGS},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+        except BaseException:  # an interrupt
+            process.kill()
+            raise
+    now = _versions()
+    names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+    return process.returncode, {name: (before.get(name, ""), now.get(name, "")) for name in names}
+
+
+def _versions() -> dict[str, str]:
+    importlib.invalidate_caches()
+    return {each.name: each.version for each in metadata.distributions() if each.name}
+
+
+def _look_again(names: Sequence[str]) -> list[str]:
+    """This rank can import what is new; which of these distributions it has loaded before."""
+    importlib.invalidate_caches()
+    modules = metadata.packages_distributions()
+    tops: Mapping[str, set[str]] = {name: {top for top, found in modules.items() if name in found} for name in names}
+    return [name for name in names if not (tops[name] or {name.replace("-", "_")}).isdisjoint(sys.modules)]

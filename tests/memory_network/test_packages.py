@@ -1,0 +1,86 @@
+"""pip on the hosts of a mesh: once in each environment, told by where it ran."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import ProcMesh, context
+from monarch_nb.code import PipError, packages, run_pip
+from monarch_nb.testing import Cluster
+
+pytestmark = [pytest.mark.timeout(60)]
+HOSTS = 3
+ran: list[tuple[str, tuple[str, ...]]] = []
+
+
+def host() -> str:
+    return context().actor_instance.proc_id.partition("/")[0]
+
+
+def pip(words: Sequence[str]) -> tuple[int, dict[str, tuple[str, str]]]:
+    ran.append((host(), tuple(words)))
+    if words[-1] == f"fails-on-{host()}":
+        return 1, {}
+    return 0, {"toy": ("1.0", "2.0")} if "--upgrade" in words else {"toy": ("", "1.0")}
+
+
+def look(names: Sequence[str]) -> list[str]:
+    return list(names) if host() == "m2" else []
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hosts m0 and m1 have the same packages, m2 has others."""
+    for name in ("ours", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(packages, "_packages", lambda: tmp_path / ("other" if host() == "m2" else "ours"))
+    monkeypatch.setattr(packages, "_pip", pip)
+    monkeypatch.setattr(packages, "_look_again", look)
+    ran.clear()
+    return tmp_path
+
+
+@pytest.fixture
+def procs(simulated: Cluster) -> Iterator[ProcMesh]:
+    mesh = simulated.hosts().spawn_procs({"gpus": 2}, name="trainers")
+    yield mesh
+    mesh.stop().get(20)
+
+
+def test_it_runs_once_in_each_environment_and_leaves_no_mark(procs: ProcMesh, shared: Path) -> None:
+    told = run_pip(procs, ["install", "toy"])
+    assert sorted(ran) == [("m0", ("install", "toy")), ("m2", ("install", "toy"))]
+    first, second = repr(told).splitlines()
+    assert first.startswith("trainers hosts=0-1 (")
+    assert second.startswith("trainers hosts=2 (")
+    assert first.endswith("): toy 1.0")
+    assert [path for path in shared.rglob("*") if path.is_file()] == []
+
+
+def test_what_ranks_have_loaded_while_it_changed_is_told_with_what_to_do(procs: ProcMesh, shared: Path) -> None:
+    told = repr(run_pip(procs, ["install", "--upgrade", "toy"])).splitlines()
+    assert told[0].endswith(": toy 1.0 → 2.0")
+    assert told[2].startswith(
+        "toy is loaded on hosts=2 as it was before: %heal trainers --kill starts the processes anew"
+    )
+
+
+def test_where_it_fails_is_told_and_so_is_what_it_did_elsewhere(procs: ProcMesh, shared: Path) -> None:
+    with pytest.raises(
+        PipError, match=r"hosts=0-1 .*: toy 1.0\n.*hosts=2 \(.*\): pip has failed, with status 1"
+    ) as told:
+        run_pip(procs, ["install", "fails-on-m2"])
+    assert [each.status for each in told.value.installed.done] == [0, 1]
+    with pytest.raises(ValueError, match="pip needs words"):
+        run_pip(procs, [])
+
+
+def test_a_folder_in_which_nobody_may_write_is_told_apart_by_machine(
+    procs: ProcMesh, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_packages", lambda: Path("/proc/nowhere"))
+    one: Any = procs.slice(hosts=slice(1, 3))
+    assert [each.where for each in run_pip(one, ["install", "toy"]).done] == ["hosts=0-1"]
+    assert ran == [("m1", ("install", "toy"))]
