@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.dap_client import TRAINER, Debugger
+from tests.notebook.dap_client import TRAINER, Debugger, training
 from tests.notebook.notebook import Notebook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # each has two kernels
@@ -24,7 +24,7 @@ def test_ranks_of_a_mesh_that_was_left_are_shown_to_the_next_kernel_and_breakpoi
         notebook.run("%mesh left gpus=2\ntrainers = left.spawn('trainers', Trainer)\ntrainers.initialized.get()").ok()
         debugger = Debugger(notebook).on()
         debugger.mark(TRAINER, "loss = x + rank")
-        notebook.run("f = trainers.step.call(1)").ok()
+        debugger.finish(debugger.start("f = trainers.step.call(1)")).ok()
         debugger.event("stopped")
         notebook.run("%detach left --lease 1m").ok()
         notebook.restart()
@@ -62,11 +62,12 @@ def test_a_notebook_that_takes_a_mesh_over_has_its_stopped_ranks_and_the_other_o
         had.event("stopped")
         had.until(lambda: ranks(had) == 2)
 
-        assert f"held by the kernel of train.ipynb (process {first.pid} on" in second.run("%attach shared").traceback
+        asked = has.finish(has.start("%attach shared"))
+        assert f"held by the kernel of train.ipynb (process {first.pid} on" in asked.traceback
         assert ranks(has) == 0
         assert had.variables()["x"]["value"] == "1", "who asks in vain changes nothing"
 
-        assert "taken over from" in second.run("%attach shared --steal").ok().stdout
+        assert "taken over from" in has.finish(has.start("%attach shared --steal")).ok().stdout
         has.event("stopped")
         has.until(lambda: ranks(has) == 2)
         had.event("continued")
@@ -97,3 +98,19 @@ def test_a_notebook_that_takes_a_mesh_over_has_its_stopped_ranks_and_the_other_o
     finally:
         first.close()
         second.close()
+
+
+def test_a_kernel_that_is_restarted_while_its_debugger_has_stopped_ranks_begins_anew_and_no_button_hangs() -> None:
+    with training() as notebook:
+        debugger = Debugger(notebook).on()
+        debugger.mark(TRAINER, "loss = x + rank")
+        debugger.start("t.step.call(1).get()")
+        debugger.event("stopped")
+        notebook.restart()
+        debugger = Debugger(notebook)
+        info = debugger.do("debugInfo")
+        assert (info["isStarted"], info["stoppedThreads"], info["breakpoints"]) == (False, [], [])
+        for command in ("continue", "next", "stepIn", "stepOut"):
+            assert not debugger.ask(command, threadId=1)["success"]
+        assert ranks(debugger.on()) == 0
+        debugger.off()

@@ -1,7 +1,9 @@
 """The picture of a placement: every block and rank is drawn once, to scale, bounded, and told in words."""
 
+import base64
 import itertools
 import re
+from html.parser import HTMLParser
 
 import msgspec
 import pytest
@@ -98,6 +100,45 @@ def test_html_links_each_block_with_its_ranks_without_a_script(placement: Placem
         assert f".mnb-p:has(.b{at}:hover) .b{at}{{" in html
         drawn = len(re.findall(rf'class="p x [^"]*\bb{at}\b', html))
         assert drawn >= len(placement.blocks[at].ranks) + (0 not in placement.shape)
+
+
+class Left(HTMLParser):
+    """What JupyterLab leaves where it does not trust a notebook: no style sheets, and of SVG the texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[bool] = []  # whether what is inside of each open element is hidden, or taken away
+        self.images: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        if tag == "img":
+            self.images.append(str(told["src"]))
+        else:
+            self.open.append(tag == "style" or told.get("hidden") == "hidden")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not any(self.open):
+            self.texts.append(data)
+
+
+@placements
+def test_where_style_sheets_and_svg_are_taken_away_images_show_it_and_no_text_of_a_drawing_is_left(
+    placement: Placement,
+) -> None:
+    left = Left(placement_html(placement, "t"))
+    tensor, mesh = (base64.b64decode(image.partition(";base64,")[2]).decode() for image in left.images)
+    assert tensor.count("<rect") == len(tensor_drawing(placement, "t").pieces)
+    assert mesh.count("<rect") == len(mesh_drawing(placement).pieces)
+    assert "<title" not in tensor + mesh
+    assert not [text for text in left.texts if text.startswith(("point at", "rank "))]
+    kinds = [text for text in left.texts if text.startswith(("Shard", "Replicate", "Partial"))]
+    assert len(kinds) == len(placement.labels)
 
 
 def test_html_says_what_the_picture_shows_and_escapes_names() -> None:
