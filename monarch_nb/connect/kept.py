@@ -121,8 +121,8 @@ class Result:
     def __repr__(self) -> str:
         text = f"{clock(self.at)} {self._title} on {self._where(list(self._kept))}"
         if raised := self._raised:
-            errors = dict.fromkeys(one.error for one in raised.values())
-            text += f": raised {', '.join(errors)}" + (f" on {self._where(list(raised))}" if len(raised) > 1 else "")
+            some = f" on {self._where(list(raised))}" if len(raised) < len(self._kept) else ""
+            text += f": raised {', '.join(dict.fromkeys(one.error for one in raised.values()))}{some}"
         elif not self._dropped:
             text += f": {size_text(self.size)}"
         lacks = self._lacks()

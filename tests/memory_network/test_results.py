@@ -1,0 +1,108 @@
+"""What calls answer while nobody is there who called: had from the processes afterwards, or told why not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monarch_nb as monarch
+from monarch_nb.actor import Actor, ActorError, ProcMesh, current_rank, endpoint
+from monarch_nb.config import configured
+from monarch_nb.connect import ResultLostError
+from monarch_nb.runtime import runtime
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+
+class Worker(Actor):
+    """Its process may be told that a controller has left, as host agents do."""
+
+    @endpoint
+    def hear(self, controller: str, away: bool) -> None:
+        known = runtime().local.away  # type: ignore[attr-defined]
+        (known.add if away else known.discard)(controller)
+
+    @endpoint
+    def double(self, value: Any) -> Any:
+        return 2 * value
+
+    @endpoint
+    def fail_on(self, rank: int) -> int:
+        mine = int(current_rank().rank)
+        if mine == rank:
+            raise ValueError(f"not on {rank}")
+        return mine
+
+
+@pytest.fixture
+def workers(own_procs: ProcMesh) -> Any:
+    """Two, which take the test for somebody who has left; it still can say to all that it has not."""
+    return own_procs.spawn("workers", Worker)
+
+
+def leave(workers: Any, away: bool = True) -> None:
+    """What says so is a broadcast: nobody waits for an answer."""
+    workers.hear.broadcast(runtime().address, away)
+
+
+def back(workers: Any) -> Any:
+    """The results, once all that was called has been answered."""
+    leave(workers, away=False)
+    workers.hear.call("", False).get(20)
+    return monarch.results(workers)
+
+
+def test_a_call_gives_what_its_future_would_have_given(workers: Any) -> None:
+    leave(workers)
+    calls = [workers.double.call(21), workers.slice(gpus=1).double.call_one(np.ones(100_000))]
+    whole, one = back(workers)
+    assert not any(call.done() for call in calls)
+    assert (whole.endpoint, whole.ranks, whole.ok) == ("double", (0, 1), True)
+    assert whole.get() == workers.double.call(21).get()
+    assert one.ranks == (1,)
+    assert one.get().sum() == 200_000
+    assert "workers.double() on gpus=1: 800 kB" in repr(one)
+    found = monarch.results("workers")
+    assert len(found) == 2
+    found.forget()
+    assert repr(monarch.results(workers)) == "no call of workers has ended while nobody was there"
+
+
+def test_what_was_raised_is_raised_with_its_rank_and_the_others_values_are_there(workers: Any) -> None:
+    leave(workers)
+    call = workers.fail_on.call(1)
+    [found] = back(workers)
+    assert not call.done()
+    with pytest.raises(ActorError, match=r"workers.fail_on failed on 1 of 2 ranks: gpus=1") as caught:
+        found.get()
+    assert isinstance(caught.value.exception, ValueError)
+    values = found.values()
+    assert values[0] == 0
+    assert str(values[1]) == "not on 1"
+    assert "raised ValueError: not on 1 on gpus=1" in repr(found)
+
+
+def test_of_a_call_that_some_ranks_had_answered_before_the_others_are_there(workers: Any) -> None:
+    leave(workers.slice(gpus=1))
+    workers.double.call("ab")
+    [found] = back(workers)
+    with pytest.raises(ResultLostError, match=r"double\(\) is not complete: 1 of 2 ranks \(gpus=1\) have ended"):
+        found.get()
+    assert found.values() == {1: "abab"}
+
+
+@pytest.mark.usefixtures("simulated")  # processes have their settings from when they were spawned
+def test_what_is_too_large_to_be_kept_is_told(workers: Any) -> None:
+    with configured(kept_results_size=1000):
+        leave(workers)
+        workers.double.call(bytes(600))
+        [found] = back(workers)
+        assert not found.ok
+        with pytest.raises(ResultLostError, match=r"what gpus=0-1 answered \(2\.\d+ kB\) was more than kept_results"):
+            found.get()
+        assert found.values() == {}
+
+
+def test_a_mesh_that_nobody_has_is_told() -> None:
+    with pytest.raises(LookupError, match=r"there is no mesh 'others' here: attach it first, monarch.attach\('others'"):
+        monarch.results("others")
