@@ -1,11 +1,13 @@
 """What the handles of a process ask for, done by the rooms above them; each is loaded when it is first needed."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
@@ -107,6 +109,11 @@ class ProcessOperations:
         from monarch_nb.connect.own_hosts import hosts_answer
 
         return hosts_answer(hosts)
+
+    def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
+        """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
+        now, noticed = time.time(), self._engine.part(HostNotices).of(sorted(hosts))
+        return {each.host: None if each.until is None else max(0.0, each.until - now) for each in noticed}
 
     def lost_hosts(self, hosts: Collection[str]) -> list[str]:
         """Those of them that cannot be reached, as far as is known."""

@@ -78,6 +78,9 @@ class Operations(Protocol):
     def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
         """Resolves when the agents of all these hosts have answered."""
 
+    def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
+        """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
+
     def lost_hosts(self, hosts: Collection[str]) -> list[str]:
         """Those of them that cannot be reached, as far as is known."""
 

@@ -79,6 +79,14 @@ class ProcMesh(Handle[ProcState]):
         """
         return operations().stop(self._state, reason, self._region)
 
+    @property
+    def preempted(self) -> dict[str, float | None]:
+        """Its hosts that are about to be taken away, and the seconds that each has left; None where nobody knows.
+
+        Does not block: for a loop that saves in time. It is known where the mesh is used, in this process.
+        """
+        return operations().preempted({self._state.layout.host_of(rank) for rank in self._region.ranks()})
+
     def grow(self, *, timeout: float = GROW_S, **more: "int | Sequence[str] | HostMesh") -> "Resized":
         """Spreads onto more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint, heal_mesh
+from monarch_nb.connect import attach_hosts, shutdown
 from monarch_nb.host.preemption import GRACE
 from monarch_nb.job import ProcessJob, Role, job_load
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import runtime, started
 from tests.cluster.fault_tools import SOON, until
+from tests.cluster.hosts_tools import user_hosts
 from tests.cluster.worker_tools import light_host, where  # noqa: F401 - a fixture
 from tests.processes import alive
 
@@ -49,7 +51,8 @@ class Keeper(Actor):
 def notices() -> Iterator[list[str]]:
     lines: list[str] = []
     yield lines
-    runtime().part(HostNotices).present(None)
+    if (engine := started()) is not None:
+        engine.part(HostNotices).present(None)
 
 
 def test_sigterm_is_notice_to_all_who_use_a_host_and_a_second_one_ends_it(host: Any, notices: list[str]) -> None:
@@ -124,3 +127,22 @@ def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
     finally:
         job.kill()
     assert not any(map(alive, workers))
+
+
+@pytest.mark.slow
+def test_an_agent_that_users_start_by_hand_gives_notice_too_and_ends_with_its_last_user(
+    tmp_path: Any, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRACE, "20")
+    with user_hosts(tmp_path, 1, "--insecure-loopback") as [mine]:
+        hosts = attach_hosts([mine.endpoint], insecure_loopback=True)
+        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
+        procs = hosts.spawn_procs(name="trained")
+        assert len(where(procs).pid.call().get(SOON).values()) == 1
+        mine.process.send_signal(signal.SIGTERM)
+        until(lambda: notices, "the notice")
+        assert f"Host {mine.host} is about to be taken away (SIGTERM), in 20 s:\n  trained" in notices[0]
+        assert len(where(procs).pid.call().get(SOON).values()) == 1, "it can be used for that time"
+        procs.stop().get(SOON)
+        shutdown()  # the last who uses it leaves
+        assert mine.process.wait(SOON) == 0

@@ -140,7 +140,11 @@ replace=True) takes another host""",
   next: save what is there; trained.shrink(hosts=[0]) goes on without it; once it is lost, heal_mesh(trained, \
 replace=True) takes another host""",
     ]
+    left = procs.preempted
+    assert (list(left), left["m0"], round(left["m1"] or 0)) == (["m0", "m1"], None, 30)
+    assert list(procs.slice(hosts=1).preempted) == ["m1"]
     simulated.keep_host(1)
+    assert list(procs.preempted) == ["m0"]
     assert shown[2:] == ["Host m1 was to be taken away (Slurm job 7 has reached its time limit), and is still there: "
                          "it is as before"]  # fmt: skip
     simulated.keep_host(1)  # it is told once
