@@ -51,6 +51,7 @@ class MeshResizer:
         self._engine, self._driver = engine, driver
         self._registry, self._updates, self._stopper, self._tell = registry, updates, stopper, tell
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._ending: dict[str, Future[None]] = {}  # what meshes have let go, whose places are used again
 
     def grow(self, state: ProcState, hosts: Sequence[str], timeout: float | None) -> tuple[str, ...]:
         """Starts processes on more hosts, and on them the actors of all meshes that lie on the whole of this one.
@@ -60,7 +61,8 @@ class MeshResizer:
         """
         with self._locks[state.uid]:
             self._check(state, "grow")
-            actors = _whole(state)
+            self._await(self._ending.get(state.uid, resolved_future(None)))
+            actors, before = _whole(state), state.region
             growth = extents.growth(state, hosts)
             born = state.born
             assert isinstance(born, ProcBirth)
@@ -71,7 +73,7 @@ class MeshResizer:
                 if state.coming is not None:
                     raise HealError("what is new has ended again")
             except BaseException as error:
-                stopped = held_back(self._take_back, state, actors, growth)
+                stopped = held_back(self._take_back, state, actors, growth, before)
                 told = f"{state.name} has not grown, and is as it was before"
                 if isinstance(error, HealError):
                     self._await(stopped)
@@ -99,7 +101,7 @@ class MeshResizer:
             meshes: list[MeshState] = [state, *_whole(state)]
             held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
             self._updates.healed([(each.uid, ()) for each in meshes])
-            stopped = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
+            stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
             return Left(where, hosts, tuple(hit), stopped)
 
     def replace(self, state: ProcState, hosts: dict[str, str]) -> None:
@@ -132,22 +134,33 @@ class MeshResizer:
             _place(each, growth.region)
             self._driver.feed(partial(supervised.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
-    def _take_back(self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth) -> Future[None]:
+    def _take_back(
+        self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, before: Region
+    ) -> Future[None]:
+        why, grown = f"{state.name} was to grow, and has not", list[MeshState]()
         for each in (state, *actors):
-            each.coming = None
+            with each.lock:
+                each.coming = None
+            if each.region == growth.region:  # all was there, and survivors were being told of it
+                grown.append(each)
         if state.stopped is not None:
             return resolved_future(None)
+        self._narrow(grown, before, why)
         for actor in actors:
-            _place(actor, actor.region)
+            _place(actor, before)
         for each in (state, *actors):
-            self._registry.reshape(each, f"{state.name} was to grow, and has not")
+            self._registry.reshape(each, why)
+        if grown:
+            told = [(each.uid, ()) for each in grown]
+            threading.Thread(target=self._updates.healed, args=(told,), name="monarch-resized", daemon=True).start()
         fresh = region_of_ranks(["rank"], [len(growth.fresh)], growth.fresh)
-        return self._stopper.stop(state, f"{state.name} has not grown", fresh)
+        self._ending[state.uid] = stopped = self._stopper.stop(state, f"{state.name} has not grown", fresh)
+        return stopped
 
     @staticmethod
     def _await(stopped: Future[None]) -> None:
         with contextlib.suppress(TimeoutError):
-            stopped.get(settings.mesh_terminate_timeout)
+            stopped.exception(settings.mesh_terminate_timeout)
 
     def _narrow(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
         for each in meshes:

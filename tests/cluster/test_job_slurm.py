@@ -202,6 +202,7 @@ import json, sys
 from monarch_nb.job import SlurmJob
 state = SlurmJob({"any": 1}).state()
 procs = state.trainers.spawn_procs()
+procs.grow(hosts=1)  # by another batch job, which ends with this one
 import os
 nodes = procs.run(lambda: os.environ["SLURMD_NODENAME"]).get(60).values()
 with open(os.environ["RESULT"], "w") as out:
@@ -220,8 +221,8 @@ def test_a_client_script_runs_inside_the_allocation_which_ends_with_it(
     try:
         job.apply(str(tmp_path / "client.py"))
         until(result.exists, "the script has run", 60)
-        until(lambda: json.loads(result.read_text() or "[]") == ["n1", "n2"], "its result")
-        until(lambda: slurm.ask("squeue", "-h") == "", "the end of the allocation")
+        until(lambda: json.loads(result.read_text() or "[]") == ["n1", "n2", "n3"], "its result", 60)
+        until(lambda: slurm.ask("squeue", "-h") == "", "the end of both allocations")
     finally:
         print(*job._adapter.lines(job._job, "trainers_0", 20), sep="\n")
         job.kill()

@@ -1,8 +1,11 @@
 """Meshes grow onto more hosts and let hosts go, while they are in use."""
 
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,7 +30,7 @@ from tests.cluster.fault_tools import until
 
 pytestmark = [pytest.mark.timeout(60)]
 
-HOSTS = 14
+HOSTS = 16
 
 
 class Worker(Actor):
@@ -438,4 +441,63 @@ def test_a_host_that_dies_in_the_middle_of_a_shrink_is_gone_and_the_others_go_on
     assert (hosts_of(trainers), source.back) == (["m0", "m1"], ["m4"])
     assert procs.grow(hosts=1).hosts == ("m9",)
     assert hosts_of(trainers) == ["m0", "m1", "m9"]
+    assert simulated.failures == []
+
+
+class Told(Slow):
+    """Waits where it is told of new ranks."""
+
+    def __init__(self) -> None:
+        self.ends = ""
+
+    def __healed__(self, points: Any) -> None:
+        self._wait("m0")
+
+
+def test_an_interrupt_while_survivors_are_told_of_new_ranks_leaves_the_mesh_as_it_was(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
+) -> None:
+    source.hosts[:] = ["m14", "m15"]
+    procs = procs_of(trainers)
+    procs.spawn("told", Told).initialized.get(20)
+    main = threading.main_thread().ident
+
+    def press_stop() -> None:
+        until(slow.reached.is_set)
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=press_stop, name="pytest_timeout stop", daemon=True).start()
+    with pytest.raises(KeyboardInterrupt, match="trainers has not grown, and is as it was before"):
+        procs.grow(hosts=1)
+    assert len(procs) == len(trainers) == 2
+    assert hosts_of(trainers) == ["m0", "m1"]
+    slow.go_on.set()
+    until(lambda: len(source.back) == 1)
+    assert procs.grow(hosts=1).hosts == ("m15",)
+    assert len(hosts_of(trainers)) == 3
+
+
+@pytest.mark.slow
+def test_interrupts_at_random_leave_a_mesh_that_has_grown_or_not_and_no_host_is_lost(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    procs, main, random = procs_of(trainers), threading.main_thread().ident, Random(5)
+    assert main is not None
+    for _ in range(150):
+        source.hosts[:], source.back[:] = ["m14", "m15"], []
+        timer = threading.Timer(random.random() * 0.03, signal.pthread_kill, (main, signal.SIGINT))
+        try:
+            timer.start()
+            procs.grow(hosts=1)
+            timer.join()
+            time.sleep(5)  # it comes within that
+        except KeyboardInterrupt:
+            pass
+        timer.join()
+        assert len(hosts_of(trainers)) == len(procs)
+        if len(procs) == 3:
+            procs.shrink(hosts=-1)
+        until(lambda: len(source.hosts) + len(source.back) == 2 and len(fleet) == 2, "hosts are given back")
+        assert hosts_of(trainers) == ["m0", "m1"]
     assert simulated.failures == []

@@ -8,6 +8,7 @@ from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import AgentsWanted
 from monarch_nb.job.batch.shared import worker_line
 
+OTHERS = "others"  # the file in a job's folder with the numbers of batch jobs that end with the one of the client
 _OPTION = re.compile(r"-[-\w]+([ =].*)?")
 # One agent a node, with all that the batch job has there; those of other nodes live on when one ends.
 _SRUN = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --wait=0 --kill-on-bad-exit=0 --label"
@@ -57,7 +58,10 @@ def script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -
         f"until [ -s {job_file} ]; do sleep 0.2; done",
         f"MONARCH_BATCH_JOB=1 MONARCH_NB_BATCH_JOB={job_file} {python} {shlex.quote(str(client))}",
         "status=$?",
-        f"scancel --quiet --signal={END.name[3:]} $SLURM_JOB_ID; wait",
+        f"others=$(cat {shlex.quote(str(wanted.folder / OTHERS))} 2>/dev/null)",
+        f"scancel --quiet --signal={END.name[3:]} $SLURM_JOB_ID $others",
+        '[ -z "$others" ] || scancel --quiet $others',
+        "wait",
         "exit $status",
         "",
     ])  # fmt: skip

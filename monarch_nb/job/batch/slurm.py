@@ -11,7 +11,7 @@ from msgspec import structs
 
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
-from monarch_nb.job.batch.script import script
+from monarch_nb.job.batch.script import OTHERS, script
 from monarch_nb.job.batch.shared import ask, last_lines, look_again, prepare, seen_of
 from monarch_nb.job.report import read_report
 
@@ -120,6 +120,9 @@ class Slurm(JobAdapter):
     def _submit(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> dict[str, Agent]:
         said = ask(["sbatch", "--parsable"], _PACKAGE, script(wanted, names, file, number))
         slurm = said.strip().splitlines()[-1].partition(";")[0]
+        if number:
+            with open(wanted.folder / OTHERS, "a") as others:
+                others.write(f"{slurm}\n")
         return {name: Agent(f"{slurm}/{rank}") for rank, name in enumerate(names)}
 
     def _give_back(self, number: str, gone: Collection[str]) -> None:
