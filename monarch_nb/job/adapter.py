@@ -140,7 +140,10 @@ class JobAdapter(ABC):
 
     @abstractmethod
     def kill(self, job: Running) -> None:
-        """Ends a job's agents, with all that runs on their hosts. Nothing happens to those that have ended."""
+        """Ends a job's agents, with all that runs on their hosts. Nothing happens to those that have ended.
+
+        SIGTERM would not end one that is used: it is notice to its users. SIGKILL ends it, and what is on it after it.
+        """
 
     @abstractmethod
     def running(self) -> Mapping[str, Running]:

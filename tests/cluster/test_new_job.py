@@ -77,7 +77,7 @@ class Racks(JobAdapter):
 
     def kill(self, job: Running) -> None:
         for agent in job.agents.values():
-            self.machines[agent.id].terminate()
+            self.machines[agent.id].kill()
             self.machines[agent.id].wait(SOON)
         self.jobs.pop(job.job, None)
 
