@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 PROFILE = "monarch_nb.profiling.result.Profile"  # named, not imported: the profiler is loaded when it is used
 _MOST_GROUPS = 8  # that are drawn
+_SHARE = ' style="text-align:left;white-space:nowrap"'  # a bar and its number stay on one line
 _BAR = "display:inline-block;height:9px;border-radius:2px;margin-right:6px"
 STYLE = """
 .mnb-y .mnb-flame{font-family:var(--jp-code-font-family,ui-monospace,monospace)!important;print-color-adjust:exact}
 .mnb-y .mnb-flame div:hover{outline:1px solid currentColor;outline-offset:-1px}
 .mnb-y .mnb-w{margin:8px 0 2px}.mnb-y td code{background:none!important;padding:0}
-.mnb-y .mnb-t th,.mnb-y .mnb-t td+td{white-space:nowrap}
 """.replace("\n", "")
 
 
@@ -52,7 +52,7 @@ def _differences(profile: "Profile", groups: Sequence[Sequence[int]], name: File
     found = profile.differences
     if not found:
         return ""
-    head = "".join(f"<th{LEFT}>{escape(profile.where(group))}</th>" for group in groups)
+    head = "".join(f"<th{_SHARE}>{escape(profile.where(group))}</th>" for group in groups)
     rows = "".join(_row(difference, name) for difference in found)
     return (
         '<div class="mnb-w"><b>What differs between ranks</b></div><table class="mnb-t">'
@@ -66,7 +66,7 @@ def _row(difference: "Difference", name: FileName) -> str:
     where = line_text(difference.file, difference.line, name)
     filled = f"{_BAR};background-color:{colour('your functions', 1.0)}"
     cells = "".join(
-        f'<td{LEFT}><span style="{filled};width:{60 * share:.0f}px"></span>{share:.0%}</td>'
+        f'<td{_SHARE}><span style="{filled};width:{60 * share:.0f}px"></span>{share:.0%}</td>'
         for share in difference.shares
     )
     return (
