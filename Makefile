@@ -108,6 +108,7 @@ docs-serve: setup $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and b
 
 screenshots: setup browser ## take the pictures of docs/images that README and the pages of docs/ show again
 	$(PY) scripts/screenshots.py --pages
+	$(PY) scripts/guide_pictures.py docs/images
 
 clean: ## remove what the other targets made, but .venv
 	rm -rf build dist labextension/lib labextension/built .hypothesis .mypy_cache .pytest_cache .ruff_cache

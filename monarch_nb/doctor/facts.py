@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from monarch_nb._about import __version__
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
 from monarch_nb.host.packages import installed
@@ -74,6 +75,7 @@ def facts_of_this_machine() -> Facts:
 
 def _versions() -> dict[str, str]:
     found = {name: installed(name) for name in (*_WANTED, *_ALSO)}
+    found["monarch-nb"] = found["monarch-nb"] or __version__  # it runs, though it may be no more than on the path
     return {name: version for name, version in found.items() if version or name in _WANTED}
 
 

@@ -24,6 +24,7 @@ const ANSWER_MS = 8000;
 // JupyterLab tries seven times, for about a minute, to connect to a kernel again, and then never; a proxy may be away longer.
 const ANEW_MS = 5000;
 const MOST_ANEW = 120;
+const INSTALL = "%pip install 'monarch-nb[notebook] @ git+https://github.com/monarch-nb/monarch-nb'";
 const EXTENSIONS = ["monarch", "monarch_nb"]; // the second where another package owns the first
 
 export class Connection implements IDisposable {
@@ -79,7 +80,7 @@ export class Connection implements IDisposable {
       try {
         const reply = await kernel.requestExecute({ code: `%load_ext ${name}`, store_history: false, allow_stdin: false }).done;
         error = reply.content.status === "error" ? `${reply.content.ename}: ${reply.content.evalue}` : "";
-        if (/No module named '?monarch/.test(error)) error = "monarch-nb is not installed where this kernel runs: %pip install monarch-nb";
+        if (/No module named '?monarch/.test(error)) error = `monarch-nb is not installed where this kernel runs: ${INSTALL}`;
       } catch (problem) {
         error = String(problem);
       }
@@ -168,14 +169,20 @@ export class Connection implements IDisposable {
     this.cluster.lost(why, true);
   }
 
+  /** After a cell that may have loaded the extension. (The kernel's status says nothing: messages that go past it end, too.) */
   private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
-    if (this.facts.comm !== "live" && message.header.msg_type === "execute_input")
-      this._retry ||= mayLoad((message.content as KernelMessage.IExecuteInputMsg["content"]).code);
+    if (this.facts.comm === "live") return;
+    const cell = (message.parent_header as { msg_id?: string }).msg_id ?? "";
+    const { code, execution_state: state } = message.content as { code?: string; execution_state?: string };
+    if (message.header.msg_type === "execute_input" && mayLoad(code ?? "")) this._loads = cell;
+    if (message.header.msg_type !== "status" || state !== "idle" || !cell || cell !== this._loads) return;
+    this._loads = "";
+    this._retry = true;
+    this._tryAgain();
   }
 
-  /** After a cell that may have loaded the extension. */
   private _tryAgain(): void {
-    if (!this._retry || this.facts.status !== "idle" || this.facts.comm !== "refused" || this.facts.loading) return;
+    if (!this._retry || this.facts.comm !== "refused" || this.facts.loading) return;
     this._retry = false;
     this._set({ comm: "none", error: "" });
   }
@@ -236,6 +243,7 @@ export class Connection implements IDisposable {
   private _disposed = false;
   private _leave: () => void = () => undefined;
   private _loaded = false;
+  private _loads = ""; // the request of a cell that may load the extension
   private _receive: (message: FromKernel) => void = () => undefined;
   private _retry = false;
   private _soon: ReturnType<typeof setTimeout> | null = null;

@@ -1,16 +1,21 @@
-// Pages may forbid modules that come from the kernel (a policy without `blob:` for scripts). Widgets then are empty, and
-// say so in the browser's console only: the form that is saved with them is shown in their place, with a word.
+// Pages may forbid modules that come from the kernel (a policy without `blob:` for scripts), or have another version of
+// anywidget than the kernel. Widgets then are empty, or a broken picture: the form that is saved with them is shown in
+// their place, with a word.
 
 import type { INotebookTracker, NotebookPanel } from "@jupyterlab/notebook";
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import type { KernelMessage } from "@jupyterlab/services";
 import type { Widget } from "@lumino/widgets";
 
 import { h } from "../page/dom";
 
 const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OURS = /class="mnb[ "]/;
-const WORD = "This page does not let displays of the kernel run (its Content-Security-Policy forbids blob: scripts). It shows how things were when the cell ran:";
-const SOON_MS = 300;
+const THEN = "This is how things were when the cell ran:";
+const FORBIDDEN = `This page does not let displays of the kernel run (its Content-Security-Policy forbids blob: scripts). ${THEN}`;
+const BROKEN = `JupyterLab could not load the display of the kernel, perhaps as it has another version of anywidget than the kernel. ${THEN}`;
+const ERROR = ".jupyter-widgets-error-widget"; // what JupyterLab's manager of widgets shows instead
+const SOON_MS = 1000;
 
 interface Output {
   data: Record<string, unknown>;
@@ -33,36 +38,39 @@ export function isEmpty(data: Record<string, unknown>, node: Element): boolean {
   return WIDGET in data && typeof text === "string" && OURS.test(text) && !node.querySelector(".mnb-v, .mnb-saved-form");
 }
 
-/** From the first refusal on, in all notebooks. */
+/** Follows all notebooks. */
 export function showSavedForms(tracker: INotebookTracker): void {
+  let refused = false;
   let waits: ReturnType<typeof setTimeout> | undefined;
   const soon = (): void => {
     waits ??= setTimeout(() => {
       waits = undefined;
-      tracker.forEach(fill);
+      tracker.forEach((panel) => fill(panel, refused));
     }, SOON_MS);
   };
-  const follow = (panel: NotebookPanel): void => void panel.sessionContext.iopubMessage.connect(soon);
-  const begin = (event: SecurityPolicyViolationEvent): void => {
-    if (!isRefusal(event)) return;
-    document.removeEventListener("securitypolicyviolation", begin);
-    tracker.forEach(follow);
-    tracker.widgetAdded.connect((_, panel) => follow(panel));
-    soon();
+  const heard = (_: unknown, message: KernelMessage.IMessage): void => {
+    if (message.header.msg_type === "display_data" || message.header.msg_type === "execute_result") soon();
   };
-  document.addEventListener("securitypolicyviolation", begin);
+  const follow = (panel: NotebookPanel): void => void panel.sessionContext.iopubMessage.connect(heard);
+  tracker.forEach(follow);
+  tracker.widgetAdded.connect((_, panel) => follow(panel));
+  document.addEventListener("securitypolicyviolation", (event) => {
+    if (!isRefusal(event)) return;
+    refused = true;
+    soon();
+  });
 }
 
-function fill(panel: NotebookPanel): void {
+function fill(panel: NotebookPanel, refused: boolean): void {
   for (const cell of panel.content.widgets) {
     const area = (cell as unknown as { outputArea?: Area }).outputArea;
     if (!area) continue;
     for (let index = 0; index < Math.min(area.widgets.length, area.model.length); index++) {
       const model = area.model.get(index);
       const { node } = area.widgets[index] as Widget;
-      if (!isEmpty(model.data, node)) continue;
+      if (!isEmpty(model.data, node) || !(refused || node.querySelector(ERROR))) continue;
       const renderer = panel.content.rendermime.createRenderer("text/html");
-      const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: WORD }), renderer.node);
+      const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: refused ? FORBIDDEN : BROKEN }), renderer.node);
       const output = node.querySelector<HTMLElement>(".jp-OutputArea-output");
       if (output) output.style.display = "none"; // what the widget says of that is for its authors
       (output?.parentElement ?? node).append(form);
