@@ -1,5 +1,6 @@
 """Growing and shrinking as users ask for it: hosts come from a job and go back to it, meshes of processes follow."""
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,11 +43,20 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
     places = places_to_go(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
-    left = resizer().shrink(state, places)
-    record = _record_of(state)
-    freed = _freed(record, left.hosts)
-    _aside(lambda: _end(record, [left], freed), f"{left.places} of {state.name} has not ended yet").get()
-    return Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed)
+    going, told = {state.hosts[place] for place in places}, list[Resized]()
+
+    def shrink() -> None:
+        there = [place for place, host in enumerate(state.hosts) if host in going]
+        if not there:
+            raise ValueError(f"{state.name} has let these hosts go already")
+        left = resizer().shrink(state, there)
+        record = _record_of(state)
+        freed = _freed(record, left.hosts)
+        _end(record, [left], freed)
+        told.append(Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed))
+
+    _whole(shrink, state.name)
+    return told[0]
 
 
 def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> Resized:
@@ -66,16 +76,21 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
     if len(going) == len(known):
         raise ValueError(f"{record.name} has {len(known)} hosts: at least one must stay; shutdown() ends them all")
     record.giver("shrink")
-    shown, lefts, ends, names = record.places(going), list[Left](), list[Future[None]](), list[str]()
-    for state in _living_on(going):
-        there = [place for place, host in enumerate(state.hosts) if host in going]
-        if len(there) == len(state.hosts):
-            names += [state.name]
-            ends.append(runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
-        else:
-            lefts.append(resizer().shrink(state, there))
-            names += lefts[-1].actors
-    _aside(lambda: _end(record, lefts, going, ends), f"{shown} of {record.name} has not ended yet").get()
+    shown, names = record.places(going), list[str]()
+
+    def shrink() -> None:
+        lefts, ends = list[Left](), list[Future[None]]()
+        for state in _living_on(going):
+            there = [place for place, host in enumerate(state.hosts) if host in going]
+            if len(there) == len(state.hosts):
+                names.append(state.name)
+                ends.append(runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
+            else:
+                lefts.append(resizer().shrink(state, there))
+                names.extend(lefts[-1].actors)
+        _end(record, lefts, going, ends)
+
+    _whole(shrink, record.name)
     return Resized(record.name, dict(record.region.extent), going, tuple(names), shown, going)
 
 
@@ -224,13 +239,22 @@ def _end(
             record.source.let_go(tuple(freed))
 
 
+def _whole(shrink: Callable[[], object], name: str) -> None:
+    """Lets hosts go; blocks until they have gone. What has begun is done whole."""
+    try:
+        _aside(shrink, f"{name} lets hosts go").get()
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"stopped waiting; {name} lets these hosts go all the same") from stop
+
+
 def _aside(function: Callable[[], object], story: str) -> Future[None]:
     """Does it on a thread of its own: an interrupt ends the wait, not the work."""
     done: Future[None] = pending_future(story=lambda: story)
+    context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            function()
+            context.run(function)
             resolve_future(done, None)
         except BaseException as error:
             fail_future(done, error)

@@ -1,5 +1,6 @@
 """Meshes grow onto more hosts and let hosts go, while they are in use."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -497,7 +498,19 @@ def test_interrupts_at_random_leave_a_mesh_that_has_grown_or_not_and_no_host_is_
         timer.join()
         assert len(hosts_of(trainers)) == len(procs)
         if len(procs) == 3:
-            procs.shrink(hosts=-1)
+            new = hosts_of(trainers)[2]
+            timer = threading.Timer(random.random() * 0.01, signal.pthread_kill, (main, signal.SIGINT))
+            try:
+                timer.start()
+                procs.shrink(hosts=-1)
+                timer.join()
+                time.sleep(5)
+            except KeyboardInterrupt:
+                pass
+            timer.join()
+            with contextlib.suppress(ValueError):  # it has no such host any more: it shrinks all the same
+                procs.shrink(hosts=[new])
+            until(lambda: len(procs) == 2)
         until(lambda: len(source.hosts) + len(source.back) == 2 and len(fleet) == 2, "hosts are given back")
         assert hosts_of(trainers) == ["m0", "m1"]
     assert simulated.failures == []
