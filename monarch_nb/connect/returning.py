@@ -251,8 +251,11 @@ def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorM
 
     Gives the mesh of processes of that name, or that of actors, and writes what has happened meanwhile. All actors on
     the same processes come along: attach them by name too. Without a name it gives the list of what can be attached.
-    With `steal` a mesh is taken over from a controller that holds it, which is told.
-    Raises AttachError, which says who has the mesh since when, or what has become of it.
+    With `steal` a mesh is taken over from a controller that holds it, which is told. Ranks on hosts that cannot be
+    reached within some 10 s (20 s for those that dial) count as lost, until `heal_mesh`; `monarch.results` has what
+    calls have answered meanwhile.
+    Raises AttachError, which says who has the mesh since when, what has become of it, or that none of the hosts that
+    keep it can be reached.
     """
     if name is None:
         return listing(left_meshes())
