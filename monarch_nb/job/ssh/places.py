@@ -31,7 +31,7 @@ def refusal(job: Running, count: int, places: Sequence[str], wrong: Mapping[str,
         return failed
     used = ", ".join(dict.fromkeys(agent.id for agent in job.agents.values()))
     return (
-        f"its machines do not suffice for {count} more ({used} are in use). Name another one: "
+        f"its machines do not suffice for {count} more (in use: {used}). Name another one: "
         f"mesh.grow(hosts=['node7']), or give the job more of them: SSHJob(…, more=['node7'])"
         + (f"\n{failed}" if failed else "")
     )

@@ -1,0 +1,32 @@
+"""Which machines of an SSH job a mesh may grow onto."""
+
+import pytest
+
+from monarch_nb.job import Agent, Running
+from monarch_nb.job.ssh.places import host_of, refusal, unused
+
+pytestmark = pytest.mark.timeout(20)
+OPTIONS = {"machines": {"trainers": ["a", "b", "b"], "loaders": ["c"]}, "more": ["d", "b"]}
+
+
+def free(*used: str, mesh: str = "trainers") -> list[str]:
+    return unused(Running("1", "", {f"{mesh}_{at}": Agent(machine) for at, machine in enumerate(used)}, OPTIONS), mesh)
+
+
+def test_machines_are_free_as_often_as_they_are_named_and_no_agent_is_there() -> None:
+    assert free() == ["a", "b", "b", "d", "b"]
+    assert free("a", "b") == ["b", "d", "b"]
+    assert free("a", "b", "b", "b") == ["d"]
+    assert free("a", "b", "b", "d", "b") == []
+    assert free("c", mesh="loaders") == ["d", "b"]
+
+
+def test_a_refusal_names_what_is_in_use_what_was_tried_and_what_to_do() -> None:
+    job = Running("1", "", {"trainers_0": Agent("a")}, OPTIONS)
+    told = refusal(job, 2, (), {"d": "d: no connection"})
+    assert told.startswith("its machines do not suffice for 2 more (in use: a). Name another one: mesh.grow(hosts=[")
+    assert told.endswith("could not be started on d:\n  d: no connection")
+    assert refusal(job, 1, ("d",), {"d": "d: no connection"}) == (
+        "agents could not be started on d:\n  d: no connection"
+    )
+    assert [host_of(each) for each in ("me@n1:22", "n2", "me@n3")] == ["n1", "n2", "n3"]
