@@ -20,6 +20,7 @@ from monarch_nb.runtime import Future, fail_future, pending_future, resolve_futu
 from monarch_nb.transport import held_back
 
 logger = logging.getLogger("monarch_nb.job")
+_keeping = threading.Lock()  # of what is written down: a job may have several meshes that get hosts at once
 
 
 class ElasticJob(Protocol):
@@ -109,7 +110,8 @@ class JobHosts:
             old = f"{names.get(lost, 'a lost host')} ({lost})"
             tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
         try:
-            job.keep_spares([name for name in job.spare_agents if name not in taken])
+            with _keeping:
+                job.keep_spares([name for name in job.spare_agents if name not in taken])
         except OSError as error:
             tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         return instead
@@ -208,7 +210,8 @@ class JobHosts:
         asked.check()
         wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), places)
         started.update(adapter.add(job, wanted))
-        self._job.keep_agents({**job.agents, **started})
+        with _keeping:
+            self._job.keep_agents({**self._job.agents, **started})
         roles = {self._mesh: self._job.role_of(self._mesh)}
         arrival = Arrival(adapter, msgspec.structs.replace(job, agents=dict(started)), roles, str(self), None)
         self._job.arrived(arrival)
@@ -223,7 +226,9 @@ class JobHosts:
             try:
                 wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), ())
                 started.update(self._job.adapter.add(job, wanted))
-                self._job.keep_agents({**job.agents, **started}, [*self._job.spare_agents, *started])
+                with _keeping:
+                    agents, spares = self._job.agents, self._job.spare_agents
+                    self._job.keep_agents({**agents, **started}, [*spares, *started])
                 return self._arrivals_of(started)
             except Exception:  # the job was killed meanwhile, say
                 self._end(job, started)
@@ -251,7 +256,8 @@ class JobHosts:
         except Exception as error:
             logger.warning("%s: %s may run on: %s", self, ", ".join(agents), error)
         try:
-            self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
+            with _keeping:
+                self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
         except EngineError:  # it was killed, and has none
             return
 

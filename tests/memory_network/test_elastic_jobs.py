@@ -254,3 +254,24 @@ def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, t
     JobHosts(job, "fleet")
     until(lambda: len(told) == 2, "it is told")
     assert told[1] == "TestJob 7: there is no new spare host for fleet: the budget is spent"
+
+
+def test_two_meshes_of_a_job_that_are_given_hosts_at_once_both_have_them_written_down(
+    hosts: JobHosts, job: Job, engine: Engine
+) -> None:
+    others = JobHosts(job, "loaders")
+    engine.may_answer.clear()
+    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, others)]
+    for thread in growing:
+        thread.start()
+    until(lambda: len(engine.asked) == 2, "both have asked")
+    engine.may_answer.set()
+    until(lambda: {"fleet_2", "loaders_0"} <= job.agents.keys(), "both are written down")
+    for thread in growing:
+        thread.join(20)
+    assert as_at_first(job, engine)
+
+
+def _refused(mesh: JobHosts) -> None:
+    with pytest.raises(NoMoreHostsError):
+        mesh.more(1, 1.0)
