@@ -52,6 +52,7 @@ class Owner(Actor):
     def make_processes(self) -> Any:
         self.procs = this_host().spawn_procs(per_host={"gpus": 2}, name="nested")
         self.children = self.procs.spawn("children", Child)
+        self.children.initialized.get(20)  # one that dies before is a death of its process alone
         return self.children
 
     @endpoint
