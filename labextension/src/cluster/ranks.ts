@@ -61,6 +61,13 @@ export function hostNumber(procs: Mesh, base: number): number {
   return index < 0 ? Number.NaN : Math.floor(index / (procs.per_host ?? 1));
 }
 
+/** The name of the host that a proc, or an actor on it, is on; empty where that is not known. */
+export function hostOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mesh, base: number): string {
+  const procs = procsOf(state, mesh);
+  const host = procs?.hosts?.[hostNumber(procs, base)] ?? "";
+  return state.hosts[host]?.name ?? host;
+}
+
 /** The actors that live on a proc: [uid, mesh, index] each. */
 export function actorsOn(state: ClusterState, uid: string, base: number): [uid: string, mesh: Mesh, index: number][] {
   const actors: [string, Mesh, number][] = [];

@@ -1,7 +1,7 @@
 // What is selected in a mesh: how it is, what it wrote last, where it is, and what can be done with it.
 
 import type { Cluster } from "../cluster/client";
-import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
 import { type Tell, askButton, copyButton, messageLine } from "../page/buttons";
 import { h, sayFacts } from "../page/dom";
@@ -44,8 +44,7 @@ export function factsOf(cluster: Pick<Cluster, "state" | "now">, uid: string, me
   const base = baseOf(mesh, index);
   const procs = procsOf(state, mesh);
   if (procs?.hosts) {
-    const host = procs.hosts[hostNumber(procs, base)] ?? "";
-    facts.push(["host", state.hosts[host]?.name ?? host]);
+    facts.push(["host", hostOf(state, mesh, base)]);
     const used = usage(rankOf(state, mesh.kind === "procs" ? uid : (mesh.on ?? ""), indexOfBase(procs, base)));
     if (used) facts.push(["process", used]);
   }

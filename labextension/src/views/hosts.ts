@@ -2,8 +2,12 @@
 
 import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Host, Mesh, State } from "../cluster/state";
+import { say } from "../page/dom";
 import { clock } from "../page/words";
 import type { Part } from "./cells";
+
+/** Ranks from which on they can be shown by their hosts. */
+export const HOSTS_FROM = 256;
 
 /** The hosts of a view; its ranks are indices of the view. */
 export interface Hosts {
@@ -56,6 +60,13 @@ export function noticeOf(state: Pick<ClusterState, "hosts">, hosts: readonly str
   const which = going.length > 1 ? `${going.length} hosts are` : `host ${first.name} is`;
   const until = Math.min(...going.map((host) => host.until ?? Number.POSITIVE_INFINITY));
   return `${which} about to be taken away (${first.notice})${Number.isFinite(until) ? `, at ${clock(until)}` : ""}`;
+}
+
+/** Says it in a line that is not there while no host is about to be taken away. */
+export function sayNotice(line: HTMLElement, state: Pick<ClusterState, "hosts">, hosts: readonly string[]): void {
+  const notice = noticeOf(state, hosts);
+  line.hidden = !notice;
+  say(line, notice);
 }
 
 export interface Together {

@@ -1,7 +1,7 @@
 // The mesh view: a grid that lives, by hosts first where there are many ranks; what is selected has its details beside.
 
 import type { Cluster } from "../cluster/client";
-import { baseOf, countOf, countsOf, hostNumber, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
+import { baseOf, countOf, countsOf, hostOf, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
 import { sliceExpression } from "../cluster/slices";
 import type { Mesh, Patch, Rank, State } from "../cluster/state";
 import { askButton, messageLine } from "../page/buttons";
@@ -13,13 +13,12 @@ import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colour
 import { type Details, details, usage, words } from "./details";
 import { Finder } from "./finder";
 import { CANVAS_FROM, Grid } from "./grid";
-import { type Hosts, hostsOf, noticeOf, together } from "./hosts";
+import { HOSTS_FROM, type Hosts, hostsOf, sayNotice, together } from "./hosts";
 import { Tip } from "./tip";
 import type { View } from "./view";
 
 import "./mesh.css";
 
-const HOSTS_FROM = 256; // ranks from which on they can be shown by their hosts
 const TICK_MS = 500; // of durations that are shown
 const TIMED = new Set(["busy", "unresponsive", "paused", "failed"]);
 
@@ -98,9 +97,7 @@ class MeshView {
 
   /** The host that a rank is on. */
   host(index: number): string {
-    const procs = this._mesh && procsOf(this._cluster.state, this._mesh);
-    const host = this._mesh && procs?.hosts?.[hostNumber(procs, baseOf(this._mesh, this._whole(index)))];
-    return this._cluster.state.hosts[host ?? ""]?.name ?? host ?? "";
+    return this._mesh ? hostOf(this._cluster.state, this._mesh, baseOf(this._mesh, this._whole(index))) : "";
   }
 
   private get _colour(): Colour | undefined {
@@ -308,9 +305,7 @@ class MeshView {
     ];
     say(this._title, mesh.name);
     say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
-    const notice = noticeOf(this._cluster.state, hosts);
-    this._notice.hidden = !notice;
-    say(this._notice, notice);
+    sayNotice(this._notice, this._cluster.state, hosts);
     say(this._status, this._cluster.live ? "" : `as it was at ${clock(this._cluster.now())}`);
     this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
     if (!this._colours[this._metric]) this._metric = "state";
