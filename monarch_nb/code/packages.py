@@ -12,11 +12,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from monarch_nb.host.linux import boot_id
 from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.shape import NDSlice, Region, places_of, region_of_ranks
+from monarch_nb.shape import Region, first_places_of, places_of, region_of_ranks
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MARK = ".monarch-nb-pip-"
 _SETTINGS = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PROGRESS_BAR": "off"}
 
@@ -110,10 +110,10 @@ def _where(region: Region, ranks: Sequence[int]) -> str:
     """The places of some ranks; along the first dimension alone where they are all that there are there."""
     if len(region.labels) < 2:
         return places_of(region, ranks)
-    first = sorted({region.ndslice.coordinates(rank)[0] for rank in ranks})
+    first = {region.ndslice.coordinates(rank)[0] for rank in ranks}
     if len(ranks) * region.ndslice.sizes[0] != len(first) * len(region):
         return places_of(region, ranks)
-    return places_of(Region(region.labels[:1], NDSlice(0, region.ndslice.sizes[:1], (1,))), first)
+    return first_places_of(region, ranks)
 
 
 def _change(name: str, before: str, now: str) -> str:
@@ -138,7 +138,7 @@ def _mark(token: str) -> None:
 def _environment(token: str) -> tuple[str, ...]:
     """What those ranks have alike that share an environment."""
     marks = sorted(path.name for path in _packages().glob(f"{_MARK}{token}-*"))
-    machine = [_BOOT.read_text() if _BOOT.exists() else "", str(Path(sys.prefix).resolve())]
+    machine = [boot_id(), str(Path(sys.prefix).resolve())]
     return (sys.executable, *(marks or machine))
 
 

@@ -34,6 +34,7 @@ class Result:
         self.at = max(one.at for _, one in kept)  # wall clock, when the last of these ranks was done
         self.size = sum(one.size for _, one in kept)  # bytes
         self._extent = None if first.extent is None else Extent(*first.extent)
+        self._asked = len(self._kept) if self._extent is None else self._extent.nelements  # so many ranks were called
         self._bodies: dict[int, list[bytes]] = {}
 
     @property
@@ -51,8 +52,7 @@ class Result:
 
     @property
     def _missing(self) -> list[int]:
-        size = len(self._kept) if self._extent is None else self._extent.nelements
-        return [place for place in range(size) if place not in self._kept]
+        return [place for place in range(self._asked) if place not in self._kept]
 
     def get(self) -> Any:
         """What the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
@@ -60,16 +60,15 @@ class Result:
         Raises ActorError for what was raised, as the future would have, and ResultLostError where answers lack.
         """
         raised = {place: Raised(self._frames(place), None) for place, one in self._raised.items() if one.kept}
-        size = len(self._kept) if self._extent is None else self._extent.nelements
         if raised:
-            ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(size)]
+            ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
-            raise actor_error(self._engine, title, raised, size, (), Ranks(self._state, ranks))
+            raise actor_error(self._engine, title, raised, self._asked, (), Ranks(self._state, ranks))
         if self._lacks():
             raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:
             return self._value(next(iter(self._kept)))
-        return ValueMesh(self._extent, [self._value(place) for place in range(size)])
+        return ValueMesh(self._extent, [self._value(place) for place in range(self._asked)])
 
     def values(self) -> dict[int, Any]:
         """What there is, by rank; an exception where a rank has raised. Blocks."""
@@ -107,9 +106,8 @@ class Result:
     def _lacks(self) -> str:
         lacks = []
         if self._missing:
-            asked = len(self._kept) + len(self._missing)
             here = self._where(list(self._kept))
-            lacks.append(f"{len(self._kept)} of {asked} ranks ({here}) have ended while nobody was there")
+            lacks.append(f"{len(self._kept)} of {self._asked} ranks ({here}) have ended while nobody was there")
         for place, one in self._raised.items():
             if not one.kept:
                 lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")

@@ -37,6 +37,14 @@ def has_pidfd() -> bool:
     return True
 
 
+def boot_id() -> str:
+    """Names this machine since it was started; empty where the system has no such name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def rdma_devices(*, closed: bool = False) -> tuple[str, ...]:
     """The names of this machine's RDMA devices that this process may use, such as mlx5_0; or of those it may not."""
     found = []

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from monarch_nb._about import __version__
+from monarch_nb.host.linux import boot_id
 from monarch_nb.lifecycle.devices import devices
 from monarch_nb.wire import json_decoder
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,14 +31,6 @@ def report(host: str, joins: tuple[str, ...]) -> Report:
     """The report of an agent on this machine, whose worker is this process."""
     return Report(host=host, pid=os.getpid(), joins=joins, machine=platform.node(), boot=boot_id(),
                   python=sys.version.split()[0], version=__version__, gpus=len(devices()))  # fmt: skip
-
-
-def boot_id() -> str:
-    """Names this machine since it was started; empty where the system has no such name."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 def write_report(path: Path, told: Report) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from monarch_nb.host.protocol import Launch
 from monarch_nb.runtime import ProcState
-from monarch_nb.shape import NDSlice, Region, places_of, region_of_ranks
+from monarch_nb.shape import Region, region_of_ranks
 from monarch_nb.wire import Layout
 
 
@@ -79,13 +79,6 @@ def launches(state_name: str, launch: Sequence[Launch], per_host: int, wanted: i
             "Spawn a new mesh with the hosts that are wanted"
         )
     return first * (wanted // per_host)
-
-
-def shown(region: Region, ranks: Collection[int]) -> str:
-    """Some ranks of a mesh by their places along its first dimension, as people write them."""
-    first = {region.ndslice.coordinates(rank)[0] for rank in ranks}
-    line = Region(region.labels[:1], NDSlice(0, region.ndslice.sizes[:1], (1,)))
-    return places_of(line, first)
 
 
 def _over(state: ProcState, ranks: Sequence[int]) -> Region:

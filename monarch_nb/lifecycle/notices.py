@@ -11,6 +11,7 @@ from monarch_nb.host import verbs
 from monarch_nb.lifecycle import extents
 from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
 from monarch_nb.runtime import ProcState, Runtime
+from monarch_nb.shape import first_places_of
 from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text, warned
 from monarch_nb.wire import Asker, agent_of, host_of
 
@@ -127,7 +128,7 @@ def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
     """What of a mesh is there, and what can be done."""
     ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
     actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None]
-    where = extents.shown(state.region, ranks) if state.region.labels else ""
+    where = first_places_of(state.region, ranks) if state.region.labels else ""
     on_it = f" with {', '.join(actors)}" if actors else ""
     places = [place for place, host in enumerate(state.hosts) if host in hosts]
     steps = ["save what is there"]

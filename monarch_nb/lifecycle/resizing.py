@@ -19,7 +19,7 @@ from monarch_nb.mesh.mesh_events import Event, MeshResized
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, resolved_future, runtime
 from monarch_nb.settings import settings
-from monarch_nb.shape import Region, RegionForm, region_of_ranks
+from monarch_nb.shape import Region, RegionForm, first_places_of, region_of_ranks
 from monarch_nb.supervision import Driver, HealError
 from monarch_nb.supervision import extents as supervised
 from monarch_nb.transport import held_back
@@ -95,7 +95,7 @@ class MeshResizer:
         with self._locks[state.uid]:
             self._check(state, "shrink")
             stays, gone = extents.without(state, places)
-            where = extents.shown(state.region, gone.ranks())
+            where = first_places_of(state.region, gone.ranks())
             hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
             hit = [each.name for each in _living(state) if each.region.overlaps_ranks(gone.ranks())]
             meshes: list[MeshState] = [state, *_whole(state)]

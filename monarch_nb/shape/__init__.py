@@ -3,7 +3,7 @@
 from .errors import DimensionError, NegativeError, OutOfRangeError, UnknownLabelError, out_of_range
 from .extent import Extent, Point
 from .ndslice import NDSlice, Slice
-from .places import places, places_of, spans
+from .places import first_places_of, places, places_of, spans
 from .region import Region, RegionForm, Selector, region_of_ranks
 from .runs import runs
 from .shape import Shape
@@ -23,6 +23,7 @@ __all__ = [
     "Shape",
     "Slice",
     "UnknownLabelError",
+    "first_places_of",
     "out_of_range",
     "places",
     "places_of",

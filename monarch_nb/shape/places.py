@@ -32,6 +32,12 @@ def places_of(region: Region, ranks: Iterable[int]) -> str:
     return places(region.labels, points, region.ndslice.sizes)
 
 
+def first_places_of(region: Region, ranks: Iterable[int]) -> str:
+    """The same along the first dimension alone, as that of hosts."""
+    points = (region.ndslice.coordinates(rank)[:1] for rank in ranks)
+    return places(region.labels[:1], points, region.ndslice.sizes[:1])
+
+
 def _telling(sizes: Sequence[int]) -> Sequence[int]:
     """The dimensions that tell ranks apart; the last one of a mesh with a single rank."""
     return [dim for dim, size in enumerate(sizes) if size > 1] or range(len(sizes))[-1:]
