@@ -182,7 +182,7 @@ def test_what_moves_between_processes_is_in_the_state_while_a_view_watches_it(nb
     view.send(type="watch", topic="transfers", id="t1")
     nb.run(
         "from monarch.rdma import RDMABuffer\n"
-        "def offer():\n    global kept\n    kept = RDMABuffer(bytearray(2_000_000))\n    return kept\n"
+        "def offer():\n    global offered\n    offered = RDMABuffer(bytearray(2_000_000))\n    return offered\n"
         "buffer = w.slice(gpus=1).run(offer).get().item()\n"
         "buffer.read_into(bytearray(2_000_000)).get()"
     ).ok()
