@@ -15,7 +15,7 @@ from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
 from monarch_nb.telemetry.verbs import TOLD, MetricPoints
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, number_of
 
 SENT_S = 0.2  # how long points are gathered
 MOST = 5000  # points that are sent at once; of more the oldest are left out
@@ -43,8 +43,8 @@ def log(*, step: float | None = None, **values: Any) -> None:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return number_of(value)
+    except (TypeError, ValueError, RuntimeError):  # the last is of a tensor of several elements
         raise TypeError(f"log: {name}={value!r} is not a number") from None
 
 

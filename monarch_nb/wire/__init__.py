@@ -34,7 +34,17 @@ from monarch_nb.wire.pieces import Pieces
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 from monarch_nb.wire.tensors import without_modes
-from monarch_nb.wire.texts import Cut, Harmless, error_line, full_name, harmless, repr_of, text_of, type_name
+from monarch_nb.wire.texts import (
+    Cut,
+    Harmless,
+    error_line,
+    full_name,
+    harmless,
+    number_of,
+    repr_of,
+    text_of,
+    type_name,
+)
 from monarch_nb.wire.verb import (
     REPLY,
     Done,
@@ -103,6 +113,7 @@ __all__ = [
     "host_of",
     "json_decoder",
     "msgpack_decoder",
+    "number_of",
     "parse_address",
     "pickle_failure",
     "proc_address",

@@ -1,4 +1,4 @@
-"""Texts of what is not ours: whatever an object's own code does there is a text, and a terminal does not obey it."""
+"""Texts and numbers of what is not ours: whatever an object's own code does there is a text, and a terminal does not obey it."""
 
 import re
 from typing import Any
@@ -100,6 +100,13 @@ def error_line(error: BaseException) -> str:
     """An exception in one piece: `ValueError: text`, or its type's name alone where it says nothing."""
     name, text = _name(type(error), "__name__"), text_of(error)
     return f"{name}: {text}" if text else name
+
+
+def number_of(value: Any) -> float:
+    """`float(value)`; for a tensor or array of one element without the warnings that float() has there."""
+    if hasattr(value, "detach"):  # a gradient may be asked of it
+        value = value.detach()
+    return float(value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value)
 
 
 def _name(cls: type, attribute: str) -> str:

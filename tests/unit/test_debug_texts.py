@@ -2,6 +2,8 @@
 
 import json
 import math
+import types
+import warnings
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +18,9 @@ from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.render.table import Missing, table_text
 from monarch_nb.debug.session.values import shorten, value_of
+from monarch_nb.debug.session.variables import Variables
 from monarch_nb.shape import Extent
+from monarch_nb.telemetry.points import log
 
 TRAIN = Frame("/home/me/train.py", 42, "Trainer.step", "loss.backward()")
 LOSS = Frame("/home/me/loss.py", 9, "nll", "return x")
@@ -249,6 +253,26 @@ def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> No
     assert value.text == "float32[10×10]  min 1  max 99  mean 50  1 NaN"
     assert value_of(np.float32(2.5)).number == 2.5
     assert value_of(np.array(["a"])).tensor is not None
+
+
+def test_looking_at_tensors_with_gradients_gives_no_warnings() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * 2).sum()
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # some are given once in a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for value in (loss, weight, weight * 2, torch.ones(1, 1, requires_grad=True)):
+                frame = types.SimpleNamespace(locals=lambda at, value=value: {"value": value})
+                told = Variables(frame)  # type: ignore[arg-type]
+                (variable,) = told.locals(0)
+                assert len(told.children(variable.reference)[0]) == variable.named
+            assert value_of(loss).number == 6.0
+            assert log(loss=loss, weight=torch.ones(1, 1, requires_grad=True)) is None
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_what_is_stopped_as_json_for_views() -> None:

@@ -5,7 +5,7 @@ import reprlib
 from typing import Any
 
 from monarch_nb.debug.records import Tensor, Value
-from monarch_nb.wire import Cut, full_name, repr_of, text_of, type_name
+from monarch_nb.wire import Cut, full_name, number_of, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
 INSIDE = 10  # texts that a container holds are cut so many times sooner
@@ -152,7 +152,7 @@ def _numpy(value: Any, most: int | None) -> Tensor | None:
 
 def _item(value: Any) -> float | None:
     try:
-        return float(value)
+        return number_of(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
     except Cut:

@@ -145,7 +145,7 @@ def _counts(value: Any) -> tuple[int, int]:
     if issubclass(type(value), _LEAVES):
         return 0, 0
     if _is_tensor(value):
-        return sum(hasattr(value, name) for name in _OF_TENSORS), 0
+        return len(tuple(_tensor_attributes(value))), 0
     if isinstance(value, dict):
         return len(value), 0
     if isinstance(value, _ITEMS):
@@ -159,14 +159,23 @@ def _is_tensor(value: Any) -> bool:
     return known and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
+def _tensor_attributes(value: Any) -> Iterator[str]:
+    """The attributes of a tensor or array that are shown."""
+    for name in _OF_TENSORS:
+        # PyTorch warns when the gradient of a tensor that retains none is read.
+        if name == "grad" and not (getattr(value, "is_leaf", False) or getattr(value, "retains_grad", False)):
+            continue
+        if hasattr(value, name):
+            yield name
+
+
 def _children(value: Any, expression: str) -> Iterator[Child]:
     def under(rest: str) -> str:
         return f"{expression}{rest}" if expression else ""
 
     if _is_tensor(value):
-        for name in _OF_TENSORS:
-            if hasattr(value, name):
-                yield name, getattr(value, name), under(f".{name}")
+        for name in _tensor_attributes(value):
+            yield name, getattr(value, name), under(f".{name}")
     elif isinstance(value, dict):
         for key, held in tuple(value.items()):
             yield shorten(key), held, under(f"[{key!r}]") if _is_short(key) else ""
