@@ -14,7 +14,7 @@ from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import Actor
 from monarch_nb.store import describe
-from monarch_nb.wire import error_line, text_of
+from monarch_nb.wire import counted, error_line, kind_of, text_of
 
 from .arguments import ActorArguments
 from .session import Session
@@ -142,7 +142,9 @@ class Actors:
             done = reload_mesh(living, cls)
         done.get()
         self._shell.user_ns[given.name] = living
-        lines = [f"{given.name}: {_count(len(living))} now run the new {cls.__name__} and have kept their state"]
+        lines = [
+            f"{given.name}: {counted(len(living), 'actor')} now run the new {cls.__name__} and have kept their state"
+        ]
         made = self._made.get(given.name)
         if made is not None and made.uid == state.uid and made.arguments != given.constructor:
             lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns new actors")
@@ -182,8 +184,4 @@ def _place(procs: ProcMesh) -> str:
 
 
 def _a(value: Any) -> str:
-    return "not defined" if value is None else f"a {type(value).__name__}"
-
-
-def _count(number: int) -> str:
-    return f"{number} actor{'' if number == 1 else 's'}"
+    return "not defined" if value is None else kind_of(value)

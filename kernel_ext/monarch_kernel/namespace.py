@@ -11,6 +11,7 @@ from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
 from monarch_nb.shape import MeshTrait
 from monarch_nb.store import MeshView, describe
+from monarch_nb.wire import kind_of
 
 Mesh = ProcMesh | ActorMesh[Any]
 
@@ -57,7 +58,7 @@ class Namespace:
             return whole_mesh(called[-1])
         known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
         if value is not None:
-            raise UsageError(f"{name} is a {type(value).__name__}, not a mesh of processes or actors; meshes: {known}")
+            raise UsageError(f"{name} is {kind_of(value)}, not a mesh of processes or actors; meshes: {known}")
         raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
 
     def value(self, path: str) -> Any:

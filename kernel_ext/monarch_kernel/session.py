@@ -17,6 +17,7 @@ from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.mesh import HostMesh, ProcMesh, region_of, state_of, this_host
 from monarch_nb.runtime import ActorState, MeshState, ProcState
 from monarch_nb.store import MeshView, describe
+from monarch_nb.wire import counted, kind_of
 
 from .files import cell_name
 from .namespace import Mesh, Namespace, whole_mesh
@@ -70,7 +71,7 @@ class Session(Namespace):
         """
         bound = self.value(name)
         if bound is not None and not isinstance(bound, ProcMesh):
-            raise UsageError(f"%mesh: {name} is a {type(bound).__name__} already; choose another name, or del {name}")
+            raise UsageError(f"%mesh: {name} is {kind_of(bound)} already; choose another name, or del {name}")
         made = self._made.get(name)
         state = self.meshes().get(made.uid) if made is not None else None
         wanted = tuple(dims.items())
@@ -155,7 +156,7 @@ class Session(Namespace):
             return f"{state.name} has been stopped already ({state.stopped})"
         actors = describe(state).actors
         whole_mesh(state).stop("stopped by %stop").get()
-        what = _count(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
+        what = counted(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
 
     def heal(self, name: str, mesh: Mesh, *, kill: bool = False) -> str:
@@ -170,9 +171,9 @@ class Session(Namespace):
         heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:
-            return f"killed {_count(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
+            return f"killed {counted(len(mesh) - len(broken), what)} of {name} and healed {len(mesh)}"
         return (
-            f"healed {_count(len(broken), what)} of {name}"
+            f"healed {counted(len(broken), what)} of {name}"
             if broken
             else f"{name} has not failed: there is nothing to heal"
         )
@@ -235,9 +236,5 @@ def _difference(made: Made, dims: tuple[tuple[str, int], ...], setup: str, job: 
 def _reused(name: str, view: MeshView) -> str:
     failed = view.counts.get("failed", 0)
     if failed:
-        return f"{name} is reused, but {_count(failed, 'rank')} failed: %heal {name} starts what is lost again"
+        return f"{name} is reused, but {counted(failed, 'rank')} failed: %heal {name} starts what is lost again"
     return f"{name} is reused; --fresh starts new processes"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_nb.compat.pickling import FrozenBuffer
 from monarch_nb.runtime import Instance, runtime
-from monarch_nb.wire import Header, Kind
+from monarch_nb.wire import Header, Kind, kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class PortRef:
     def send(self, instance: Instance, message: PythonMessage) -> None:
         """Sends a message on behalf of an actor, which gets it back. Does not wait."""
         if not isinstance(message, PythonMessage):
-            raise TypeError(f"a port is sent a PythonMessage, not a {type(message).__name__}")
+            raise TypeError(f"a port is sent a PythonMessage, not {kind_of(message)}")
         if self.return_undeliverable:
             sender = runtime()
             header = Header(

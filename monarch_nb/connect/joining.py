@@ -15,7 +15,7 @@ from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime, runtime
 from monarch_nb.transport import Keys, TransportError, UnreachableError
-from monarch_nb.wire import Asker, Done, agent_of
+from monarch_nb.wire import Asker, Done, agent_of, counted
 
 log = logging.getLogger(__name__)
 
@@ -146,8 +146,8 @@ class Reception:
                 self._changed.wait(left)
             if len(self._new) < count:
                 late = TimeoutError(
-                    f"{len(self._new)} of {count} hosts have joined at {self.endpoint} within {timeout:g} s. On the "
-                    f"others run: monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
+                    f"{len(self._new)} of {counted(count, 'host')} have joined at {self.endpoint} within {timeout:g} s. On "
+                    f"the others run: monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
                     "--key FILE --keep"
                 )
                 raise AttachError({**self.refused, "": late}, 1)

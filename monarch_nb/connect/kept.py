@@ -11,7 +11,7 @@ from monarch_nb.mesh.verbs import RESULT, RESULTS, Kept, WantedResult, WantedRes
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
 from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
 from monarch_nb.shape import Extent, places_of
-from monarch_nb.wire import decode
+from monarch_nb.wire import counted, decode
 
 _ANSWER_S = 10.0
 _BODY_S = 600.0  # for one rank's answer, however large
@@ -107,7 +107,9 @@ class Result:
         lacks = []
         if self._missing:
             here = self._where(list(self._kept))
-            lacks.append(f"{len(self._kept)} of {self._asked} ranks ({here}) have ended while nobody was there")
+            lacks.append(
+                f"{len(self._kept)} of {counted(self._asked, 'rank')} ({here}) have ended while nobody was there"
+            )
         for place, one in self._raised.items():
             if not one.kept:
                 lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")

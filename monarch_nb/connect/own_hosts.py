@@ -35,7 +35,7 @@ from monarch_nb.runtime import (
     started,
 )
 from monarch_nb.settings import settings
-from monarch_nb.wire import Done, agent_of, parse_address
+from monarch_nb.wire import Done, agent_of, counted, parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
     engine = runtime()
     asked: list[Future[Any]] = [request(engine, agent_of(host), verbs.STATUS, Done()) for host in hosts]
-    return gather(asked, lambda: f"{len(hosts)} hosts have not all answered yet", True)
+    return gather(asked, lambda: f"{counted(len(hosts), 'host')} have not all answered yet", True)
 
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
@@ -262,7 +262,7 @@ def stop_hosts(
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.hosts)
         and state.born is not None and state.stopped is None and identity in (None, state.born.host_mesh)
     ]  # fmt: skip
-    return gather(stops, lambda: f"{len(hosts)} hosts have not stopped yet")
+    return gather(stops, lambda: f"{counted(len(hosts), 'host')} have not stopped yet")
 
 
 def at_exit() -> None:

@@ -33,7 +33,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
-from monarch_nb.wire import agent_of, host_of, parse_address
+from monarch_nb.wire import agent_of, counted, host_of, parse_address
 
 _ANSWER_S = 10.0
 
@@ -90,7 +90,7 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
     mesh_files.remove(path)
     count = sum(len(end.exits) for end in ends)
-    stopped = f"stopped {mesh.name}: {count} proc{'' if count == 1 else 's'}"
+    stopped = f"stopped {mesh.name}: {counted(count, 'proc')}"
     for host, why in failures.items():
         stopped += f"\nhost {host} cannot be reached: what runs there ends with its lease ({why})"
     return stopped

@@ -13,7 +13,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration
 from monarch_nb.shape import places_of
-from monarch_nb.wire import parse_address
+from monarch_nb.wire import counted, parse_address
 
 _LINES = 12  # last lines that are told
 _PAST_S = 1.0  # for what was written to come
@@ -61,7 +61,7 @@ def story_of(
 
 
 def _procs(count: int) -> str:
-    return f"{count} proc{'' if count == 1 else 's'}"
+    return f"{counted(count, 'proc')}"
 
 
 def _since(answer: p.Attached) -> str:

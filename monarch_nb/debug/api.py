@@ -16,7 +16,7 @@ from monarch_nb.debug.service import controller
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.handle import part_of
 from monarch_nb.runtime import ActorState, ProcState
-from monarch_nb.wire import ActorError
+from monarch_nb.wire import ActorError, counted
 
 
 class Group:
@@ -200,7 +200,7 @@ def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list
     chosen = group(mesh)
     limit = 1e9 if timeout is None else timeout
     if not controller().stopped.wait(limit, lambda: len(chosen.sessions) >= count):
-        raise TimeoutError(f"{len(chosen.sessions)} of {count} ranks have stopped within {limit:g} s")
+        raise TimeoutError(f"{len(chosen.sessions)} of {counted(count, 'rank')} have stopped within {limit:g} s")
     return chosen.sessions
 
 

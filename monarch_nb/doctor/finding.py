@@ -5,6 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from monarch_nb.wire import counted
+
 Level = Literal["ok", "warning", "error"]
 MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
@@ -41,4 +43,4 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def _many(count: int, what: str, mark: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'} ({mark})" if count else ""
+    return f"{counted(count, what)} ({mark})" if count else ""

@@ -20,6 +20,7 @@ from monarch_nb.job.trait import Applied, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.settings import parse_duration
+from monarch_nb.wire import counted, kind_of
 
 _TELL_S = 0.5
 
@@ -88,7 +89,7 @@ class AdapterJob(JobTrait):
         if self.active:
             raise ValueError("the job runs: how long its hosts are kept can only be said before")
         if not self.can_end_itself:
-            raise ValueError(f"hosts of a {type(self).__name__} live until kill()")
+            raise ValueError(f"hosts of {kind_of(self)} live until kill()")
         seconds = None if time in (None, "never") else parse_duration(time) / 1e9 if isinstance(time, str) else time
         if seconds is not None and not float(seconds) > 0:
             raise ValueError(f"keep={time!r} must be a positive time, or None")
@@ -124,9 +125,9 @@ class AdapterJob(JobTrait):
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
-            raise RuntimeError(f"a {type(self).__name__} cannot run a client script: run it yourself, beside the job")
+            raise RuntimeError(f"{kind_of(self)} cannot run a client script: run it yourself, beside the job")
         if not self._meshes:
-            raise ValueError(f"a {type(self).__name__} needs at least one mesh")
+            raise ValueError(f"{kind_of(self)} needs at least one mesh")
         self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=self._adapter.folder())
         try:
             self._start(Path(self._folder))
@@ -291,7 +292,7 @@ class AdapterJob(JobTrait):
 
     def _wishes(self) -> str:
         spares = {name: self._role(name).spares for name in self._meshes}
-        more = {name: f" and {count} spare{'s' * (count != 1)}" for name, count in spares.items() if count}
+        more = {name: f" and {counted(count, 'spare')}" for name, count in spares.items() if count}
         return ", ".join(f"{name}={count}{more.get(name, '')}" for name, count in self._meshes.items())
 
     def _lost(self) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from monarch_nb.job import record
 from monarch_nb.job.trait import JobTrait
+from monarch_nb.wire import kind_of
 
 _FILE = ".monarch/current_job"
 
@@ -37,5 +38,5 @@ def load_current_job() -> JobTrait:
     if job is None:
         raise AttributeError(f"module {name!r} has no {attribute!r}")
     if not isinstance(job, JobTrait):
-        raise TypeError(f"{module_path} is a {type(job).__name__}, not a job")
+        raise TypeError(f"{module_path} is {kind_of(job)}, not a job")
     return job

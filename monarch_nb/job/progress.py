@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from monarch_nb.wire import counted
+
 _NAMED = 4
 
 
@@ -19,9 +21,9 @@ class Progress(NamedTuple):
     wanted_spares: int = 0
 
     def __str__(self) -> str:
-        head = f"{len(self.joined)}/{self.wanted} hosts joined"
+        head = f"{len(self.joined)}/{counted(self.wanted, 'host')} joined"
         if self.wanted_spares:
-            head += f", {len(self.spares)}/{self.wanted_spares} spare{'s' * (self.wanted_spares != 1)}"
+            head += f", {len(self.spares)}/{counted(self.wanted_spares, 'spare')}"
         by_story: dict[str, list[str]] = {}
         for name, story in self.missing.items():
             by_story.setdefault(story, []).append(name)

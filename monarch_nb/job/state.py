@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb.mesh import HostMesh
+from monarch_nb.wire import counted
 
 
 class JobState:
@@ -42,4 +43,4 @@ class JobState:
 
 def _told(name: str, mesh: HostMesh) -> str:
     spares = len(mesh.spares)
-    return f"{name}={len(mesh)} hosts" + (f" and {spares} spare{'s' * (spares != 1)}" if spares else "")
+    return f"{name}={counted(len(mesh), 'host')}" + (f" and {counted(spares, 'spare')}" if spares else "")

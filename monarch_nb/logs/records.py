@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import NamedTuple, overload
 
 from monarch_nb.shape import Point, places
+from monarch_nb.wire import counted
 
 SHOWN = 200  # lines, of those that are looked at as a whole
 
@@ -48,7 +49,7 @@ class Logs(Sequence[LogRecord]):
     def heading(self) -> str:
         """What this is, in a line."""
         hidden = max(0, len(self) - SHOWN)
-        parts = [f"{len(self):,} line{'' if len(self) == 1 else 's'} of {self.name}"]
+        parts = [f"{counted(len(self), 'line')} of {self.name}"]
         if hidden:
             parts.append(f"the last {SHOWN} of them")
         if self.missing:

@@ -15,6 +15,7 @@ from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
 from monarch_nb.transport import UnreachableError
+from monarch_nb.wire import counted
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.resized import Resized
@@ -149,7 +150,7 @@ class HostMesh(MeshTrait):
         extent = Extent((*self._region.labels, *dims), (*self._region.ndslice.sizes, *dims.values()))
         per = Extent(tuple(dims), tuple(dims.values())).nelements
         if proc_bind is not None and len(proc_bind) != per:
-            raise ValueError(f"proc_bind has {len(proc_bind)} entries, but there are {per} processes on a host")
+            raise ValueError(f"proc_bind binds {counted(len(proc_bind), 'process')}, but there are {per} on a host")
         wanted = ProcsWanted(
             name=name or "anon",
             hosts=self._used_hosts(),
@@ -280,7 +281,7 @@ class HostMesh(MeshTrait):
     def __repr__(self) -> str:
         dims = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         spares = len(self.spares)
-        more = f" and {spares} spare{'s' * (spares != 1)}" if spares else ""
+        more = f" and {counted(spares, 'spare')}" if spares else ""
         return f"<HostMesh {self._record.name!r} {{{dims}}}{more}>"
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from monarch_nb.wire import counted
+
 
 class Resized(Struct, frozen=True):
     """A mesh has hosts more, or fewer; shown as one line."""
@@ -19,7 +21,7 @@ class Resized(Struct, frozen=True):
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
-        many = f"{len(self.hosts)} host{'s' * (len(self.hosts) != 1)}"
+        many = f"{counted(len(self.hosts), 'host')}"
         named = f" ({', '.join(self.hosts)})" if len(self.hosts) <= 4 else ""
         actors = ", ".join(self.actors)
         if not self.gone:

@@ -14,7 +14,7 @@ from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.traces import Traces
 from monarch_nb.runtime import Future, Runtime, runtime, when_done
 from monarch_nb.shape import MeshTrait
-from monarch_nb.wire import text_of
+from monarch_nb.wire import kind_of, text_of
 
 ANSWER_S = 3.0  # for the processes to begin, and to give the rest
 CLOCKS_S = 0.1  # that clocks may be apart: less than that cannot be told from the way of a message
@@ -63,7 +63,7 @@ def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":
     procs = getattr(mesh, "procs", None) if isinstance(mesh, MeshTrait) else None
     if isinstance(procs, ProcMesh):
         return procs
-    raise TypeError(f"a mesh of actors, processes or tensors can be profiled, not a {type(mesh).__name__}")
+    raise TypeError(f"a mesh of actors, processes or tensors can be profiled, not {kind_of(mesh)}")
 
 
 class _Sampling:

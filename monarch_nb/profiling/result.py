@@ -11,6 +11,7 @@ from monarch_nb.profiling.messages import Samples
 from monarch_nb.profiling.seen import Seen, SeenRank
 from monarch_nb.profiling.tree import Node, tree
 from monarch_nb.shape import Region, places_of
+from monarch_nb.wire import counted
 
 SHOWN = 0.02  # of the time: what took less is left out of texts
 DEEP = 12  # functions below each other, in texts
@@ -91,7 +92,7 @@ class Profile:
     def heading(self) -> list[str]:
         """A few facts, as words."""
         ranks, groups = len(self.ranks), len(self.groups)
-        facts = [f"{self.seconds:.1f} s", f"{self.samples:,} samples of {ranks} rank{'' if ranks == 1 else 's'}"]
+        facts = [f"{self.seconds:.1f} s", f"{self.samples:,} samples of {counted(ranks, 'rank')}"]
         if groups > 1:
             facts.append(f"{groups} groups")
         if self.cost:

@@ -5,6 +5,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from typing import Any
 
+from monarch_nb.wire import kind_of
+
 __all__ = ["Memory", "Ranges", "memory_of"]
 
 
@@ -99,7 +101,7 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
     except RuntimeError:
         address = 0
     if size and not address:
-        raise ValueError(f"{what} is a {type(tensor).__name__}, which has no memory of its own: use its local part")
+        raise ValueError(f"{what} is {kind_of(tensor)}, which has no memory of its own: use its local part")
     return Memory(address, size, tensor.detach())
 
 

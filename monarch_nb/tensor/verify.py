@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.twin import tensors_in, twin
+from monarch_nb.wire import counted
 
 __all__ = ["Verification", "compared", "verify"]
 
@@ -30,8 +31,8 @@ class Verification:
 
     def __repr__(self) -> str:
         if not self.differences:
-            return f"equal: {self.tensors} tensors are what one process computes"
-        lines = [f"{len(self.differences)} of {self.tensors} tensors differ from what one process computes:"]
+            return f"equal to what one process computes: {counted(self.tensors, 'tensor')}"
+        lines = [f"{len(self.differences)} of {counted(self.tensors, 'tensor')} differ from what one process computes:"]
         lines += [f"  {text}" for text in self.differences]
         if self.random:
             lines.append("  random numbers were drawn: those of a mesh are others than those of one process")
@@ -81,7 +82,7 @@ def compared(
     """The comparison of two lists of tensors, each with its name, and of their gradients."""
     differences = []
     if len(expected) != len(found):
-        differences.append(f"{len(found)} tensors, where one process has {len(expected)}")
+        differences.append(f"{counted(len(found), 'tensor')}, where one process has {len(expected)}")
     for at, ((name, one), (_, other)) in enumerate(zip(expected, found, strict=False)):
         title = name or f"tensor {at}"
         pairs = [(title, one, other)]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from monarch_nb.store import WORST_FIRST
 from monarch_nb.store.finding import Fits, fitting
+from monarch_nb.wire import counted
 
 Document = Mapping[str, Any]
 BY_HOST_FROM = 200  # ranks: more are shown by their hosts, until one is opened
@@ -64,8 +65,8 @@ def summary(document: Document) -> str:
     states = [f"{counts[state]:,} {state}" for state in WORST_FIRST if counts[state]]
     hosts = {host for uid in roots(document) for host in meshes[uid].get("hosts", ())}
     opened = sum(failure["state"] == "open" for failure in document.get("failures", {}).values())
-    told = [f"{sum(counts.values()):,} ranks on {len(hosts):,} host{'' if len(hosts) == 1 else 's'}", *states]
-    return " · ".join([*told, *([f"{opened} failures not healed"] if opened else [])])
+    told = [f"{counted(sum(counts.values()), 'rank')} on {counted(len(hosts), 'host')}", *states]
+    return " · ".join([*told, *([f"{counted(opened, 'failure')} not healed"] if opened else [])])
 
 
 def _size(mesh: Mapping[str, Any]) -> int:
@@ -137,7 +138,7 @@ def _together(uid: str, host: str, group: list[Row]) -> Row:
     about = f"{told}: {what[0][0]}" if what else told
     since = [row.since for row in bad if row.since is not None]
     return Row(
-        (uid, host, -1), host, group[0].mesh, f"{len(group)} ranks", worst, about,
+        (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, about,
         min(since) if since else None, _sum([row.cpu for row in group]), _sum([row.memory for row in group]),
         _sum([row.rate for row in group]), len(group),
     )  # fmt: skip

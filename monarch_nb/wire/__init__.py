@@ -55,6 +55,7 @@ from monarch_nb.wire.verb import (
     decode_refusal,
     encode_body,
 )
+from monarch_nb.wire.words import counted, kind_of, with_article
 
 __all__ = [
     "REDUCERS",
@@ -91,6 +92,7 @@ __all__ = [
     "check_size",
     "controller_address",
     "converted",
+    "counted",
     "current_codec",
     "decode",
     "decode_display",
@@ -112,6 +114,7 @@ __all__ = [
     "harmless",
     "host_of",
     "json_decoder",
+    "kind_of",
     "msgpack_decoder",
     "number_of",
     "parse_address",
@@ -129,5 +132,6 @@ __all__ = [
     "unfold_each",
     "unpickle_failure",
     "unregister_pickle_by_value",
+    "with_article",
     "without_modes",
 ]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
+from monarch_nb.wire.words import kind_of
 
 _PACKAGE = str(Path(__file__).parent.parent) + "/"
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
@@ -156,7 +157,7 @@ def decode_exception(frames: Sequence[Any], context: object = None) -> BaseExcep
         else:
             if isinstance(exc, BaseException):
                 return _tell(exc, formatted)
-            reason = f"it unpickled as a {type(exc).__name__}"
+            reason = f"it unpickled as {kind_of(exc)}"
     return _tell(RemoteException(name, text, "".join(formatted), reason), formatted)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from monarch_nb.wire.body import encode
 from monarch_nb.wire.texts import full_name, repr_of, text_of, type_name
+from monarch_nb.wire.words import with_article
 
 # What an object's own code may raise; an interrupt is whoever waits' own.
 _OWN = (Exception, SystemExit, GeneratorExit)
@@ -57,12 +58,9 @@ def explain_unpicklable(obj: object, label: str) -> str:
         return f"{label} can be sent"
     path, culprit, failure = search.smallest(obj, quoted[1] if quoted else "it", failure)
     name = full_name(culprit)
+    what = with_article(name.removeprefix("builtins."))
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
-    told = (
-        f"`{path}` is {_article(name)} {name.removeprefix('builtins.')}"
-        if path != "it"
-        else f"it is {_article(name)} {name.removeprefix('builtins.')}"
-    )
+    told = f"`{path}` is {what}" if path != "it" else f"it is {what}"
     reason = _first_line(failure)
     return f"{label} cannot be sent: {told} ({reason})" + (f"; {advice}" if advice else "")
 
@@ -184,10 +182,6 @@ def _short(value: object) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
-
-
-def _article(name: str) -> str:
-    return "an" if name.removeprefix("builtins.")[:1].lower() in "aeiou" else "a"
 
 
 def _first_line(failure: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Texts and numbers of what is not ours: whatever an object's own code does there is a text, and a terminal does not obey it."""
+"""Texts and numbers of values that are not ours: no code of theirs breaks them, and a terminal obeys none of it."""
 
 import re
 from typing import Any

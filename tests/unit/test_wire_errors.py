@@ -117,7 +117,7 @@ def test_notes_attributes_and_groups_survive():
     [
         (WithLock(), "could not be pickled"),
         (Bomb("b"), "could not be unpickled: RuntimeError: boom"),
-        (Liar("l"), "unpickled as a int"),
+        (Liar("l"), "unpickled as an int"),
         (Rude(), "could not be pickled: SystemExit"),
     ],
     ids=["unpicklable", "unpickling raises", "no exception", "raises everywhere"],

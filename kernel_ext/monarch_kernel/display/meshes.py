@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
+from monarch_nb.wire import counted
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import LEFT, STATES, framed, heading, lab_button, swatch, table
@@ -22,11 +23,17 @@ def mesh_html(mesh: Any) -> str:
     """A proc or actor mesh, or a slice of one."""
     view = describe(mesh)
     count = len(view.ranks)
-    what = (view.actor_class or "proc") + ("" if count == 1 else "s")
     actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
     where = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
     stopped = f"stopped: {view.stopped}" if view.stopped else ""
-    head = heading(view.name, f"{count} {what}", shape(view) if view.labels else "", where, actors, stopped)
+    head = heading(
+        view.name,
+        counted(count, view.actor_class or "proc"),
+        shape(view) if view.labels else "",
+        where,
+        actors,
+        stopped,
+    )
     if count > MANY:
         return framed(head, host_grid(view), legend(view), differences(view), noticed(view))
     return framed(head, grid(view), legend(view), troubles(view), noticed(view))
@@ -159,7 +166,7 @@ def host_mesh_html(mesh: Any) -> str:
     ]
     more = [("…", f"{count - LINES} more")] if count > LINES else []
     more += [("spare", host) for host in mesh.spares]
-    head = heading(mesh.name, f"{count} host{'' if count == 1 else 's'}", dims)
+    head = heading(mesh.name, f"{counted(count, 'host')}", dims)
     return framed(head, table(("where", "host"), [*rows, *more]))
 
 

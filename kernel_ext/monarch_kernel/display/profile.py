@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.wire import counted
+
 from ..files import cell_name
 from ..views.profiles import keep
 from .flame import FileName, colour, flame_graph, legend
@@ -76,7 +78,7 @@ def _row(difference: "Difference", name: FileName) -> str:
 
 
 def _group(profile: "Profile", ranks: Sequence[int], name: FileName) -> str:
-    count = f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+    count = f"{counted(len(ranks), 'rank')}"
     return (
         f'<div class="mnb-w"><b>{escape(profile.where(ranks))}</b> <span class="mnb-s">{count}</span></div>'
         f"{flame_graph(profile.tree(ranks), ranks, name)}"

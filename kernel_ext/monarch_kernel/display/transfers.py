@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_nb.rdma import TransferTable
 
+from monarch_nb.wire import counted
+
 from .html import framed, heading, table
 
 _MOST = 16  # processes in the matrix
@@ -19,7 +21,7 @@ def transfers_html(transfers: "TransferTable") -> str:
     moved, offered = transfers.moved, transfers.offered
     if not moved and not offered:
         return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
-    parts = [heading("Transfers", f"{len(moved)} way{'' if len(moved) == 1 else 's'}")]
+    parts = [heading("Transfers", f"{counted(len(moved), 'way')}")]
     names = sorted({name for row in moved for name in row[:2]})
     if 1 < len(names) <= _MOST:
         parts.append(_matrix(names, moved))

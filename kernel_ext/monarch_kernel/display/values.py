@@ -6,7 +6,7 @@ from typing import Any
 from monarch_nb.mesh.value import places_in
 from monarch_nb.mesh.value_text import grouped, nothing_in
 from monarch_nb.runtime.output.forms import Forms, forms_of, may_be_rich
-from monarch_nb.wire import error_line
+from monarch_nb.wire import counted, error_line
 
 from .html import framed, heading, table
 from .rich import can_stand_beside, part_of, side_by_side
@@ -23,7 +23,7 @@ def value_mesh_html(mesh: Any) -> str:
     dims = " ".join(f"{label}={size}" for label, size in mesh.extent.items())
     if count and nothing_in(count, mesh.get):
         return framed(heading("ValueMesh", dims, "None on its rank" if count == 1 else f"None on all {count} ranks"))
-    head = heading("ValueMesh", dims, f"{count} value{'' if count == 1 else 's'}")
+    head = heading("ValueMesh", dims, f"{counted(count, 'value')}")
     if _has_rich(mesh):
         return _rich_html(mesh, head)
     groups, unseen = grouped(count, mesh.get)

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from monarch_nb.logs import Line, Source, prefix
+from monarch_nb.wire import counted
 
 from ..display.html import folded, framed, table
 from ..front import Bundle, Front
@@ -55,7 +56,7 @@ class _Fold:
         sources = sorted(self.files)
         first = sources[0]
         where = prefix(sources, named=named)
-        count = f"{self.count:,} more line{'' if self.count == 1 else 's'}"
+        count = f"{counted(self.count, 'more line')}"
         files = [path for source in sources if (path := self.files[source])]
         many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
         text = f"{where}… {count} not shown here: %logs {first.name} shows the last of them, {many} all"

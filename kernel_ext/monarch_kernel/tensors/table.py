@@ -9,7 +9,7 @@ from monarch_nb.store import store_of
 from monarch_nb.tensor.placement import size_text
 from monarch_nb.tensor.placement.words import mesh_text
 from monarch_nb.tensor.summary import Row, Summary, Wait, busy_text, by_dimension, moved_text
-from monarch_nb.wire import converted
+from monarch_nb.wire import converted, counted
 
 HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
 MOVED = ("mesh dimension", "collective", "times", "bytes of a rank")
@@ -35,7 +35,7 @@ class Tensors:
 
 def head(summary: Summary) -> tuple[str, ...]:
     """Its mesh, how many tensors there are, and how much that is."""
-    count = f"{summary.count} tensor{'' if summary.count == 1 else 's'}"
+    count = f"{counted(summary.count, 'tensor')}"
     where = mesh_text(summary.labels, summary.sizes)
     if summary.lost:
         return where, f"{count}, lost", size_text(summary.nbytes)
@@ -84,7 +84,7 @@ def waits_text(summary: Summary) -> str:
     times = sum(wait.count for wait in summary.waits)
     if not times:
         return "the last cell waited for no result"
-    return f"the last cell waited {times} time{'' if times == 1 else 's'} for a result: %tensors --sync shows where"
+    return f"the last cell waited {counted(times, 'time')} for a result: %tensors --sync shows where"
 
 
 def _text(summary: Summary) -> str:

@@ -15,7 +15,7 @@ from monarch_nb.shape import NDSlice, Region
 from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
-from monarch_nb.wire import text_of
+from monarch_nb.wire import counted, text_of
 
 from ..session import Session
 from .channel import Message
@@ -184,4 +184,4 @@ def _actors(state: ProcState | MeshState) -> list[str]:
 
 
 def _counted(state: MeshState, count: int) -> str:
-    return f"{count} {'actor' if isinstance(state, ActorState) else 'proc'}{'' if count == 1 else 's'}"
+    return counted(count, "actor" if isinstance(state, ActorState) else "proc")

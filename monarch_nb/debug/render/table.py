@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.groups import FileName, Group, grouped, place, short
 from monarch_nb.shape import Extent, places
+from monarch_nb.wire import counted
 
 
 class Missing:
@@ -51,8 +52,8 @@ def table_text(
         return "nothing is stopped"
     held = [record for record in records if record.in_the_way]
     opened = len(records) - len(held)
-    counts = [f"{_count(len(held))} stopped"] if held else []
-    counts += [f"{opened} failed call{'' if opened == 1 else 's'} opened"] if opened else []
+    counts = [f"{counted(len(held), 'rank')} stopped"] if held else []
+    counts += [f"{counted(opened, 'failed call')} opened"] if opened else []
     lines = [f"■ {', '.join(counts)}"]
     rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -87,7 +88,3 @@ def source_lines(record: Stopped) -> list[str]:
         f"  {'→' if number == line else ' '} {number:>{wide}}  {text}".rstrip()
         for number, text in enumerate(record.source, record.first)
     ]
-
-
-def _count(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ from monarch_nb.debug.errors import CommandTimeout
 from monarch_nb.debug.records import Scope, Value, Variable
 from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.values import shorten, value_of
-from monarch_nb.wire import type_name
+from monarch_nb.wire import kind_of, type_name
 
 PAGE = 200  # variables that are told where no number is asked for
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
@@ -128,7 +128,7 @@ class Variables:
         elif isinstance(held, MutableSequence):
             held[int(name)] = value
         elif isinstance(held, _ITEMS):
-            raise TypeError(f"a {type(held).__name__} cannot be changed")
+            raise TypeError(f"{kind_of(held)} cannot be changed")
         else:
             setattr(held, name, value)
 

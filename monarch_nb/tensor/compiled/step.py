@@ -22,6 +22,7 @@ from monarch_nb.tensor.compiled.recording import is_recording, recorded
 from monarch_nb.tensor.compiled.variant import Variant
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import origin_of
+from monarch_nb.wire import counted
 
 BACKENDS = ("python", "fx", "inductor")
 PROGRAMS = 8  # that a step may have at a time; what is called otherwise then runs as it is written
@@ -86,7 +87,7 @@ class CompiledStep:
             return f"<compiled step {name}: {state}>"
         sizes = [len(one.capture.program.operations) for each in self._variants.values() for one in each]
         operations = ", ".join(f"{size} operations" for size in sizes)
-        return f"<compiled step {name} ({self._backend}): {operations}; {self.calls} calls>"
+        return f"<compiled step {name} ({self._backend}): {operations}; {counted(self.calls, 'call')}>"
 
     # -- capturing --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
+from monarch_nb.wire import kind_of
+
 _NAMED: dict[str, type[ParallelStyle]] = {
     "column": ColwiseParallel,
     "row": RowwiseParallel,
@@ -77,6 +79,6 @@ def _cut(
     if isinstance(module, nn.Embedding):
         return embedding
     raise ValueError(
-        f"plan: {style!r} is for Linear and Embedding, and {path!r} is a {type(module).__name__}. A pattern that names "
+        f"plan: {style!r} is for Linear and Embedding, and {path!r} is {kind_of(module)}. A pattern that names "
         "its parameters may say where they lie, by a sharding spec"
     )

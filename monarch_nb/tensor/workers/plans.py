@@ -11,6 +11,7 @@ from monarch_nb.tensor.propagation import Meta, Runner
 from monarch_nb.tensor.workers.making import maker
 from monarch_nb.tensor.workers.randomness import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
+from monarch_nb.wire import kind_of
 
 Env = dict[Number, Any]  # tensors of a stream, by number
 
@@ -79,7 +80,7 @@ class Executable(Told):
 
 def _difference(made: Any, expected: Meta) -> str:
     if not isinstance(made, DTensor):
-        return f"a {type(made).__name__}"
+        return kind_of(made)
     if tuple(made.shape) != expected.shape:
         return f"shape {tuple(made.shape)} in place of {expected.shape}"
     if made.dtype != expected.dtype:
