@@ -146,8 +146,9 @@ class Reception:
                 self._changed.wait(left)
             if len(self._new) < count:
                 late = TimeoutError(
-                    f"{len(self._new)} of {counted(count, 'host')} have joined at {self.endpoint} within {timeout:g} s. On "
-                    f"the others run: monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
+                    f"{len(self._new)} of {counted(count, 'host')} joined at {self.endpoint} "
+                    f"within {timeout:g} s. On the others run: "
+                    f"monarch-nb agent --dial tcp://HERE:{self.endpoint.rpartition(':')[2]} "
                     "--key FILE --keep"
                 )
                 raise AttachError({**self.refused, "": late}, 1)

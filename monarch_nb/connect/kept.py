@@ -107,9 +107,7 @@ class Result:
         lacks = []
         if self._missing:
             here = self._where(list(self._kept))
-            lacks.append(
-                f"{len(self._kept)} of {counted(self._asked, 'rank')} ({here}) have ended while nobody was there"
-            )
+            lacks.append(f"{len(self._kept)} of {counted(self._asked, 'rank')} ({here}) ended while nobody was there")
         for place, one in self._raised.items():
             if not one.kept:
                 lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")

@@ -200,7 +200,7 @@ def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list
     chosen = group(mesh)
     limit = 1e9 if timeout is None else timeout
     if not controller().stopped.wait(limit, lambda: len(chosen.sessions) >= count):
-        raise TimeoutError(f"{len(chosen.sessions)} of {counted(count, 'rank')} have stopped within {limit:g} s")
+        raise TimeoutError(f"{len(chosen.sessions)} of {counted(count, 'rank')} stopped within {limit:g} s")
     return chosen.sessions
 
 

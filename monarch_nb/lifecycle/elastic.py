@@ -22,6 +22,7 @@ from monarch_nb.runtime import (
     resolve_future,
     runtime,
 )
+from monarch_nb.wire import counted
 
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
@@ -74,7 +75,9 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
     places = places_to_go(fewer, _dimension(record), record.name, known)
     going = tuple(known[place] for place in places)
     if len(going) == len(known):
-        raise ValueError(f"{record.name} has {len(known)} hosts: at least one must stay; shutdown() ends them all")
+        raise ValueError(
+            f"{record.name} has {counted(len(known), 'host')}: at least one must stay; shutdown() ends them all"
+        )
     record.giver("shrink")
     shown, names = record.places(going), list[str]()
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from monarch_nb.tensor.propagation import Layout
+from monarch_nb.wire import counted
 
 # One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None.
 Spec = Sequence[str | tuple[str, ...] | None]
@@ -27,8 +28,8 @@ def placements_of(spec: Any, layout: Layout, ndim: int) -> tuple[Placement, ...]
         return _checked(entries, layout, ndim)
     if len(entries) != ndim:
         raise ValueError(
-            f"sharding_spec has {len(entries)} entries, but the tensor has {ndim} dimensions: give one for each, "
-            "None where it is not sharded"
+            f"sharding_spec has {counted(len(entries), 'entry')}, but the tensor has {ndim} dimensions: give one for "
+            "each, None where it is not sharded"
         )
     placements: list[Placement] = [Replicate()] * len(layout.shape)
     for dim, entry in enumerate(entries):

@@ -9,6 +9,8 @@ def counted(number: int, noun: str) -> str:
     """A number and what is counted, in the plural unless there is one: `1 failed call`, `3 meshes`."""
     if number == 1:
         return f"1 {noun}"
+    if noun.endswith("y") and not noun.endswith(("ay", "ey", "oy")):
+        return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}{'es' if noun.endswith(_ENDS_IN_ES) else 's'}"
 
 

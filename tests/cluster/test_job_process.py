@@ -415,7 +415,7 @@ def test_the_current_job_of_a_folder_is_found_by_its_name(folder: Path, monkeypa
     set_current_job("jobs_of_test.job")
     assert repr(load_current_job()) == "<LocalJob a>"
     set_current_job("jobs_of_test.other")
-    with pytest.raises(TypeError, match="is a int, not a job"):
+    with pytest.raises(TypeError, match="is an int, not a job"):
         load_current_job()
     with pytest.raises(ValueError, match=r"module\.attribute"):
         set_current_job("nothing")

@@ -219,7 +219,7 @@ def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
 def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> None:
     with pytest.raises(TrustError, match="needs a key"):
         accept_hosts(1, at=elsewhere)
-    with pytest.raises(AttachError, match=r"0 of 1 hosts have joined .*--dial tcp://HERE:\d+"):
+    with pytest.raises(AttachError, match=r"0 of 1 host joined .*--dial tcp://HERE:\d+"):
         accept_hosts(1, at=elsewhere, key=key, timeout=0.2)
     with pytest.raises(ValueError, match="already"):
         accept_hosts(1, at="tcp://127.0.0.1:1", key=key)

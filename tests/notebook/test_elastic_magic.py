@@ -96,6 +96,6 @@ def test_hosts_come_and_go_from_a_cell_and_two_interrupts_end_the_wait_for_one_t
         assert none_alive([first])
         assert count(nb, "len(where.pid.call().get())") == 1
         refused = nb.run("%mesh elastic hosts=-1").traceback
-        assert "elastic has 1 hosts: at least one must stay" in refused
+        assert "elastic has 1 host: at least one must stay" in refused
     finally:
         nb.run("job.kill()").ok()

@@ -33,7 +33,7 @@ def test_a_spec_names_the_mesh_dimension_that_cuts_each_dimension_of_a_tensor(sp
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (["data"], "1 entries, but the tensor has 2"),
+        (["data"], "1 entry, but the tensor has 2"),
         (["rows", None], "no dimension 'rows'; it has 'data', 'model'"),
         (["data", "data"], "'data' shards two dimensions"),
         ([("model", "data"), None], "the outer one is cut first"),

@@ -14,7 +14,12 @@ BY_HAND = re.compile(r"\ba \{type\(|else 's'\}|else \"s\"\}|\{'s' \* ")
 
 def test_only_one_is_in_the_singular() -> None:
     assert [counted(n, "rank") for n in (0, 1, 2, 1200)] == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
-    assert (counted(2, "mesh"), counted(2, "process")) == ("2 meshes", "2 processes")
+    assert [counted(2, noun) for noun in ("mesh", "process", "entry", "way")] == [
+        "2 meshes",
+        "2 processes",
+        "2 entries",
+        "2 ways",
+    ]
 
 
 def test_articles_go_by_the_first_letter() -> None:
