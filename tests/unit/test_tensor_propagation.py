@@ -169,7 +169,9 @@ def test_ranks_with_different_shards_draw_different_numbers(propagator: Propagat
     assert [plan.program.seeded for plan in (sharded, whole, fixed)] == [(0,), (), None]
 
 
-def test_propagation_leaves_the_process_group_of_the_process_alone(propagator: Propagator) -> None:
+def test_propagation_leaves_the_process_group_of_the_process_alone_and_does_without_when_it_ends(
+    propagator: Propagator,
+) -> None:
     assert not dist.is_initialized()
     store = dist.HashStore()
     dist.init_process_group("gloo", rank=0, world_size=1, store=store)
@@ -179,6 +181,8 @@ def test_propagation_leaves_the_process_group_of_the_process_alone(propagator: P
         assert dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()
+    plan, _, _ = propagator.plan(aten.cumsum.default, (meta(6, 8, placed=COLUMNS), 1))
+    assert [collective.kind for collective in plan.collectives] == ["all_gather_into_tensor"]
 
 
 def test_what_is_a_view_of_a_copy_is_a_copy_of_what_that_was_a_view_of() -> None:
@@ -219,3 +223,36 @@ def test_ways_between_placements_that_are_remembered_are_those_that_a_search_fin
     monkeypatch.setattr(planner, "get_next_state", planner.get_next_state.__wrapped__)
     assert planned() == remembered
     assert "_S(0, 4)" in str(remembered)  # a strided shard
+
+
+@pytest.mark.parametrize(
+    ("func", "front", "back"),
+    [
+        (aten.cumsum.default, (meta(4, 6, placed=COLUMNS), 1), (meta(4, 6, placed=COLUMNS), -1)),
+        (aten.sum.dim_IntList, (meta(4, 6, placed=ROWS), [0, 1]), (meta(4, 6, placed=ROWS), [-2, -1])),
+        (aten.transpose.int, (meta(4, 6, 2, placed=ROWS), 0, 2), (meta(4, 6, 2, placed=ROWS), -3, -1)),
+        (aten.unsqueeze.default, (meta(4, 6, placed=ROWS), 2), (meta(4, 6, placed=ROWS), -1)),
+        (aten.stack.default, ([meta(4, placed=ROWS)] * 2, 1), ([meta(4, placed=ROWS)] * 2, -1)),
+        (aten.cat.default, ([meta(0), meta(4, 6, placed=ROWS)], 0), ([meta(0), meta(4, 6, placed=ROWS)], -2)),
+        (aten.diag_embed.default, (meta(4, placed=ROWS), 0, 0, 1), (meta(4, placed=ROWS), 0, -2, -1)),
+        (aten.diagonal.default, (meta(4, 6, placed=ROWS), 1, 0, 1), (meta(4, 6, placed=ROWS), 1, -2, -1)),
+        (aten.select.int, (meta(4, 6, placed=ROWS), 0, 3), (meta(4, 6, placed=ROWS), -2, -1)),
+        (aten.slice.Tensor, (meta(4, 6, placed=ROWS), 1, 4, 6), (meta(4, 6, placed=ROWS), -1, -2, 1 << 60)),
+        (aten.select_backward.default, (meta(6), (4, 6), 0, 3), (meta(6), (4, 6), -2, -1)),
+        (aten.slice_backward.default, (meta(2, 6), (4, 6), 0, 2, 4, 1), (meta(2, 6), (4, 6), -2, -2, 4, 1)),
+        (aten.unfold_backward.default, (meta(3, 2), (6,), 0, 2, 2), (meta(3, 2), (6,), -1, 2, 2)),
+        (aten.cumsum.default, (meta(), 0), (meta(), -1)),
+        (aten.amax.default, (meta(), [0]), (meta(), [-1])),
+    ],
+)
+def test_dimensions_and_positions_counted_from_the_back_find_the_plan_of_those_counted_from_the_front(
+    propagator: Propagator, func: torch._ops.OpOverload, front: tuple[object, ...], back: tuple[object, ...]
+) -> None:
+    assert propagator.plan(func, back)[0] is propagator.plan(func, front)[0]
+
+
+def test_a_dimension_that_is_out_of_range_is_refused_as_it_was_written(propagator: Propagator) -> None:
+    with pytest.raises(IndexError, match="got -3"):
+        propagator.plan(aten.cumsum.default, (meta(4, 6, placed=ROWS), -3))
+    with pytest.raises(IndexError, match="index -5 out of range"):
+        propagator.plan(aten.select.int, (meta(4, 6, placed=ROWS), 0, -5))

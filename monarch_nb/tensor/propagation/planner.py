@@ -94,6 +94,8 @@ class Planner:
         if not self._worlds:
             with torch._C.DisableTorchFunction():
                 self._worlds = [World(self._layout, rank) for rank in dict.fromkeys((0, self._layout.size - 1))]
+        for world in self._worlds:
+            world.register()
 
     def _reshaped(self, operation: Operation) -> Plan:
         """What changes the shape of a tensor in place makes another view of it, which its handle then stands for."""

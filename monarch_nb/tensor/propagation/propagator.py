@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .counting import counted_from_front
 from .errors import PropagationError
 from .lines import user_line
 from .meta import Layout, Meta, Placements
@@ -122,6 +123,9 @@ class Propagator:
             )
         return known
 
+    def _shape(self, value: object) -> tuple[int, ...] | None:
+        return value.meta.shape if isinstance(value, self._leaf) else None  # type: ignore[attr-defined]
+
     def _planned(
         self,
         func: torch._ops.OpOverload,
@@ -130,6 +134,9 @@ class Propagator:
         leaves: Sequence[object],
         scalars: Sequence[object],
     ) -> Plan:
+        counted = counted_from_front(func, args, kwargs, self._shape)
+        if counted is not None:
+            return self.plan(func, *counted)[0]
         slots, numbers = iter(range(len(leaves))), iter(range(len(scalars)))
         free = self._free(func)
 

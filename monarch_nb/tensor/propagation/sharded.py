@@ -55,7 +55,7 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
         raise Unfit("its inputs are needed whole")
     if operation.packet in _INDEXED and any(meta.dtype in (torch.bool, torch.uint8) for meta in operation.metas[1:]):
         raise Unfit("a mask among its indices says nothing of how many there are")
-    operation = _counted_from_the_front(_with_all_dims(operation))
+    operation = _with_all_dims(operation)
     if operation.func in _WHOLE_CALLS:
         return _called(operation, leaves, worlds)
     sharding = _asked(operation, worlds[0])
@@ -78,16 +78,6 @@ def _with_all_dims(operation: Operation) -> Operation:
     assert isinstance(given, Slot)
     every = list(range(len(operation.metas[given.register].shape)))
     return replace(operation, args=(given, every, *operation.args[2:])) if every else operation
-
-
-def _counted_from_the_front(operation: Operation) -> Operation:
-    """The operation with a dimension that is not counted from the back, which rules for these do not see through."""
-    if operation.packet not in ("select_backward", "slice_backward"):
-        return operation
-    grad, sizes, dim, *others = operation.args
-    if not isinstance(dim, int) or dim >= 0 or not isinstance(sizes, list | tuple):
-        return operation
-    return replace(operation, args=(grad, sizes, dim + len(sizes), *others))
 
 
 def _asked(operation: Operation, world: World) -> OutputSharding:

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, _register_process_group
+from torch._C._distributed_c10d import (
+    FakeProcessGroup,
+    HashStore,
+    ProcessGroup,
+    _register_process_group,
+    _resolve_process_group,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
@@ -87,12 +93,23 @@ class World:
             _rank=rank,
         )
         self.dims: dict[str, str] = {}  # name of a group -> name of its mesh dimension
+        self._groups: dict[GroupName, ProcessGroup] = {}
         for dim, size in enumerate(layout.shape):
             name = GroupName(f"monarch-imagined-{next(_numbers)}")
-            mesh._pg_registry[name] = _fake_group(name, mesh.get_local_rank(dim), size, layout.device)
+            self._groups[name] = mesh._pg_registry[name] = _fake_group(
+                name, mesh.get_local_rank(dim), size, layout.device
+            )
             self.dims[name] = layout.names[dim]
         mesh._dim_group_names = [*map(GroupName, self.dims)]
         self._known: dict[Meta, DTensor] = {}
+
+    def register(self) -> None:
+        """Has PyTorch know the groups by their names, also when `destroy_process_group()` has made it forget all."""
+        for name, group in self._groups.items():
+            try:
+                _resolve_process_group(name)
+            except RuntimeError:
+                _register_process_group(name, group)
 
     def whole(self, meta: Meta) -> torch.Tensor:
         """A fake tensor with the global shape."""

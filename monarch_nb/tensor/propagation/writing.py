@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
+from .counting import counted_from_front
 from .draft import Draft
 from .meta import Placements
 from .operation import Operation, slots
@@ -31,6 +32,7 @@ class Writer:
 
     def all(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> list[Slot]:
         """All results."""
+        args, kwargs = counted_from_front(func, args, kwargs, self._shape) or (args, kwargs)
         registers = [*slots(list(args)), *slots(list(kwargs.values()))]
         numbers = iter(range(len(registers)))
 
@@ -71,6 +73,9 @@ class Writer:
     def placements(self, slot: Slot) -> Placements:
         """How it lies."""
         return self._draft.metas[slot.register].placements
+
+    def _shape(self, given: object) -> tuple[int, ...] | None:
+        return self.shape(given) if isinstance(given, Slot) else None
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """Its global shape."""
