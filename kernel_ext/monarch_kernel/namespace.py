@@ -123,8 +123,7 @@ class Namespace:
         """Meshes that some object holds, however deep inside others; what IPython keeps of past outputs aside."""
         gc.collect()  # a mesh and its endpoints refer to each other
         outputs = {id(value) for value in self._shell.user_ns.get("_oh", {}).values()}
-        found = (value for value in gc.get_objects() if type(value) in (ProcMesh, ActorMesh))
-        return {state_of(mesh).uid for mesh in found if id(mesh) not in outputs}
+        return {uid for uid, state in self.meshes().items() if not outputs.issuperset(map(id, state.handles.values()))}
 
 
 def mesh_in(value: Any) -> Mesh | None:

@@ -20,6 +20,7 @@ class Handle(MeshTrait, Generic[S]):
     def __init__(self, state: S, region: Region) -> None:
         """With the record's own region it is the whole mesh, which follows it as it grows and shrinks."""
         self._state = state
+        state.handles[id(self)] = self
         self.__region = None if region is state.region else region
 
     @property

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
@@ -64,6 +65,7 @@ class MeshState(Struct, eq=False):
     coming: Region | None = None  # what it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
     born: Birth | None = None  # how it was spawned; kept at home for heal
+    handles: WeakValueDictionary[int, object] = field(default_factory=WeakValueDictionary)  # in this process, by id
 
     def __post_init__(self) -> None:
         self.name = harmless(self.name)

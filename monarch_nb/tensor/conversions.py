@@ -20,6 +20,8 @@ def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
 def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Another handle of the same tensor."""
     tensor = args[0]
+    if tensor.requires_grad and tensor.is_leaf:
+        tensor.reference.stream.held.note_leaf(tensor.reference.number, tensor)
     return MeshTensor(tensor.meta, tensor.reference)
 
 

@@ -232,6 +232,9 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
         stream.come_back()
     numbers = [tensor.reference.number for tensor in given]
     held = stream.held
+    for tensor in given:
+        if tensor.requires_grad and tensor.is_leaf:
+            held.note_leaf(tensor.reference.number, tensor)
     if held.gone:
         held.refuse_gone(numbers)
     if plan.notices:

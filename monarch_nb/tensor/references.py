@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from torch.utils.weak import TensorWeakRef
+
 from monarch_nb.tensor.batch import Item
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
@@ -82,6 +84,7 @@ class Held:
         self.ended: deque[LiveEntry] = deque()  # of what nobody refers to any more
         self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
         self.stale: dict[int, Copied] = {}  # what is to be made again before it is used
+        self.leaves: dict[int, TensorWeakRef] = {}  # handles that gather gradients, from their first operation on
         self.next = count(1).__next__  # numbers
         self._freeing = threading.RLock()  # a finalizer may issue operations
 
@@ -96,6 +99,12 @@ class Held:
         reference = Reference(stream, self.next())
         self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
         return reference
+
+    def note_leaf(self, number: int, handle: Any) -> None:
+        """A handle takes part in an operation, and gathers gradients."""
+        known = self.leaves.get(number)
+        if known is None or known.ref() is not handle:
+            self.leaves[number] = TensorWeakRef(handle)
 
     def is_alone(self, reference: Reference) -> bool:
         """Whether nothing else that is held shows the same memory."""
@@ -119,6 +128,7 @@ class Held:
                     self.aside.pop(number, None)
                 self.gone.pop(number, None)
                 self.stale.pop(number, None)
+                self.leaves.pop(number, None)
                 if ended and ended[0] is entry:
                     ended.popleft()
 

@@ -1,6 +1,7 @@
 """Compiled steps on two real processes: the same values as without, from one message, and what is said where not."""
 
 import copy
+import gc
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -327,3 +328,29 @@ def test_what_a_step_keeps_must_be_returned(mesh: Mesh) -> None:
     run(x)
     with pytest.warns(CompileWarning, match=r"keeps what aten.add.Tensor has made[\s\S]*kept.append\(x \+ 1\)"):
         run(x)
+
+
+def test_leaves_are_known_by_their_use_however_deep_they_are_and_go_with_their_tensor(mesh: Mesh) -> None:
+    hidden = [[[[[{"weight": mesh.ones(4).requires_grad_()}]]]]]  # deeper than a step is looked into
+    number = hidden[0][0][0][0][0]["weight"].reference.number
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight = hidden[0][0][0][0][0]["weight"]
+        weight.grad = None
+        loss = (x * weight).sum()
+        loss.backward()
+        return loss.detach()
+
+    run = monarch_nb.compile(step)
+    x = mesh.full((4,), 3.0)
+    assert number not in mesh.stream.held.leaves
+    for _ in range(4):
+        run(x)
+    assert (run.programs, run.calls) == (1, 2)
+    assert hidden[0][0][0][0][0]["weight"].grad.tolist() == [3.0] * 4
+    assert number in mesh.stream.held.leaves
+    del run, step
+    hidden.clear()
+    gc.collect()
+    mesh.synchronise()
+    assert number not in mesh.stream.held.leaves
