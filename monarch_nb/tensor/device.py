@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ProcMesh
+from monarch_nb.tensor.seeds import mixed
 from monarch_nb.tensor.stream import Stream
 
 NAME = "mesh"
@@ -25,6 +26,7 @@ _open: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
+_seeded = (0, 0)  # torch's seed, and how many meshes have begun since it was set
 
 
 class MeshModule(types.ModuleType):
@@ -71,6 +73,8 @@ class MeshModule(types.ModuleType):
 
     def manual_seed_all(self, seed: int) -> None:
         """`torch.manual_seed` came by: random operations on all meshes follow from it."""
+        global _seeded
+        _seeded = (seed, 0)
         for stream in tuple(_streams.values()):
             stream.reseed(seed)
 
@@ -137,9 +141,21 @@ def occupy(stream: Stream, procs: ProcMesh) -> None:
     """From now on the stream's device means the stream; the current one is it, unless another one is entered."""
     global _latest
     _open[stream] = procs
+    stream.reseed(_first_seed())
     if stream.device.type == NAME:
         _streams[stream.device.index] = stream
     _latest = weakref.ref(stream)
+
+
+def _first_seed() -> int:
+    """What random operations on a new mesh follow from: torch's seed. Of several meshes since it was set, each draws
+    other numbers."""
+    global _seeded
+    seed, before = torch.initial_seed(), 0
+    if _seeded[0] == seed:
+        before = _seeded[1]
+    _seeded = (seed, before + 1)
+    return mixed(seed, before) if before else seed
 
 
 def streams() -> list[tuple[Stream, ProcMesh]]:

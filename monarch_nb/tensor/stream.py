@@ -71,7 +71,7 @@ class Stream:
         self.watcher: Watcher | None = None
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations of whose cost the user was told
-        self.seed = 0  # of the random operations to come
+        self.seed = 0  # of the random operations to come, in 63 bits
         self.drawn = 0  # random operations since it was set
         self.quiet = True  # nothing waits to be sent
         self.lost: str | None = None  # why its tensors are gone
@@ -141,7 +141,7 @@ class Stream:
 
     def reseed(self, seed: int) -> None:
         """Random operations from now on follow from this number."""
-        self.seed, self.drawn = seed, 0
+        self.seed, self.drawn = seed % (1 << 63), 0
 
     def hold(self, meta: Meta, where: Place | None) -> Reference:
         """A reference to a tensor that the next command makes."""

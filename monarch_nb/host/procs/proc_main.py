@@ -5,14 +5,13 @@ import contextlib
 import faulthandler
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
 from monarch_nb.host.procs.channel import AgentChannel
@@ -135,12 +134,24 @@ def _default_signals() -> None:
 
 
 def _reseed() -> None:
-    """Give each fork randomness of its own where a fresh process would have it. torch's default seed is a constant in
-    fresh processes too, and nothing has drawn from it."""
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    """Give each fork the randomness of a fresh process: what the template imported has seeded its generators there.
+
+    Devices other than the processor seed theirs when a process first uses them. torch is asked for its generator, since
+    `torch.seed` would set the devices to one seed.
+    """
+    for name, reseed in _GENERATORS.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            reseed(module)
+
+
+# What seeds the generators that a module has made when it was imported: of Python, and of all that a template imports.
+_GENERATORS: dict[str, Callable[[Any], object]] = {
+    "random": lambda module: module.seed(),
+    "numpy.random": lambda module: module.seed(),
+    "torch": lambda module: module.default_generator.seed(),
+    "sympy.core.random": lambda module: module.seed(),
+}
 
 
 def _restore_threads() -> None:

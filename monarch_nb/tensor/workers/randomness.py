@@ -2,6 +2,7 @@
 
 A CPU mesh has no random state of its own in PyTorch: with equal seeds all shards would draw the same numbers. So each
 random operation is seeded by itself, from the number that the controller gave it and the shard that this worker holds.
+The process's generators are borrowed for that: its own code, in cells and actors, draws on from where it was.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,16 +10,34 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-_ODD = 0x9E3779B97F4A7C15
-_WORD = (1 << 64) - 1
+from monarch_nb.tensor.seeds import mixed
 
 
-def mixed(seed: int, shard: int) -> int:
-    """A seed of its own for each shard (the step of splitmix64), in 63 bits."""
-    value = (seed + (shard + 1) * _ODD) & _WORD
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
-    return (value ^ (value >> 31)) >> 1
+class Borrowed:
+    """The process's generators while random operations of a mesh use them."""
+
+    def __init__(self) -> None:
+        self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def seed(self, value: int, *, cuda: bool) -> None:
+        """Seeds them for one operation; their states are kept at the first of several."""
+        generators = [torch.default_generator]
+        if cuda:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        if not self._states:
+            self._states = [(generator, generator.get_state()) for generator in generators]
+        for generator in generators:
+            generator.manual_seed(value)
+
+    def give_back(self) -> None:
+        """Puts them back as the process's own code left them."""
+        states, self._states = self._states, []
+        for generator, state in states:
+            generator.set_state(state)
+
+
+BORROWED = Borrowed()  # those of this process
 
 
 def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
@@ -32,9 +51,6 @@ def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
     cuda = mesh.device_type == "cuda"
 
     def seed(number: int) -> None:
-        value = mixed(number, shard)
-        torch.default_generator.manual_seed(value)
-        if cuda:
-            torch.cuda.manual_seed(value)
+        BORROWED.seed(mixed(number, shard), cuda=cuda)
 
     return seed

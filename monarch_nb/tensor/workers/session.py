@@ -36,6 +36,7 @@ from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import empty, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
+from monarch_nb.tensor.workers.randomness import BORROWED
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
 from monarch_nb.wire import format_exception
 
@@ -113,6 +114,7 @@ class Session:
                 self._go_through(numbers, at, waiting, values)
         finally:
             self._runs = False
+            BORROWED.give_back()
         return self._failures, values
 
     def _execute(self, numbers: Sequence[Number], waiting: deque[Any], values: list[Any]) -> int:
@@ -252,6 +254,7 @@ class Session:
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Parts():
+                BORROWED.give_back()
                 with self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
             case Cell():
@@ -262,6 +265,7 @@ class Session:
             case Trace():
                 self.env[command.number] = Replay(command, self._mesh, self._stopwatch)
             case Run():
+                BORROWED.give_back()
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
                 with torch.enable_grad(), self._interruptible():
