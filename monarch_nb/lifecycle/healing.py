@@ -150,11 +150,14 @@ class MeshHealer:
         for host in {state.layout.host_of(rank) for rank, _ in incarnations}:
             self._await_host(host, _RETURN_S)
         _renew(state, incarnations)
-        ready = start(self._engine, state, incarnations)
-        if state.stopped is not None:  # meanwhile: what was just asked for may have come after the stop
-            self._stopper.again(state)
-        elif not _wanted(state, incarnations):
-            self._stopper.stop(state, _GIVEN_UP, region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations)))
+        try:
+            ready = start(self._engine, state, incarnations)
+        finally:  # a stop in its midst makes it fail when some agents have been asked already
+            if state.stopped is not None:  # what was just asked for may have come after the stop
+                self._stopper.again(state)
+            elif not _wanted(state, incarnations):
+                ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
+                self._stopper.stop(state, _GIVEN_UP, ranks)
         ready.get()
         if state.born is not None:
             state.born.initialized = resolved_future(True)

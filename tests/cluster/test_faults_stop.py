@@ -109,6 +109,31 @@ def test_stop_during_a_heal(host: Any, impatient: None, tmp_path: Any) -> None:
     still_works(host)
 
 
+class StopsWhenRead(tuple[dict[str, str | None], ...]):
+    """The environments of a mesh that is stopped, as a whole, once they are read for a heal."""
+
+    procs: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        self.procs.stop().get(SOON)
+        return super().__getitem__(index)
+
+
+def test_stop_just_before_a_heal_asks_for_processes_leaves_none(host: Any, impatient: None) -> None:
+    """Whatever is left is found by the fixture that looks after each test."""
+    with spawned(host, name="between") as procs:
+        actors = procs.spawn("between", Worker)
+        pids = actors.pid.call().get(SOON).values()
+        kill(pids[1])
+        with pytest.raises(SupervisionError):
+            actors.pid.call().get(SOON)
+        procs._state.born.env = env = StopsWhenRead(procs._state.born.env)
+        env.procs = procs
+        with pytest.raises(RuntimeError, match="was stopped while it was being healed"):
+            host_healer().heal(actors._state, actors._region).get(SOON)
+    still_works(host)
+
+
 def host_healer() -> Any:
     from monarch_nb.lifecycle.healing import MeshHealer
     from monarch_nb.runtime import runtime
