@@ -27,7 +27,7 @@ from monarch_nb.host.preemption import END, Preemption
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
 from monarch_nb.host.procs.liveness import LivenessMonitor
-from monarch_nb.host.procs.reaper import end_descendants
+from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_early
 from monarch_nb.host.protocol import Exited, Ready, Started
@@ -120,7 +120,7 @@ class Agent:
             self._service.keeper.agent_ends("its host agent was ended")
             self._children.close()
             self._node.close(_LINGER_S)
-            end_descendants()
+            end_all_descendants()  # templates leave some of theirs to this process when they end
             if not self._options.keep_folder:
                 folders.remove_run_folder(self._folder)
 

@@ -25,6 +25,8 @@ _STALE_AFTER_S = 1.0
 _chosen: dict[str, Path] = {}  # by host: those there are sockets in already
 _held: dict[Path, int] = {}  # folders that this process uses: descriptors that hold the locks
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
+_ENDING = ".ending-"  # follows the name of a folder that is being removed
+_REMOVALS = 5
 _PATIENCE_S = 5.0  # for another process to remove what was left there
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -199,8 +201,24 @@ def clear_run_folder(path: Path, keep: str) -> None:
 def remove_run_folder(path: Path) -> None:
     """Remove the folder with all it holds, if it is this user's own; never raises."""
     if is_private(path):
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     release(path)
+
+
+def _remove(path: Path) -> None:
+    """Takes its name from the folder first: what still starts or ends there can put nothing new into it.
+
+    Else one file that is made between the listing and the end of the removal keeps all of it.
+    """
+    ending = path.with_name(f"{path.name}{_ENDING}{secrets.token_hex(3)}")
+    try:
+        path.rename(ending)
+    except OSError:
+        ending = path
+    for _ in range(_REMOVALS):  # by a descriptor something may still be made in it
+        shutil.rmtree(ending, ignore_errors=True)
+        if not os.path.lexists(ending):
+            return
 
 
 def _deserted(path: Path) -> bool:
@@ -246,7 +264,7 @@ def _swept(path: Path) -> bool:
         agent = _hold(folder)
         if not _deserted(path):
             return False
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     except OSError:
         return False
     finally:

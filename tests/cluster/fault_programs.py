@@ -115,6 +115,22 @@ def killed_at_the_start(stage: str) -> None:
         spawn(1)
 
 
+def killed_at_a_call(number: str) -> None:
+    """Is killed at the so-manieth function call of its start, on whatever thread; says how many there were if it lives."""
+    count = itertools.count()
+    last = int(number)
+
+    def look(_frame: object, event: str, _arg: object) -> None:
+        if event == "call" and next(count) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    spawn(1)
+    sys.setprofile(None)
+    say("calls", next(count))
+
+
 # -- to be interrupted -----------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,33 @@ def test_an_agent_whose_controller_is_killed_while_it_starts_leaves_nothing(mill
     wait_until(lambda: set(own_place.iterdir()) <= before)
 
 
+@pytest.fixture(scope="module")
+def calls() -> int:
+    """How many functions a controller calls until its first processes are being started."""
+    with Program("killed_at_a_call", -1) as program:
+        number = int(program.line("calls"))
+        assert program.end() == 0
+    return number
+
+
+@pytest.mark.parametrize(
+    "part", [0.5, 0.8, *(pytest.param(twentieth / 20, marks=pytest.mark.slow) for twentieth in range(20))]
+)
+def test_a_controller_that_is_killed_anywhere_in_its_start_leaves_nothing_to_the_next(
+    part: float, calls: int, own_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(own_place.iterdir())
+    with Program("killed_at_a_call", int(part * calls)) as program:
+        assert program.end() == -signal.SIGKILL
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
+
+    def nothing() -> bool:
+        folders.sweep(own_place)  # as the next start does
+        return set(own_place.iterdir()) <= before
+
+    wait_until(nothing)
+
+
 def test_a_folder_that_was_made_for_an_agent_which_never_began_is_swept(
     own_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

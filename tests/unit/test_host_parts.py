@@ -1,9 +1,11 @@
 """The parts of a host agent that need no process."""
 
 import contextlib
+import itertools
 import os
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +197,38 @@ def test_sweeping_removes_only_old_folders_that_nobody_holds(tmp_path: Path) -> 
     assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["held", "used", "young"]
     os.close(fd)
     folders.remove_run_folder(used)
+
+
+def test_a_folder_goes_while_others_still_make_files_in_it(tmp_path: Path) -> None:
+    over = threading.Event()
+    refused = threading.Event()
+    folder = folders.run_folder_for("busy", tmp_path)
+
+    def make() -> None:
+        for number in itertools.count():
+            try:
+                (folder / "logs" / f"{number}").touch()
+                (folder / f"{number}").touch()
+            except FileNotFoundError:
+                refused.set()
+            if over.is_set():
+                return
+
+    makers = [threading.Thread(target=make) for _ in range(2)]
+    try:
+        for _ in range(20):
+            refused.clear()
+            folders.make_run_folder(folder)
+            for maker in makers:
+                if maker.ident is None:
+                    maker.start()
+            folders.remove_run_folder(folder)
+            assert list(tmp_path.iterdir()) == []
+            assert refused.wait(10)
+    finally:
+        over.set()
+        for maker in makers:
+            maker.join()
 
 
 @pytest.mark.parametrize("listening", [True, False])
