@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from monarch_nb.runtime import WouldBlockRuntime
+from monarch_nb.runtime import Future, WouldBlockRuntime, when_done
 
 T = TypeVar("T")
 _NAME = "monarch-tasks"
@@ -166,6 +166,18 @@ class Shared(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         return asyncio.wrap_future(self._future).__await__()
+
+
+def shared_when(value: T, done: "Future[Any]") -> Shared[T]:
+    """A value that is there once a future is done; its error if that fails."""
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception(0)
+        answer.set_result(value) if error is None else answer.set_exception(error)
+
+    when_done(done, settle)
+    return Shared(answer)
 
 
 class Handle(Generic[T]):

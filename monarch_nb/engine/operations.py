@@ -176,6 +176,18 @@ class ProcessOperations:
 
         return self._engine.feature(METRICS).of_mesh(mesh)
 
+    def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
+        """The processes in which the actors of a mesh, or of a slice, live."""
+        from monarch_nb.mesh import ProcMesh
+
+        return ProcMesh(state_of(actors).procs, region_of(actors))
+
+    def shared(self, mesh: Any, initialized: Future[Any]) -> Any:
+        """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
+        from monarch_nb.compat.tasks import shared_when
+
+        return shared_when(mesh, initialized)
+
 
 def set_log_level(state: ProcState, rank: int, level: int) -> None:
     """Tells one process of a mesh from which level on it writes records of `logging`. Does not block."""

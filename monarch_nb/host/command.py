@@ -24,8 +24,11 @@ class BootstrapCommand:
     env: Mapping[str, str | None] = field(default_factory=dict)
     inherit_env: bool = True
 
+    def __post_init__(self) -> None:
+        check_environment(self.env, "bootstrap_command")
+
     def with_env(self, env: Mapping[str, str | None]) -> "BootstrapCommand":
-        """A copy with `env` laid over its environment."""
+        """A copy with `env` laid over its environment. Raises TypeError for values that are no text."""
         return replace(self, args=list(self.args), env={**self.env, **env})
 
     def _launch(self) -> Launch:
@@ -40,6 +43,13 @@ class BootstrapCommand:
         if not self.program:
             raise ValueError("bootstrap_command: it names no program")
         return Launch(self.program, self.arg0, tuple(self.args), dict(self.env), self.inherit_env)
+
+
+def check_environment(env: Mapping[str, str | None], what: str) -> None:
+    """Raises TypeError where a name or a value is no text; None, which removes a variable, may be a value."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+            raise TypeError(f"{what}: the environment takes text, and {name!r}: {value!r} is not; str() makes it")
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:

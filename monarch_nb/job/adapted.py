@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from monarch_nb.host.command import check_environment
 from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, EngineError, JobAdapter, Running, mesh_of
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
@@ -59,6 +60,7 @@ class AdapterJob(JobTrait):
     ) -> None:  # fmt: skip
         super().__init__()
         self._kind = kind
+        check_environment(env or {}, f"{type(self).__name__}(env=...)")
         self._env = dict(env or {})
         self._options = dict(options or {})
         self._patience = patience

@@ -54,6 +54,10 @@ class ActorMesh(Handle[ActorState], Generic[A]):
     def _name(self) -> Future[str]:
         return resolved_future(MeshName(self._state.name, self._state.uid))
 
+    @property
+    def _proc_mesh(self) -> Any:
+        return operations().procs_of(self)  # torchmonarch's programs look there
+
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the actors after their current messages; that is no failure. The future resolves when all have."""
         return operations().stop(self._state, reason, self._region)

@@ -73,4 +73,4 @@ def part_of(mesh: H, region: Region) -> H:
 
 def as_it_is(mesh: H) -> H:
     """The ranks that a mesh has now, and no others when it grows or shrinks."""
-    return mesh._new_with_region(mesh._region.slice())
+    return mesh._new_with_region(mesh._region.sliced())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from monarch_nb.host.command import BootstrapCommand, launches
+from monarch_nb.host.command import BootstrapCommand, check_environment, launches
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
@@ -103,6 +103,10 @@ class HostMesh(MeshTrait):
         return None if self._record.ended else self
 
     @property
+    def _hy_host_mesh(self) -> Any:
+        return operations().shared(self, self.initialized)  # torchmonarch's programs look there
+
+    @property
     def python(self) -> str | None:
         """The interpreter that its processes run with; None is that of this process."""
         return self._python
@@ -134,7 +138,8 @@ class HostMesh(MeshTrait):
         process's main thread before any actor is made there. `proc_bind` holds, for each process of a host, what it is
         bound to: numactl's cpunodebind, membind, physcpubind, or cpus. `bootstrap_command`, or what it returns for the
         place of a process, is run in place of the default command.
-        Raises ValueError for dimensions that clash or sizes that are not positive.
+        Raises ValueError for dimensions that clash or sizes that are not positive, TypeError for an environment that
+        is not all text.
         """
         self._check_usable()
         dims = dict(per_host or {})
@@ -147,6 +152,7 @@ class HostMesh(MeshTrait):
                 f"per_host: {', '.join(clash)} is a dimension of the hosts already ({', '.join(self._region.labels)}); "
                 f"use another name, or rename the host mesh's"
             )
+        check_environment(env or {}, "spawn_procs(env=...)")
         extent = Extent((*self._region.labels, *dims), (*self._region.ndslice.sizes, *dims.values()))
         per = Extent(tuple(dims), tuple(dims.values())).nelements
         if proc_bind is not None and len(proc_bind) != per:

@@ -110,6 +110,12 @@ class Operations(Protocol):
     def metrics(self, mesh: Handle[Any]) -> Any:
         """What actors have told with `monarch.telemetry.log`."""
 
+    def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
+        """The processes in which the actors of a mesh, or of a slice, live."""
+
+    def shared(self, mesh: Any, initialized: Future[Any]) -> Any:
+        """What torchmonarch's programs have a mesh behind: `block_on` and `poll` give it once it is initialized."""
+
 
 def operations() -> Operations:
     """Those of this process; it becomes a controller if it is nothing yet."""

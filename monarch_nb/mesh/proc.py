@@ -64,6 +64,15 @@ class ProcMesh(Handle[ProcState]):
         return cast("Future[Literal[True]]", born.initialized) if born is not None else resolved_future(True)
 
     @property
+    def region(self) -> Region:
+        """The labels, sizes and ranks of the processes."""
+        return self._region
+
+    @property
+    def _proc_mesh(self) -> Any:
+        return operations().shared(self, self.initialized)  # torchmonarch's programs look there
+
+    @property
     def host_mesh(self) -> "HostMesh":
         """The hosts of a mesh of one process. Raises NotImplementedError for larger ones."""
         from monarch_nb.mesh.host import HostMesh
@@ -132,19 +141,22 @@ class ProcMesh(Handle[ProcState]):
         """Sets how the output of these processes is shown here: not at all, or each line with the rank it comes from.
 
         Without `stream_to_client` it stays as usual: in a notebook shown in the cells, in a script written as it comes.
-        Lines of `aggregate_window_sec` seconds are gathered, and equal ones shown once. `level` is from where on
-        records of `logging` are written in the processes, healed ones too.
-        Raises RuntimeError for a window without streaming, ValueError for a level outside of 0 to 255.
+        Lines of `aggregate_window_sec` seconds are gathered, and equal ones shown once; 0 gathers none, as None does.
+        `level` is from where on records of `logging` are written in the processes, healed ones too.
+        Raises RuntimeError for a window without streaming, ValueError for a negative one and for a level outside of 0
+        to 255.
         """
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
                 "logging_option: aggregate_window_sec needs stream_to_client=True, else nothing is shown"
             )
-        if aggregate_window_sec is not None and not aggregate_window_sec > 0:
-            raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be positive, or None")
+        if isinstance(aggregate_window_sec, bool) or not isinstance(aggregate_window_sec, int | float | None):
+            raise TypeError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} is no number of seconds")
+        if aggregate_window_sec is not None and not aggregate_window_sec >= 0:
+            raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be 0 or more, or None")
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
-        await asyncio.to_thread(operations().show_output, self, stream_to_client, aggregate_window_sec, level)
+        await asyncio.to_thread(operations().show_output, self, stream_to_client, aggregate_window_sec or None, level)
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""

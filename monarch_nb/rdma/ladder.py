@@ -45,7 +45,7 @@ LADDER: dict[str, Callable[[End], Mover]] = {
     "local": lambda end: Local(end.address, end.regions),
     "cross-memory": lambda end: CrossMemory(),
     "nixl": lambda end: Nixl(end.fabric, end.lessor, lambda: "nixl" in movers_named()),
-    "streams": lambda end: Streams(end.dial, lambda: settings.rdma_tcp_fallback_parallelism),
+    "streams": lambda end: Streams(end.dial, lambda: max(1, settings.rdma_tcp_fallback_parallelism)),
     "messages": lambda end: Messages(end.ask),
 }
 

@@ -33,12 +33,21 @@ class Port(Generic[T]):
     """Sends values to the receiver it was opened with, from any process, in order.
 
     With `return_undeliverable` a value that cannot be delivered goes to `_handle_undeliverable_message` of its sender.
+    One that was opened with `once` sends one value: another raises RuntimeError, also where it was sent to meanwhile.
     """
 
-    def __init__(self, address: str, number: int, return_undeliverable: bool = True) -> None:
+    def __init__(self, address: str, number: int, return_undeliverable: bool = True, once: bool = False) -> None:
         self._address = address
         self._number = number
         self.return_undeliverable = return_undeliverable
+        self._once = once
+        self._used = False
+
+    def _use(self) -> None:
+        """A value is about to be sent."""
+        if self._once and self._used:
+            raise RuntimeError(f"port {self._number} of {self._address} takes one value (once=True), and has been used")
+        self._used = True
 
     def _send(self, status: Status, frames: list[Any]) -> None:
         sender = process()
@@ -64,15 +73,22 @@ class Port(Generic[T]):
         return Header(Kind.CALL, "", self._address, port=self._number, index=answer.index, call=answer.call)
 
     def send(self, obj: T) -> None:
-        """Sends one value; does not wait for it to arrive."""
-        self._send(Status.VALUE, encode(obj, process()))
+        """Sends one value; does not wait for it to arrive. Raises RuntimeError for a second one of a once-port."""
+        frames = encode(obj, process())
+        self._use()
+        self._send(Status.VALUE, frames)
 
     def exception(self, obj: BaseException) -> None:
-        """Makes the receiver's next `recv` raise `obj`, an error."""
-        self._send(Status.EXCEPTION, encode_exception(obj))
+        """Makes the receiver's next `recv` raise `obj`. Raises TypeError for what is no exception."""
+        if not isinstance(obj, BaseException):
+            raise TypeError(f"a port's exception must be an exception, not {type(obj).__name__}: send() sends values")
+        frames = encode_exception(obj)
+        self._use()
+        self._send(Status.EXCEPTION, frames)
 
     def __reduce__(self) -> Any:
-        return Port, (self._address, self._number, self.return_undeliverable)
+        state = {"_used": True} if self._once and self._used else None
+        return Port, (self._address, self._number, self.return_undeliverable, self._once), state
 
     def __repr__(self) -> str:
         return f"<Port {self._number} of {self._address}>"
@@ -111,6 +127,7 @@ class _Queue:
         # A receive that was given up does not eat a value.
         self._claims: deque[tuple[weakref.ref[Future[Any]], bool]] = deque()
         self._once = once
+        self._taken = False  # its only value was received
         self.number = receiver.ports.open(_OpenPort(self))
         self._close = functools.partial(receiver.ports.close, self.number)
 
@@ -143,18 +160,41 @@ class _Queue:
                 reference, ranked = self._claims.popleft()
             claim = reference()
             if claim is not None and _give(claim, ranked, header.index, value):
+                self._took()
                 return
 
     def claim(self, future: Future[Any], ranked: bool) -> None:
         """The next value belongs to this future."""
         with self._lock:
-            if not self._values:
-                self._claims.append((weakref.ref(future), ranked))
-                return
-            rank, value = self._values.popleft()
+            refused = self._taken
+            if not refused:
+                if not self._values:
+                    self._claims.append((weakref.ref(future), ranked))
+                    return
+                rank, value = self._values.popleft()
+        if refused:
+            self._refuse(future)
+            return
         if not _give(future, ranked, rank, value):  # it was cancelled just now
             with self._lock:
                 self._values.appendleft((rank, value))
+            return
+        self._took()
+
+    def _took(self) -> None:
+        """A value was received: of a once-port there comes no other for those who wait, now or later."""
+        if not self._once:
+            return
+        with self._lock:
+            self._taken = True
+            waiting = [reference() for reference, _ in self._claims]
+            self._claims.clear()
+        for future in waiting:
+            if future is not None:
+                self._refuse(future)
+
+    def _refuse(self, future: Future[Any]) -> None:
+        future._fail(ValueError(f"port {self.number} takes one value (once=True), which was received already"))
 
     def __del__(self) -> None:
         self._close()
@@ -263,10 +303,10 @@ class Channel(Generic[T]):
     def open(once: bool = False) -> "tuple[Port[T], PortReceiver[T]]":
         """A port to give away, and the receiver that stays here."""
         queue = _Queue(once)
-        return Port(process().address, queue.number), PortReceiver(queue)
+        return Port(process().address, queue.number, once=once), PortReceiver(queue)
 
     @staticmethod
     def open_ranked(once: bool = False) -> "tuple[Port[T], RankedPortReceiver[T]]":
         """Like `open`, with the sender's rank beside each value."""
         queue = _Queue(once)
-        return Port(process().address, queue.number), RankedPortReceiver(queue)
+        return Port(process().address, queue.number, once=once), RankedPortReceiver(queue)

@@ -102,10 +102,25 @@ class AcceptedArgs(TypedDict, total=False):
     use_direct_spawn: Annotated[bool, False]
 
 
+AT_LEAST_ONE = frozenset(
+    {
+        "max_cast_fanout",
+        "rdma_max_nics_per_buffer",
+        "rdma_min_stripe_size_kb",
+        "rdma_qps_per_cq",
+        "rdma_qps_per_peer",
+        "sequencer_max_locked_keys",
+        "tokio_worker_threads",
+    }
+)
+"""Counts of which 0 is refused, as there."""
+
+
 def accepted() -> Iterator[Setting[Any]]:
     """These keys."""
     for name, annotation in AcceptedArgs.__annotations__.items():
         given, default, *env = get_args(annotation)
         kind = _KINDS[given]
         kept = round(default * SECOND) if kind == "duration" else default
-        yield Setting(kind, kept, name=name, optional=default is None, env=tuple(env))
+        least = int(name in AT_LEAST_ONE)
+        yield Setting(kind, kept, name=name, optional=default is None, env=tuple(env), least=least)

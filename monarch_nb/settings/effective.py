@@ -61,7 +61,7 @@ class Effective:
     rdma_put_kept = count(
         1024 * _MIB, "how many bytes of values nobody refers to, and of other hosts' values, a process keeps for put()"
     )
-    rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer", least=1)
+    rdma_tcp_fallback_parallelism = count(1, "how many TCP streams divide the bytes of a large buffer; 0 is 1")
 
     # Failures
     heal_max_restarts = count(3, "how often one rank may be healed within heal_window")

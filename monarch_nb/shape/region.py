@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Self, SupportsIndex, TypeAlias, overload
 
 import msgspec
 
@@ -67,7 +67,15 @@ class Region(Frozen):
             return self._extent[dim]
         return math.prod(self._extent[name] for name in dim)
 
-    def slice(self, /, **dims: Selector) -> "Region":
+    @overload
+    def slice(self, /) -> NDSlice: ...
+    @overload
+    def slice(self, /, **dims: Selector) -> "Region": ...
+    def slice(self, /, **dims: Selector) -> "NDSlice | Region":
+        """The base ranks, as torchmonarch's programs ask for them; with dimensions, what `sliced` gives."""
+        return self.sliced(**dims) if dims else self._ndslice
+
+    def sliced(self, /, **dims: Selector) -> "Region":
         """The part of this region at an index (takes that dimension away) or slice (keeps it) of some dimensions.
 
         TypeError on an unknown dimension, IndexError on an index outside 0 … size - 1, ValueError on an empty slice.
@@ -77,9 +85,9 @@ class Region(Frozen):
         return self._chosen({name: _picked(name, sizes[name], selector) for name, selector in dims.items()})
 
     def pick(self, /, **dims: "Selector | Sequence[int]") -> "Region":
-        """Like `slice`, and also the part at some indices of a dimension, in rising order: `pick(gpus=[0, 2, 3])`.
+        """Like `sliced`, and also the part at some indices of a dimension, in rising order: `pick(gpus=[0, 2, 3])`.
 
-        Raises what `slice` raises, ValueError for no index at all.
+        Raises what `sliced` raises, ValueError for no index at all.
         """
         self._check(dims)
         chosen: dict[str, int | Sequence[int]] = {}

@@ -50,16 +50,16 @@ class Shape(Frozen):
         return self._region
 
     def at(self, label: str, index: SupportsIndex) -> "Shape":
-        """The part at one index of a dimension, which goes away. Errors as Region.slice."""
-        return Shape.of(self._region.slice(**{label: index}))
+        """The part at one index of a dimension, which goes away. Errors as Region.sliced."""
+        return Shape.of(self._region.sliced(**{label: index}))
 
     def index(self, /, **indices: SupportsIndex) -> "Shape":
-        """The part at one index in each of some dimensions, which go away. Errors as Region.slice."""
-        return Shape.of(self._region.slice(**indices))
+        """The part at one index in each of some dimensions, which go away. Errors as Region.sliced."""
+        return Shape.of(self._region.sliced(**indices))
 
     def select(self, label: str, slice: slice) -> "Shape":
-        """The part at a slice of a dimension, which stays. Errors as Region.slice."""
-        return Shape.of(self._region.slice(**{label: slice}))
+        """The part at a slice of a dimension, which stays. Errors as Region.sliced."""
+        return Shape.of(self._region.sliced(**{label: slice}))
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
         """Where a base rank is, by label. ValueError when it is not in this shape."""

@@ -44,7 +44,7 @@ class MeshTrait(ABC):
         `mesh.slice(hosts=0, gpus=slice(2, 6))`. TypeError on an unknown dimension, IndexError on an index that is
         negative or too large, ValueError on an empty slice.
         """
-        return self._new_with_region(self._region.slice(**dims))
+        return self._new_with_region(self._region.sliced(**dims))
 
     def split(self, /, **splits: Sequence[str] | SupportsIndex) -> Self:
         """The same members with dimensions split: `mesh.split(hosts=('dp', 'pp'), pp=16)`.

@@ -114,7 +114,8 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
     [
         ({"aggregate_window_sec": 3}, RuntimeError, "needs stream_to_client=True"),
         ({"stream_to_client": False, "aggregate_window_sec": 3}, RuntimeError, "needs stream_to_client=True"),
-        ({"stream_to_client": True, "aggregate_window_sec": 0}, ValueError, "must be positive"),
+        ({"stream_to_client": True, "aggregate_window_sec": -1}, ValueError, "must be 0 or more"),
+        ({"stream_to_client": True, "aggregate_window_sec": "3"}, TypeError, "no number of seconds"),
         ({"level": -1}, ValueError, "0 to 255"),
         ({"level": 256}, ValueError, "0 to 255"),
         ({"level": "INFO"}, ValueError, "0 to 255"),

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import ProcMesh
+from monarch_nb.logs import MeshLogs
+from monarch_nb.logs.options import LogOption
+from monarch_nb.mesh.handle import state_of
+from monarch_nb.runtime import runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -60,3 +64,9 @@ def test_a_level_is_between_0_and_255_and_a_window_needs_streaming(quad: ProcMes
         asyncio.run(quad.logging_option(stream_to_client=False, aggregate_window_sec=1))
     asyncio.run(quad.logging_option(stream_to_client=True, aggregate_window_sec=1, level=logging.WARNING))
     asyncio.run(quad.logging_option(stream_to_client=True))
+
+
+def test_a_window_of_no_seconds_gathers_nothing(quad: ProcMesh) -> None:
+    asyncio.run(quad.logging_option(stream_to_client=True, aggregate_window_sec=0))
+    assert runtime().part(MeshLogs).options.of(state_of(quad).address(0)) == LogOption(True, None, logging.INFO)
+    asyncio.run(quad.logging_option())

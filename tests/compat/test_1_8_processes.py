@@ -20,6 +20,7 @@ from monarch.actor import (
     ProcMesh,
     attach_to_workers,
     current_rank,
+    default_bootstrap_cmd,
     endpoint,
     get_or_spawn_controller,
     run_worker_loop_forever,
@@ -30,6 +31,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.config import configured
+from monarch.job import ProcessJob
 from tests.cluster.worker_tools import short_folder, workers_at
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -208,3 +210,14 @@ def test_a_worker_that_never_listened_is_named_to_who_attaches() -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError, match=f"attach failed: .*{folder}/nobody"):
                 hosts.initialized.get(20)
+
+
+@pytest.mark.parametrize("env", [{"X": 5}, {"X": True}, {"X": b"a"}, {5: "x"}])
+def test_an_environment_takes_text_alone_and_says_which_is_none(env: Any) -> None:
+    for use in (
+        default_bootstrap_cmd().with_env,
+        lambda env: this_host().spawn_procs(env=env),
+        lambda env: ProcessJob({"workers": 1}, env=env),
+    ):
+        with pytest.raises(TypeError, match="str\\(\\) makes it"):
+            use(env)

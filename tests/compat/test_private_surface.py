@@ -22,6 +22,7 @@ from monarch._src.actor.host_mesh import _spawn_admin
 from monarch._src.actor.mock import patch_actor
 from monarch.actor import (
     Actor,
+    ActorError,
     ActorMesh,
     BootstrapCommand,
     Context,
@@ -297,3 +298,24 @@ def test_modules_of_private_paths_travel_and_what_is_not_kept_says_so_when_it_is
     assert actor_mesh._client_context.try_get() is context()
     with pytest.raises(NotImplementedError, match="the inside of torchmonarch"):
         _spawn_admin()
+
+
+def test_meshes_are_found_behind_each_other(quad: ProcMesh) -> None:
+    half = quad.slice(gpus=slice(1, 3))
+    inner = half._proc_mesh
+    assert inner.block_on() == inner.poll() == inner.task().with_timeout(20).block_on() == half
+    assert inner.block_on().region.labels == ["gpus"]
+    assert inner.block_on().region.slice() == half._ndslice
+    actors = half.spawn("behind", Worker)
+    assert actors._proc_mesh == half
+    assert actors.slice(gpus=1)._proc_mesh == quad.slice(gpus=2)
+    assert this_host()._hy_host_mesh.block_on() == this_host()
+
+
+def test_a_mesh_that_did_not_come_up_raises_where_it_is_looked_for() -> None:
+    async def fails() -> None:
+        raise OSError("no room")
+
+    procs = this_host().spawn_procs(bootstrap=fails)
+    with pytest.raises(ActorError, match="no room"):
+        procs._proc_mesh.block_on()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, Channel, Port, ProcMesh, current_rank, endpoint
+from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, current_rank, endpoint
 from monarch_nb.runtime import runtime
 from monarch_nb.wire import Folded, Header, Kind, encode, fold
 from tests.cluster.actor_tools import SECONDS
@@ -155,10 +155,41 @@ def test_a_port_for_one_value_takes_one_value(senders: Any) -> None:
     one.send.call_one(port, [1]).get(20)
     assert receiver.recv().get(20) == 1
     before = len(one.seen.call_one().get(20))
-    one.send.call_one(port, [2]).get(20)
-    with pytest.raises(TimeoutError):
-        receiver.recv().get(0.05)
+    one.send.call_one(port, [2]).get(20)  # another copy of it, unused
+    with pytest.raises(ValueError, match="received already"):
+        receiver.recv().get(20)
     assert came_back(one, before + 1) == before + 1
+    with pytest.raises(ActorError, match="has been used"):
+        one.send.call_one(port, [3, 4]).get(20)
+
+
+def test_a_used_port_for_one_value_refuses_more_wherever_it_goes(senders: Any) -> None:
+    port, receiver = Channel[int].open(once=True)
+    waiting = [receiver.recv(), receiver.recv()]
+    with pytest.raises(TimeoutError):
+        waiting[0].get(0)
+    with pytest.raises(TimeoutError):
+        waiting[1].get(0)
+    with pytest.raises(TypeError, match="pickle|sent"):
+        port.send(threading.Lock())  # type: ignore[arg-type]
+    port.send(1)
+    for again in (port.send, lambda value: port.exception(ValueError(value))):
+        with pytest.raises(RuntimeError, match="takes one value"):
+            again(2)
+    with pytest.raises(ActorError, match="takes one value"):
+        senders.slice(gpus=0).send.call_one(port, [3]).get(20)
+    assert waiting[0].get(20) == 1
+    with pytest.raises(ValueError, match="takes one value"):
+        waiting[1].get(20)
+
+
+def test_only_an_exception_is_sent_as_one() -> None:
+    port, receiver = Channel[int].open()
+    with pytest.raises(TypeError, match="not str"):
+        port.exception("x")  # type: ignore[arg-type]
+    port.exception(ValueError("boom"))
+    with pytest.raises(ValueError, match="boom"):
+        receiver.recv().get(20)
 
 
 def test_a_value_for_a_receiver_that_is_gone_goes_back_to_its_sender(senders: Any) -> None:

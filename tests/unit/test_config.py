@@ -76,6 +76,8 @@ def test_a_value_of_another_type_is_refused_by_name(wrong: Any) -> None:
         {"tail_log_lines": -1},
         {"tail_log_lines": 2**64},
         {"codec_max_frame_length": 0},
+        {"rdma_max_nics_per_buffer": 0},
+        {"max_cast_fanout": 0},
         {"message_delivery_timeout": -1},
         {"message_delivery_timeout": "30"},
         {"message_delivery_timeout": "soon"},

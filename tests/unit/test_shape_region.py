@@ -68,7 +68,7 @@ def test_slicing_picks_what_slicing_nested_lists_would(data: st.DataObject) -> N
             indices.append(list(range(size)[chosen]) if isinstance(chosen, slice) else [chosen])
         expected = [region.ndslice.nditem(place) for place in itertools.product(*indices)]
         kept = [name for name in region.labels if isinstance(dims.get(name, slice(None)), slice)]
-        sliced = region.slice(**dims)
+        sliced = region.sliced(**dims)
         assert sliced.ranks() == expected
         assert sliced.labels == kept
         assert len(sliced) == len(expected)
@@ -78,7 +78,7 @@ def test_slicing_picks_what_slicing_nested_lists_would(data: st.DataObject) -> N
 @given(st.data())
 def test_points_of_base_ranks_count_in_the_slice(data: st.DataObject) -> None:
     whole = data.draw(whole_regions())
-    region = whole.slice(**data.draw(selectors(whole)))
+    region = whole.sliced(**data.draw(selectors(whole)))
     held = region.ranks()
     for index, rank in enumerate(held):
         assert region.point_of_base_rank(rank) == region.extent.point(index)
@@ -104,7 +104,7 @@ def test_splitting_keeps_the_ranks_and_their_order(data: st.DataObject, factors:
 @given(st.data())
 def test_flattening_works_exactly_on_contiguous_ranks(data: st.DataObject) -> None:
     whole = data.draw(whole_regions())
-    region = whole.slice(**data.draw(selectors(whole)))
+    region = whole.sliced(**data.draw(selectors(whole)))
     ranks = region.ranks()
     if ranks == list(range(ranks[0], ranks[0] + len(ranks))):
         flat = region.flatten("all")
@@ -117,7 +117,7 @@ def test_flattening_works_exactly_on_contiguous_ranks(data: st.DataObject) -> No
 @given(st.data())
 def test_regions_survive_pickling(data: st.DataObject) -> None:
     whole = data.draw(whole_regions())
-    region = whole.slice(**data.draw(selectors(whole)))
+    region = whole.sliced(**data.draw(selectors(whole)))
     assume(region.labels)
     same = pickle.loads(pickle.dumps(region))
     assert same == region

@@ -33,7 +33,7 @@ def test_expanding_runs_gives_back_every_index_and_rank_once(dims: list[tuple[in
 def test_slices_of_whole_meshes_need_at_most_a_run_per_outer_index(sizes: list[int], rng: random.Random) -> None:
     region = Extent([f"d{at}" for at in range(len(sizes))], sizes).region
     dims: dict[str, Any] = {name: slice(rng.randrange(size), None) for name, size in region.sizes.items()}
-    sliced = region.slice(**dims)
+    sliced = region.sliced(**dims)
     some = runs(sliced)
     assert expanded(some) == list(enumerate(sliced.ranks()))
     assert len(some) <= len(sliced) // max(sliced.sizes.values(), default=1)
