@@ -153,7 +153,9 @@ class ProcMesh(Handle[ProcState]):
         if isinstance(aggregate_window_sec, bool) or not isinstance(aggregate_window_sec, int | float | None):
             raise TypeError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} is no number of seconds")
         if aggregate_window_sec is not None and not aggregate_window_sec >= 0:
-            raise ValueError(f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be 0 or more, or None")
+            raise ValueError(
+                f"logging_option: aggregate_window_sec={aggregate_window_sec!r} must be 0 or more, or None"
+            )
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"logging_option: level={level!r} must be a whole number from 0 to 255")
         await asyncio.to_thread(operations().show_output, self, stream_to_client, aggregate_window_sec or None, level)
