@@ -19,5 +19,5 @@ class ShapeExt:
 
     @staticmethod
     def slice(shape: Shape, /, **dims: Selector) -> Shape:
-        """The part of `shape` at an index (takes that dimension away) or slice (keeps it); errors as `Region.sliced`."""
+        """The part of `shape` at an index (no dimension then) or slice (it stays); errors as `Region.sliced`."""
         return Shape.of(shape.region.sliced(**dims))

@@ -116,7 +116,7 @@ def killed_at_the_start(stage: str) -> None:
 
 
 def killed_at_a_call(number: str) -> None:
-    """Is killed at the so-manieth function call of its start, on whatever thread; says how many there were if it lives."""
+    """Is killed at the so-manieth function call of its start, on whatever thread; says how many there were."""
     count = itertools.count()
     last = int(number)
 
