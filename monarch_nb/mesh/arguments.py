@@ -58,15 +58,24 @@ def encode_arguments(
     try:
         return encode((args, kwargs), runtime())
     except Exception as error:
-        names: dict[str, Any] = {}
-        if method is not None:
-            try:
-                names = dict(_arity(method, hidden)[0].bind(*args, **kwargs).arguments)
-            except TypeError:
-                names = {}
-        for name, value in names.items():
-            try:
-                encode(value, runtime())
-            except Exception:
-                raise pickle_failure(error, value, f"argument `{name}` of {title}") from error
-        raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}") from error
+        culprit = None if method is None else _unsendable(method, hidden, args, kwargs)
+        if culprit is None:
+            raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}")
+        name, value = culprit
+        raise pickle_failure(error, value, f"argument `{name}` of {title}")
+
+
+def _unsendable(
+    method: Callable[..., Any], hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, Any] | None:
+    """The first argument that cannot be sent by itself."""
+    try:
+        named = _arity(method, hidden)[0].bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    for name, value in named.items():
+        try:
+            encode(value, runtime())
+        except Exception:
+            return name, value
+    return None

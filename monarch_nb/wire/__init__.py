@@ -17,6 +17,7 @@ from monarch_nb.wire.errors import (
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
 from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
+from monarch_nb.wire.frames import ENGINE, At, is_mistake, without_engine
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import (
     CastPlan,
@@ -58,11 +59,13 @@ from monarch_nb.wire.verb import (
 from monarch_nb.wire.words import counted, kind_of, with_article
 
 __all__ = [
+    "ENGINE",
     "REDUCERS",
     "REPLY",
     "ActorError",
     "Address",
     "Asker",
+    "At",
     "CastPlan",
     "Cut",
     "Display",
@@ -113,6 +116,7 @@ __all__ = [
     "gather_sources",
     "harmless",
     "host_of",
+    "is_mistake",
     "json_decoder",
     "kind_of",
     "msgpack_decoder",
@@ -133,5 +137,6 @@ __all__ = [
     "unpickle_failure",
     "unregister_pickle_by_value",
     "with_article",
+    "without_engine",
     "without_modes",
 ]

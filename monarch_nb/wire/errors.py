@@ -3,15 +3,14 @@
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.frames import ENGINE, At, is_mistake, without_engine
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 from monarch_nb.wire.words import kind_of
 
-_PACKAGE = str(Path(__file__).parent.parent) + "/"
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _STORY = "__monarch_traceback__"
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
@@ -78,7 +77,8 @@ class RemoteException(Exception):
 
 
 def format_exception(exc: BaseException) -> list[str]:
-    """The lines of `exc`'s traceback, with causes and contexts, without the engine's own frames at its top.
+    """The lines of `exc`'s traceback, with causes and contexts, without the engine's own frames at its top, and at its
+    end where the engine raised on purpose.
 
     For one that came from another process it is the traceback there. Never raises.
     """
@@ -187,7 +187,7 @@ def _rebuild_actor_error(
 
 
 def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
-    """Drop leading frames inside of the engine, of the whole chain; keep them where there is nothing else."""
+    """Drop frames inside of the engine, of the whole chain; keep them where there is nothing else."""
     if id(story) in seen:
         return
     seen.add(id(story))
@@ -198,6 +198,10 @@ def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
 
 
 def _without_own(stack: traceback.StackSummary) -> None:
-    own = next((at for at, frame in enumerate(stack) if not frame.filename.startswith(_PACKAGE)), len(stack))
-    if own < len(stack):
-        del stack[:own]
+    first = next((place for place, frame in enumerate(stack) if not frame.filename.startswith(ENGINE)), len(stack))
+    if first == len(stack):
+        return
+    del stack[:first]
+    frames = [At(frame.filename, frame.line or "") for frame in stack]
+    if is_mistake(frames):
+        stack[:] = [stack[place] for place in without_engine(frames)]

@@ -38,12 +38,15 @@ class PickleFailure(TypeError, pickle.PicklingError):
 def pickle_failure(failure: Exception, obj: object, label: str) -> Exception:
     """What to raise from `failure`, which encoding `obj` raised: it with the culprit named.
 
-    An error of the object's own making (raised by its `__getstate__` or `__reduce__`) is returned as it is.
+    An error of the object's own making (raised by its `__getstate__` or `__reduce__`) is returned as it is; of any
+    other, it is the cause of what is returned.
     """
     usual = (TypeError, pickle.PicklingError, AttributeError, NotImplementedError, RecursionError)
     if not isinstance(failure, usual) or isinstance(failure, PickleFailure):
         return failure
-    return PickleFailure(explain_unpicklable(obj, label))
+    named = PickleFailure(explain_unpicklable(obj, label))
+    named.__cause__ = failure
+    return named
 
 
 def explain_unpicklable(obj: object, label: str) -> str:

@@ -159,7 +159,7 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
     [
         ("", "a name, and the mesh"),
         ("counters on nothing", "there is no mesh 'nothing'"),
-        ("counters on a", "a is a ActorMesh; actors live on a mesh of processes"),
+        ("counters on a", "a is an ActorMesh; actors live on a mesh of processes"),
         ("os on w", "os is a module already"),
         ("counters on w class=os", "class=os is a module, no Actor class; the cell defines Counter"),
         ("counters on w start=missing", "start=missing gives NameError: name 'missing' is not defined"),

@@ -69,7 +69,7 @@ def test_the_table_of_magics_has_all_of_them_with_options_that_their_help_knows(
 
 
 def test_magics_that_pages_name_are_there() -> None:
-    known = {*magics(), "load_ext", "pip", "debug", "name"}  # those of others, and any
+    known = {*magics(), "load_ext", "pip", "debug", "tb", "name"}  # those of others, and any
     assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in known} == set()
 
 

@@ -1,7 +1,9 @@
-"""Errors of the engine as the output of a cell: the cell's own lines, the story, and none of the engine's frames."""
+"""Errors of and through the engine as the output of a cell: the cell's own lines, what happened, and none of the
+engine's frames. `%tb` shows them all, and so does a cell after `%xmode Verbose`."""
 
 import asyncio
 import contextlib
+import linecache
 import sys
 import traceback
 import types
@@ -10,27 +12,36 @@ from pathlib import Path
 from typing import Any
 
 import IPython
+from IPython.core.error import UsageError
 
-from monarch_nb import settings
 from monarch_nb.debug.errors import DebugError, StoppedAtBreakpoint
 from monarch_nb.runtime import Future, started
 from monarch_nb.shape import places_of
 from monarch_nb.store.failures import text
 from monarch_nb.supervision import DeviceMeshError, MeshFailure, SupervisionError
-from monarch_nb.wire import ActorError, RemoteException, format_exception, harmless, text_of
+from monarch_nb.wire import (
+    ENGINE,
+    ActorError,
+    At,
+    RemoteException,
+    format_exception,
+    harmless,
+    is_mistake,
+    text_of,
+    without_engine,
+)
 
 from ..files import with_cells
 from ..jupyter import last_lines, show_error
 from .failures import ansi, raised_title
 from .notices import Notice
 
-# What a cell does not see: ours, and the way through IPython to a magic, which old versions show.
-_HIDDEN = tuple(
-    f"{folder}/"
-    for folder in (Path(settings.__file__).parents[1], Path(__file__).parents[1], Path(IPython.__file__).parent)
-)
+_OWN = (ENGINE, f"{Path(__file__).parents[1]}/")
+# The way through IPython to a magic, which old versions show.
+_THROUGH = (f"{Path(IPython.__file__).parent}/", str(getattr(sys.modules.get("decorator"), "__file__", "decorator")))
 _OURS = (DeviceMeshError, ActorError, StoppedAtBreakpoint, DebugError)
-SHOWN = (*_OURS, KeyboardInterrupt, asyncio.CancelledError, SyntaxError)
+_SHOWN = (Exception, KeyboardInterrupt, asyncio.CancelledError)
+_LINKS = 100  # errors behind an error; some are behind themselves
 _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run on the ranks
 
 
@@ -54,7 +65,7 @@ class Errors:
 
     def install(self) -> None:
         """From now on these errors are shown our way."""
-        self._shell.set_custom_exc((*SHOWN, *self._before[0]), self._show)
+        self._shell.set_custom_exc((*_SHOWN, *self._before[0]), self._show)
 
     def uninstall(self) -> None:
         """As it was before."""
@@ -91,6 +102,8 @@ class Errors:
                 self._announce(notice)
             elif isinstance(error, _OURS):
                 lines = self._lines(shell, kind, error, tb)
+            elif self._folds(shell, error, tb):
+                lines = shell.InteractiveTB.structured_traceback(*_folded(error, tb), tb_offset=0)
             else:
                 shell.showtraceback((kind, error, tb), tb_offset=tb_offset, running_compiled_code=True)
                 return last_lines(shell)
@@ -101,6 +114,13 @@ class Errors:
         lines = [harmless(line) for line in lines]
         show_error(shell, kind, error, lines)
         return lines
+
+    @staticmethod
+    def _folds(shell: Any, error: BaseException, tb: types.TracebackType | None) -> bool:
+        """Whether an error that is not one of the engine's own kinds is shown without the engine's frames."""
+        if isinstance(error, (SyntaxError, UsageError)) or shell.InteractiveTB.mode == "Verbose":
+            return False
+        return is_mistake(_frames(tb), _OWN)
 
     @staticmethod
     def _lines(
@@ -145,17 +165,59 @@ def fate(
 
 def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback without the engine's frames; as it is when there are no others."""
-    kept: list[types.TracebackType] = []
-    at = tb
-    while at is not None:
-        module = at.tb_frame.f_globals.get("__name__")
-        if not at.tb_frame.f_code.co_filename.startswith(_HIDDEN) and module != "decorator":
-            kept.append(at)
-        at = at.tb_next
+    parts = _parts(tb)
     new: types.TracebackType | None = None
-    for part in reversed(kept):
+    for place in reversed(without_engine(_frames(tb), _OWN, _THROUGH)):
+        part = parts[place]
         new = types.TracebackType(new, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return new or tb
+
+
+def _parts(tb: types.TracebackType | None) -> list[types.TracebackType]:
+    parts = []
+    while tb is not None:
+        parts.append(tb)
+        tb = tb.tb_next
+    return parts
+
+
+def _frames(tb: types.TracebackType | None) -> list[At]:
+    return [
+        At(file, linecache.getline(file, part.tb_lineno).strip() if file.startswith(_OWN) else "")
+        for part in _parts(tb)
+        for file in [part.tb_frame.f_code.co_filename]
+    ]
+
+
+def _linked(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _likeness(error: BaseException) -> tuple[object, ...]:
+    """Equal for errors that are the same to people: type, text and where it was raised."""
+    last = _parts(error.__traceback__)[-1:]
+    return type(error), text_of(error), *((part.tb_frame.f_code, part.tb_lineno) for part in last)
+
+
+def _folded(
+    error: BaseException, tb: types.TracebackType | None, seen: frozenset[object] = frozenset()
+) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
+    """An error as IPython is to show it: a stand-in with its name and text, without the engine's frames, and without
+    causes that were caught inside of the engine."""
+    text = text_of(error)
+    kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__, "__str__": lambda _: text})
+    stand_in = kind()
+    for note in getattr(error, "__notes__", ()):
+        stand_in.add_note(text_of(note))
+    stand_in.__traceback__ = without_own(tb)
+    linked, seen, links = _linked(error), seen | {_likeness(error)}, 0
+    while linked is not None and _likeness(linked) in seen and links < _LINKS:  # the engine has tried a second time
+        linked, links = _linked(linked), links + 1
+    if linked is not None and links < _LINKS and without_engine(_frames(linked.__traceback__), _OWN, _THROUGH):
+        other = _folded(linked, linked.__traceback__, seen)[1]
+        stand_in.__cause__, stand_in.__context__ = other if error.__cause__ else None, other
+        stand_in.__suppress_context__ = error.__cause__ is not None
+    return kind, stand_in, stand_in.__traceback__
 
 
 def story(error: BaseException, shell: Any, notice: Notice | None = None) -> str:
