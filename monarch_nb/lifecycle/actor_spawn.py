@@ -104,7 +104,8 @@ def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
     try:
         return [msgspec.msgpack.encode(spec), *encode((cls, arguments), engine)]
     except Exception as error:
-        raise pickle_failure(error, cls, f"the class `{cls.__name__}`")
+        failure = error
+    raise pickle_failure(failure, cls, f"the class `{cls.__name__}`")
 
 
 def spawn_actors(

@@ -58,11 +58,12 @@ def encode_arguments(
     try:
         return encode((args, kwargs), runtime())
     except Exception as error:
-        culprit = None if method is None else _unsendable(method, hidden, args, kwargs)
-        if culprit is None:
-            raise pickle_failure(error, (args, kwargs), f"`arguments` of {title}")
-        name, value = culprit
-        raise pickle_failure(error, value, f"argument `{name}` of {title}")
+        failure = error
+    culprit = None if method is None else _unsendable(method, hidden, args, kwargs)
+    if culprit is None:
+        raise pickle_failure(failure, (args, kwargs), f"`arguments` of {title}")
+    name, value = culprit
+    raise pickle_failure(failure, value, f"argument `{name}` of {title}")
 
 
 def _unsendable(
