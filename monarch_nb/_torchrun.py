@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_nb.actor import ActorError, ProcMesh
 from monarch_nb.job import JobState, JobTrait, job_loads, make_job
 from monarch_nb.spmd import SPMDActor
 
@@ -22,16 +23,18 @@ _VALUED = (
 class SPMDJob(JobTrait):
     """What `serve` gives: a job whose hosts are `state().workers`, and the script that `run_spmd` runs on them."""
 
-    _transient = frozenset({"_inner"})
+    _transient = frozenset({"_inner", "_failed"})
 
     def __init__(self, job: JobTrait, script: Sequence[str], processes: int) -> None:
         super().__init__()
         self._inner = job
+        self._failed: ProcMesh | None = None  # of the last run, for whoever looks into its frames
         self._saved = ""
         self._script = list(script)
         self._processes = processes  # on each host
 
     def _restored(self) -> None:
+        self._failed = None
         self._inner = job_loads(self._saved.encode())
 
     def _wishes(self) -> str:
@@ -51,22 +54,36 @@ class SPMDJob(JobTrait):
         return self._inner.can_run(spec._inner)
 
     def _kill(self) -> None:
+        self._end_failed()
         self._inner.kill()
+
+    def _end_failed(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            failed.stop().get()
 
     def run_spmd(self) -> bool:
         """Runs the script on all processes, as torchrun would, and blocks until it has ended everywhere.
 
-        Gives True; raises what the script raises on a rank. Further calls run it again, in new processes.
+        Gives True; raises what the script raises on a rank. Further calls run it again, in new processes. Those of a
+        run that failed live until then, so that `%mpm` can open their frames.
         """
         running = self._running
         job = running if isinstance(running, SPMDJob) else self
+        self._end_failed()
         procs = job.state().workers.spawn_procs(per_host={"gpus": job._processes}, name="spmd")
         try:
             ranks: Any = procs.spawn("spmd", SPMDActor)
             address, port = ranks.slice(**dict.fromkeys(ranks.extent, 0)).get_host_port.call_one().get()
-            return all(ranks.main.call(address, port, job._script).get().values())
-        finally:
+            ended = all(ranks.main.call(address, port, job._script).get().values())
+        except ActorError:
+            self._failed = procs
+            raise
+        except BaseException:
             procs.stop().get()
+            raise
+        procs.stop().get()
+        return ended
 
 
 def serve(

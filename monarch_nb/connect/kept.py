@@ -9,7 +9,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, Kept, WantedResult, WantedResults
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
-from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
+from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode
 
@@ -63,7 +63,7 @@ class Result:
         if raised:
             ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
-            raise actor_error(self._engine, title, raised, self._asked, (), Ranks(self._state, ranks))
+            raise actor_error(self._engine, title, in_order(raised), self._asked, (), Ranks(self._state, ranks))
         if self._lacks():
             raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:

@@ -105,7 +105,7 @@ class Endpoint(Generic[P, R]):
 
     @adverb
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Runs it on every member; the future gives a ValueMesh, or raises the first error in rank order.
+        """Runs it on every member; the future gives a ValueMesh, or raises the first error.
 
         Once one has raised, the others are waited for `call_error_window` (3 s) and no longer.
         """

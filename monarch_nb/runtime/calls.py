@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error
+from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
 from monarch_nb.runtime.context import Context
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.meshes import MeshState
@@ -18,7 +18,7 @@ from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, un
 from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel, Transport
+    from monarch_nb.transport import Clock, Parcel, Transport
 
 Thunk = Callable[[], Any]
 
@@ -37,6 +37,10 @@ class Caller(Protocol):
     @property
     def node(self) -> "Transport":
         """The process on the network."""
+
+    @property
+    def clock(self) -> "Clock":
+        """Its time."""
 
     @property
     def ports(self) -> PortTable:
@@ -178,7 +182,7 @@ class PendingCall:
         if header.status == Status.VALUE:
             thunk = self._thunk(frames, parcel)
         else:
-            thunk = self._failed(index, Raised(frames or (), parcel))
+            thunk = self._failed(index, Raised(frames or (), parcel, self._process.clock.monotonic()))
         if self._take(index, thunk):
             self._settle(thunk)
 
@@ -230,8 +234,8 @@ class PendingCall:
         return future._set_lazy(self._result, failed=bool(self._raised))
 
     def _result(self) -> Any:
-        if self._raised:  # the first in rank order is raised, the others are told with it
-            raised = dict(sorted(self._raised.copy().items()))
+        if self._raised:  # the first cause is raised, the others are told with it
+            raised = in_order(self._raised.copy())
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
             raise self._actor_error(raised, self.size, missing)
         replies = [reply for reply in self._replies if reply is not None]
@@ -283,9 +287,9 @@ class PendingCall:
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Those at `places` will not answer: that ends the call."""
         if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
-            raised = self._raised.copy()
+            raised = in_order(self._raised.copy())
             where = Ranks(self._process.meshes.get(self.mesh), self._ranks())
-            for place, one in sorted(raised.items())[:1]:
+            for place, one in tuple(raised.items())[:1]:
                 others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
                 error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.story.line}{others}")
         self.fail(error)

@@ -19,10 +19,11 @@ _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 class ActorError(Exception):
     """An endpoint raised.
 
-    `exception` is what it raised, on the first rank that did; `exception_formatted` its traceback as a list of lines;
-    `message` which call it was; `summary` the first line of this error: mesh, endpoint, ranks and hosts, with a line
-    for each kind of error where they differ. `failures` has the exception of each rank that raised, by its index in the
-    mesh that was called, in rank order; it is empty for an error made by hand.
+    `exception` is what it raised, on the rank that raised first; one that only lost its partner in a collective counts
+    after those that raised by themselves. `exception_formatted` is its traceback as a list of lines; `message` which
+    call it was; `summary` the first line of this error: mesh, endpoint, ranks and hosts, with a line for each kind of
+    error where they differ. `failures` has the exception of each rank that raised, by its index in the mesh that was
+    called, in rank order; it is empty for an error made by hand.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ActorError(Exception):
     def of_ranks(cls, failures: Mapping[int, BaseException], message: str, summary: str) -> "ActorError":
         """The error of a call that raised on some ranks; the first of `failures` is its `exception`."""
         error = cls(next(iter(failures.values())), message)
-        error.failures, error.summary = dict(failures), summary
+        error.failures, error.summary = dict(sorted(failures.items())), summary
         return error
 
     def __str__(self) -> str:

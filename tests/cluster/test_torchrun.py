@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from monarch_nb import debug
 from monarch_nb._torchrun import _read, serve
+from monarch_nb.actor import ActorError
 from monarch_nb.job import job_load, running_jobs
+from monarch_nb.runtime import runtime
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
@@ -44,8 +47,16 @@ def test_the_script_runs_on_all_processes_of_all_hosts_with_what_torchrun_would_
         again: Any = job_load("job.json")
         assert again.can_run(job)
         again._script[-1] = "fail"
-        with pytest.raises(Exception, match=r"train\.py .* ended with status 3"):
+        with pytest.raises(ActorError, match=r"train\.py .* ended with status 3") as caught:
             again.run_spmd()
+        frames = debug.post_mortem(caught.value)  # as the error offers: the processes are there until the next run
+        assert [each.post_mortem for each in frames.sessions] == [True]
+        frames.resume()
+        failed = [each for each in runtime().meshes.values() if each.name == "spmd" and each.stopped is None]
+        assert failed
+        again._script[-1] = "well"
+        assert again.run_spmd() is True
+        assert all(each.stopped is not None for each in failed)
     finally:
         job.kill()
     assert running_jobs("process") == []

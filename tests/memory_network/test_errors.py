@@ -1,5 +1,6 @@
 """What a caller is told when an endpoint raises, or when something cannot be sent."""
 
+import sys
 import threading
 import time
 from typing import Any
@@ -82,7 +83,7 @@ class Raiser(Actor):
 
     @endpoint
     def exits(self) -> None:
-        raise SystemExit(3)
+        raise NotOrdinary(3)
 
     @endpoint(explicit_response_port=True)
     def fails_by_port(self, port: Port[int]) -> None:
@@ -97,6 +98,10 @@ class Raiser(Actor):
         return True
 
 
+class NotOrdinary(BaseException):
+    """No Exception, and no end of a program."""
+
+
 class Mixed(Actor):
     @endpoint
     def raise_then_leave(self) -> None:
@@ -104,7 +109,19 @@ class Mixed(Actor):
         if rank == 0:
             raise ValueError("came first")
         time.sleep(0.2 if rank == 1 else 0.6)  # rank 0 has answered by then, and ranks 2 and 3 have not
-        raise SystemExit(3)
+        raise NotOrdinary(3)
+
+
+class Leaver(Actor):
+    @endpoint
+    def leaves(self, status: Any) -> str:
+        sys.exit(status)
+
+
+class AsyncLeaver(Actor):
+    @endpoint
+    async def leaves(self, status: Any) -> str:
+        sys.exit(status)
 
 
 class AsyncRaiser(Actor):
@@ -114,7 +131,7 @@ class AsyncRaiser(Actor):
 
     @endpoint
     async def exits(self) -> None:
-        raise SystemExit(3)
+        raise NotOrdinary(3)
 
     @endpoint
     async def alive(self) -> bool:
@@ -218,18 +235,32 @@ def test_an_exception_that_escapes_with_an_explicit_port_fails_the_actor(one: An
 
 
 def test_what_is_not_an_ordinary_exception_fails_the_actor(one: Any, faults: Faults) -> None:
-    with pytest.raises(SupervisionError, match="SystemExit: 3"):
+    with pytest.raises(SupervisionError, match="NotOrdinary: 3"):
         one.exits.call_one().get(20)
     failure = faults.next()
     assert failure.mesh_name == "one"
-    assert "one.exits: SystemExit: 3" in str(failure.cause.text)
+    assert "NotOrdinary: 3" in str(failure.cause.text)
 
 
 def test_the_same_holds_for_async_actors(quad: ProcMesh, faults: Faults) -> None:
     raiser: Any = quad.slice(gpus=0).spawn("raiser", AsyncRaiser)
-    with pytest.raises(SupervisionError, match="SystemExit"):
+    with pytest.raises(SupervisionError, match="NotOrdinary"):
         raiser.exits.call_one().get(20)
     assert faults.next().mesh_name == "raiser"
+
+
+@pytest.mark.parametrize("name", ["leaves", "leaves_a_loop"])
+def test_sys_exit_is_an_error_of_its_call_and_none_with_status_0(quad: ProcMesh, faults: Faults, name: str) -> None:
+    leavers: Any = quad.spawn("leavers", Leaver if name == "leaves" else AsyncLeaver)
+    for status in (0, None):
+        assert leavers.leaves.call(status).get(20).values() == [None] * 4
+    for status, text in ((2, "SystemExit: 2"), ("no such file", "SystemExit: no such file")):
+        with pytest.raises(ActorError, match=text):
+            leavers.leaves.call(status).get(20)
+    assert leavers.leaves.call(0).get(20).values() == [None] * 4
+    leavers.leaves.broadcast(0)
+    assert leavers.leaves.call(0).get(20).values() == [None] * 4
+    assert faults.left() == []
 
 
 def test_a_dead_actor_does_not_hurt_its_neighbours(quad: ProcMesh, faults: Faults) -> None:
@@ -248,7 +279,7 @@ def test_a_rank_that_dies_after_another_has_raised_says_so_with_what_was_raised(
     raisers: Any = quad.spawn("mixed", Mixed)
     with pytest.raises(SupervisionError) as caught:
         raisers.raise_then_leave.call().get(20)
-    assert "SystemExit: 3" in str(caught.value)
+    assert "NotOrdinary: 3" in str(caught.value)
     [note] = caught.value.__notes__
     assert note == "Before that, mixed.raise_then_leave had raised on gpus=0: ValueError: came first"
     assert faults.next().mesh_name == "mixed"

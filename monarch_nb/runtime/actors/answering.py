@@ -55,6 +55,9 @@ class AnsweringActor(ActorLife):
         if isinstance(error, StopRequested):
             self._refuse_current(header)
             return
+        if isinstance(error, SystemExit) and error.code in (None, 0):  # a program's good end
+            self._answer(header, None)
+            return
         self.errors += 1
         kept = None
         try:
@@ -79,7 +82,8 @@ class AnsweringActor(ActorLife):
 
     def _tell_raised(self, header: Header, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        ordinary = isinstance(error, Exception) or (interrupted and not self.ending)
+        # `sys.exit(2)`, as argparse does, ends a program; here that program is the call.
+        ordinary = isinstance(error, (Exception, SystemExit)) or (interrupted and not self.ending)
         given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
         cancelled = given_up and header.call in self.process.cancelled
         if ordinary and header.port and (cancelled or not self._explicit(header)):

@@ -57,7 +57,7 @@ class Failures:
 
         What is kept is to be handed to `ease` once the caller has been told, who waits for this.
         """
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, SystemExit)):
             return None
         if settings.debug_freeze_on_error or (instance.mesh, instance.base_rank) in self._freezing:
             self._freeze(error)

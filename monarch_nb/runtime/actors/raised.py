@@ -1,5 +1,6 @@
 """What a call has raised, on the ranks that raised it: one error that says where, and what differs."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +14,18 @@ if TYPE_CHECKING:
 KINDS = 8  # of errors that are told one by one
 HOSTS = 3  # that are named
 WIDTH = 120  # of the text that names ranks
+TOGETHER_S = 0.5  # errors that come within this time count as simultaneous, and are in rank order
+
+# What gloo, NCCL and the store of torch.distributed raise where another member has left.
+_LEFT_ALONE = re.compile(
+    r"gloo/.*(Connection (closed|reset)|Timed out waiting|Broken pipe|Socket closed|Application timeout)"
+    r"|torch\.distributed\.Dist(Network|Store)Error"
+    r"|NCCL communicator (was|has been) aborted|ncclRemoteError|remote process exited|Watchdog caught collective"
+)
+_CHAINED = (
+    "\nThe above exception was the direct cause of the following exception:\n",
+    "\nDuring handling of the above exception, another exception occurred:\n",
+)
 
 
 class Receiver(Protocol):
@@ -26,12 +39,13 @@ class Receiver(Protocol):
 class Raised:
     """An error as it came from one rank: its words, and the exception, which is unpickled when it is asked for."""
 
-    __slots__ = ("_frames", "_parcel", "_story")
+    __slots__ = ("_frames", "_parcel", "_story", "since")
 
-    def __init__(self, frames: Sequence[Any], parcel: "Parcel | None") -> None:
+    def __init__(self, frames: Sequence[Any], parcel: "Parcel | None", since: float = 0.0) -> None:
         self._frames = frames if parcel is None else parcel.parts
         self._parcel = parcel
         self._story: Story | None = None
+        self.since = since  # seconds of the receiver's clock
 
     @property
     def story(self) -> Story:
@@ -39,6 +53,15 @@ class Raised:
         if self._story is None:
             self._story = story_of(self._frames)
         return self._story
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only says that another rank has left a collective. Where it was raised after an error of this
+        rank's own, that error counts."""
+        first = "".join(self.story.formatted)
+        for between in _CHAINED:
+            first = first.partition(between)[0]
+        return _LEFT_ALONE.search(first) is not None
 
     def exception(self, receiver: Receiver) -> BaseException:
         """The exception; the message it came in is done with."""
@@ -48,6 +71,17 @@ class Raised:
         finally:
             if parcel is not None:
                 receiver.node.consumed(parcel)
+
+
+def in_order(raised: dict[int, Raised]) -> dict[int, Raised]:
+    """Errors by place in their call: causes before those that only follow from others', each in order of time."""
+    batch, began = 0, float("-inf")
+    keys: dict[int, tuple[bool, int, int]] = {}
+    for place, one in sorted(raised.items(), key=lambda item: item[1].since):
+        if one.since - began > TOGETHER_S:
+            batch, began = batch + 1, one.since
+        keys[place] = (one.follows, batch, place)
+    return dict(sorted(raised.items(), key=lambda item: keys[item[0]]))
 
 
 class Ranks:
@@ -80,7 +114,7 @@ class Ranks:
 def actor_error(
     receiver: Receiver, title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
 ) -> ActorError:
-    """The error of a call; `raised` by place in it, in order, `missing` the places that had not answered."""
+    """The error of a call; `raised` by place in it, as `in_order` has them, `missing` who had not answered."""
     failures = {place: one.exception(receiver) for place, one in raised.items()}
     name, _, method = title.partition(".")
     named, of = f"Actor call {title} failed", ""
@@ -90,6 +124,11 @@ def actor_error(
 
 
 def _summary(named: str, of: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks) -> str:
+    followed = [place for place, one in raised.items() if one.follows]
+    if len(followed) < len(raised):
+        raised = {place: one for place, one in raised.items() if place not in followed}
+    else:  # who left is not among them
+        followed = []
     kinds: dict[Any, list[int]] = {}
     for place, one in raised.items():
         kinds.setdefault(one.story.likeness, []).append(place)
@@ -100,6 +139,8 @@ def _summary(named: str, of: str, raised: dict[int, Raised], size: int, missing:
         named += f" on {at}{of}"
     if len(raised) > 1:
         named += "; the same error" if len(kinds) == 1 else f"; {len(kinds)} different errors"
+    if followed:
+        named += f"; in consequence the collectives of {where(followed)} broke off"
     if missing:
         named += f"; {where(missing)} had not answered"
     hosts = where.hosts(raised)
