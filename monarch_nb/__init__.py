@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from monarch_nb.connect.kept import results
     from monarch_nb.connect.returning import attach
-    from monarch_nb.distributed import checkpoint, compile, distribute  # noqa: A004 - as torch.compile
+    from monarch_nb.distributed import checkpoint, compile, distribute, from_local  # noqa: A004 - as torch.compile
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
     from monarch_nb.shape import Extent, NDSlice, Shape
@@ -44,6 +44,7 @@ __all__ = [
     "configure",
     "configured",
     "distribute",
+    "from_local",
     "get_global_config",
     "get_runtime_config",
     "heal_mesh",
@@ -66,6 +67,7 @@ _HOMES = {
     "checkpoint": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
     "distribute": "monarch_nb.distributed",
+    "from_local": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",
     "profile": "monarch_nb.profiling",

@@ -7,7 +7,7 @@ result = t @ t.T                     # runs in all processes of the mesh
 PyTorch is imported when the first of these names is used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._lazy import lazy_names
@@ -15,6 +15,7 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     import torch
 
+    from monarch_nb.mesh import ValueMesh
     from monarch_nb.tensor.checkpoints import Checkpoints
     from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
     from monarch_nb.tensor.errors import ContentsLostError, TensorError
@@ -42,6 +43,7 @@ __all__ = [
     "checkpoint",
     "compile",
     "distribute",
+    "from_local",
     "load",
     "load_safetensors",
     "module_to_mesh",
@@ -83,6 +85,19 @@ def distribute(tensor: "torch.Tensor", mesh: "Mesh", sharding_spec: Any = None) 
     Does not block, but for large tensors until they are on their way. Raises ValueError for a spec that does not fit.
     """
     return mesh.distribute(tensor, sharding_spec)
+
+
+def from_local(
+    local_tensors: "torch.Tensor | Sequence[torch.Tensor] | ValueMesh[Any]", mesh: "Mesh", placements: Any
+) -> "MeshTensor":
+    """The tensor of which each process of a mesh holds one of these local ones, as `t.local_shards()` gives them.
+
+    One for each rank, or a tensor that all hold. `placements` say what they are of it, one for each dimension of the
+    mesh: pieces (`Shard(dim)`), copies, or parts of a sum (`Partial()`); or a sharding spec. Does not block, but for
+    large tensors until they are on their way. All ranks get all of them: have large parts made where they belong, by
+    `mesh.from_parts`. Raises ValueError where sizes do not fit together, or copies differ.
+    """
+    return mesh.from_local(local_tensors, placements)
 
 
 def compile(  # noqa: A001 - as torch.compile

@@ -75,6 +75,15 @@ class Put:
 
 
 @dataclass(frozen=True)
+class Locals:
+    """What each rank has of a tensor, in the order of ranks; equal ones are the same object."""
+
+    tensors: tuple[Any, ...]
+    made: Meta
+    result: int
+
+
+@dataclass(frozen=True)
 class Revive:
     """Gives a tensor whose contents are lost new memory, for whoever writes to all of it next."""
 
@@ -116,4 +125,4 @@ class Cell:
     number: int
 
 
-Command = Open | Define | Making | Put | Parts | Revive | Run | Cell
+Command = Open | Define | Making | Put | Locals | Parts | Revive | Run | Cell

@@ -8,7 +8,7 @@ import contextlib
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ _MOST = 127  # an index has seven bits
 
 _streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by index
 _open: "weakref.WeakKeyDictionary[Stream, ProcMesh]" = weakref.WeakKeyDictionary()
+_meshes: "weakref.WeakKeyDictionary[Stream, Callable[[Stream], Any]]" = weakref.WeakKeyDictionary()
 _entered: list[Stream] = []  # `with mesh:`
 _latest: "weakref.ref[Stream] | None" = None
 _claimed: bool | None = None
@@ -137,9 +138,13 @@ def new_device() -> torch.device:
     return torch.device(NAME, index)
 
 
-def occupy(stream: Stream, procs: ProcMesh) -> None:
-    """From now on the stream's device means the stream; the current one is it, unless another one is entered."""
+def occupy(stream: Stream, procs: ProcMesh, mesh: Callable[[Stream], Any]) -> None:
+    """From now on the stream's device means the stream; the current one is it, unless another one is entered.
+
+    `mesh` gives the `Mesh` of the stream, and does not keep it.
+    """
     global _latest
+    _meshes[stream] = mesh
     _open[stream] = procs
     stream.reseed(_first_seed())
     if stream.device.type == NAME:
@@ -156,6 +161,11 @@ def _first_seed() -> int:
         before = _seeded[1]
     _seeded = (seed, before + 1)
     return mixed(seed, before) if before else seed
+
+
+def mesh_of(stream: Stream) -> Any:
+    """The `Mesh` that a stream is of."""
+    return _meshes[stream](stream)
 
 
 def streams() -> list[tuple[Stream, ProcMesh]]:

@@ -10,6 +10,7 @@ from torch.utils._mode_utils import no_dispatch
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, Put
+from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.notices import heed
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
@@ -29,6 +30,7 @@ _thread: Any = torch._C._set_multithreading_enabled
 # here. It is so for each thread by itself.
 _replays_views: Any = torch._C._is_view_replay_enabled
 _replay_views: Any = torch._C._set_view_replay_enabled
+_ABSENT: Any = object()  # for what is not given: None is a spec
 _COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
 
 
@@ -65,12 +67,30 @@ class MeshTensor(torch.Tensor):
         """Where its parts live: one placement for each dimension of the mesh."""
         return self.meta.placements
 
-    def redistribute(self, spec: Any) -> "MeshTensor":
+    @property
+    def device_mesh(self) -> Any:
+        """The `Mesh` that it is on."""
+        return mesh_of(self.reference.stream)
+
+    def redistribute(self, spec: Any = _ABSENT, placements: Any = _ABSENT, *, async_op: bool = False) -> "MeshTensor":
         """A copy that is placed otherwise: a sharding spec, or PyTorch's placements. Gradients flow through.
 
-        Gives the tensor itself where it is placed so. Does not block. Raises ValueError for a spec that does not fit.
+        As DTensor has it, too: `redistribute(placements=[Shard(0)])`, `redistribute(t.device_mesh, [Shard(0)])`. Gives
+        the tensor itself where it is placed so. Does not block, `async_op` or not. Raises ValueError for a spec that
+        does not fit, and for another mesh, to which `to(mesh)` brings it; PropagationError for parts that cannot be put
+        together again.
         """
-        placements = placements_of(spec, self.meta.layout, self.dim())
+        if isinstance(spec, Destination):
+            if spec is not self.device_mesh:
+                raise ValueError(
+                    f"redistribute: the tensor is on {self.device_mesh!r}. t.to(mesh) brings it to another one"
+                )
+            spec = _ABSENT
+        if (spec is _ABSENT) == (placements is _ABSENT):
+            raise TypeError(
+                "redistribute: say how it is to be placed, once: redistribute(placements=[Shard(0), Replicate()])"
+            )
+        placements = placements_of(placements if spec is _ABSENT else spec, self.meta.layout, self.dim())
         if placements == self.meta.placements:
             return self
         return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
@@ -91,6 +111,13 @@ class MeshTensor(torch.Tensor):
         Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
         """
         return self.reference.stream.fetch(current(self), "full_tensor")
+
+    def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
+        """Raises RuntimeError: no part of it is here."""
+        raise RuntimeError(
+            "to_local: this process holds no part of the tensor. t.local_shards() gives what each rank holds, "
+            "mesh.execute(function, t) calls a function with it there, t.full_tensor() gives the whole"
+        )
 
     def local_shards(self) -> ValueMesh[torch.Tensor]:
         """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""

@@ -1,5 +1,6 @@
 """Meshes for sharded tensors: processes that execute the controller's operations together, each on its own shards."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -12,18 +13,19 @@ from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories, kernels
-from monarch_nb.tensor.commands import Open, Parts, Run, TensorOf
+from monarch_nb.tensor.commands import Locals, Open, Parts, Run, TensorOf
 from monarch_nb.tensor.errors import ended
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.processes import processes_of, shrunk
 from monarch_nb.tensor.propagation import Layout, Meta, Propagator
-from monarch_nb.tensor.sharding import placements_of
+from monarch_nb.tensor.sharding import locals_of, placements_of, put_together
 from monarch_nb.tensor.shrinking import largest_slice
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
+_LARGE = 1 << 16  # bytes from which local tensors do not wait for the next batch
 
 
 class Mesh(MeshTrait):
@@ -118,11 +120,28 @@ class Mesh(MeshTrait):
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
         processes, opening = self._processes, Open(layout, self._processes.places(region))
-        stream = Stream(self._procs.name, propagator, device.new_device(), processes.sender(region), processes)
+        send = processes.sender(region)
+        stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
         processes.use(stream, opening)
-        device.occupy(stream, self._procs)
+        device.occupy(stream, self._procs, self._finder())
         stream.tell(opening)
         return stream
+
+    def _finder(self) -> Callable[[Stream], "Mesh"]:
+        """What gives the mesh of its stream: itself, or one like it where only tensors are left of it."""
+        known, cls, procs, kind, processes = weakref.ref(self), type(self), self._procs, self._kind, self._processes
+
+        def find(stream: Stream) -> Mesh:
+            nonlocal known
+            mesh = known()
+            if mesh is None:
+                mesh = cls.__new__(cls)
+                mesh._procs, mesh._kind, mesh._entered = procs, kind, []
+                mesh._processes, mesh._stream = processes, stream
+                known = weakref.ref(mesh)
+            return mesh
+
+        return find
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -136,6 +155,18 @@ class Mesh(MeshTrait):
         made = upload(self.stream, tensor, placements)
         made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
         return made
+
+    def from_local(self, local_tensors: Any, sharding_spec: Any) -> MeshTensor:
+        """See `monarch.from_local`."""
+        parts = locals_of(local_tensors, self.layout)
+        placements = placements_of(sharding_spec, self.layout, parts[0].dim())
+        meta = put_together(parts, self.layout, placements)
+        sent = {id(part): part.detach().cpu().contiguous().clone() for part in parts}
+        reference = self.stream.hold(meta, place())
+        self.stream.tell(Locals(tuple(sent[id(part)] for part in parts), meta, reference.number))
+        if sum(part.nbytes for part in sent.values()) > _LARGE:
+            self.stream.flush()
+        return MeshTensor(meta, reference)
 
     def bring(self, tensor: MeshTensor) -> MeshTensor:
         """A tensor of another mesh, here: dimensions of the same name cut it as there, and it is whole along others.

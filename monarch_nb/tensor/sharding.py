@@ -1,11 +1,19 @@
-"""What a sharding spec says: over which dimensions of a mesh the dimensions of a tensor are cut."""
+"""What a sharding spec says: over which dimensions of a mesh the dimensions of a tensor are cut.
 
+And the way back: a tensor put together of what each rank is to hold of it, as `local_shards()` takes it apart.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from monarch_nb.tensor.propagation import Layout
+from monarch_nb.mesh import ValueMesh
+from monarch_nb.shape import spans
+from monarch_nb.tensor.placement import place
+from monarch_nb.tensor.propagation import Layout, Meta
 from monarch_nb.wire import counted
 
 # One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None.
@@ -78,3 +86,78 @@ def _checked(entries: tuple[Placement, ...], layout: Layout, ndim: int) -> tuple
             raise ValueError(f"{entry!r} shards dimension {dim} of a tensor that has {ndim}")
         placements.append(Shard(dim % ndim) if type(entry) is Shard and dim is not None and dim < 0 else entry)
     return tuple(placements)
+
+
+def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
+    """The local tensors, one for each rank of a mesh: a tensor means the same on each.
+
+    Raises TypeError for what are no local tensors, ValueError where they are too many or too few, or of several dtypes.
+    """
+    if isinstance(given, torch.Tensor):
+        given = [given] * layout.size
+    found = list(given.values() if isinstance(given, ValueMesh) else given)
+    if len(found) != layout.size:
+        raise ValueError(
+            f"{counted(len(found), 'local tensor')} for a mesh of {counted(layout.size, 'rank')}: give one for each"
+        )
+    for rank, one in enumerate(found):
+        if not isinstance(one, torch.Tensor) or one.device.type not in ("cpu", "cuda"):
+            kind = f"a tensor on {one.device}" if isinstance(one, torch.Tensor) else type(one).__name__
+            raise TypeError(f"what rank {rank} is to hold is a local tensor, not {kind}")
+        if one.layout != torch.strided or one.is_quantized:
+            raise TypeError(
+                f"what rank {rank} is to hold is a dense tensor: one.to_dense() or one.dequantize() makes it"
+            )
+        if one.dtype != found[0].dtype or one.dim() != found[0].dim():
+            raise ValueError(
+                f"ranks 0 and {rank} hold tensors of {found[0].dim()} and {one.dim()} dimensions, {found[0].dtype} and "
+                f"{one.dtype}: all are parts of one tensor"
+            )
+    return found
+
+
+def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> Meta:
+    """The tensor of which these are the ranks' parts.
+
+    Raises ValueError where their sizes are not those that PyTorch's rule of cutting gives, or replicas differ.
+    """
+    shape = list(parts[0].shape)
+    for dim in range(len(shape)):
+        cutting = [at for at, one in enumerate(placements) if isinstance(one, Shard) and one.dim == dim]
+        shape[dim] = sum(parts[rank].shape[dim] for rank in _along(layout, cutting))
+    found = place(shape, str(parts[0].dtype), parts[0].element_size(), layout.names, layout.shape, placements)
+    for rank, part in enumerate(parts):
+        block = found.block_of[rank]
+        wanted = found.blocks[block].shape if block >= 0 else None
+        fits = tuple(part.shape) == wanted if wanted is not None else not part.numel() or 0 in shape
+        if not fits:
+            raise ValueError(
+                f"rank {rank} holds {tuple(part.shape)}. Of a tensor of shape {tuple(shape)}, placed "
+                f"{list(placements)}, it holds {wanted if wanted is not None else 'nothing'}: parts are as torch.chunk "
+                "cuts them, all of one size but the last"
+            )
+    _compare_replicas(parts, layout, placements)
+    return Meta.of(layout, shape, parts[0].dtype, placements)
+
+
+def _along(layout: Layout, dims: Sequence[int]) -> list[int]:
+    """The ranks along some dimensions of a mesh, at the first place of the others."""
+    ranks = [0]
+    for dim in dims:
+        step = math.prod(layout.shape[dim + 1 :])
+        ranks = [rank + at * step for rank in ranks for at in range(layout.shape[dim])]
+    return ranks
+
+
+def _compare_replicas(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> None:
+    copies = [at for at, one in enumerate(placements) if one.is_replicate()]
+    others = [at for at in range(len(placements)) if at not in copies]
+    for first in _along(layout, others):
+        ranks = [first + rank for rank in _along(layout, copies)]
+        for rank in ranks[1:]:
+            if parts[rank] is not parts[first] and not torch.allclose(parts[rank], parts[first], 0, 0, equal_nan=True):
+                names = " and ".join(repr(layout.names[at]) for at in copies)
+                raise ValueError(
+                    f"ranks {spans((first, rank))} hold different values, and are to be replicas along {names}. "
+                    "Shard(dim) says that they are pieces of the tensor, Partial() that it is their sum"
+                )

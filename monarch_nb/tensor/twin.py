@@ -22,7 +22,7 @@ class LocalTensor(torch.Tensor):
         """It is whole."""
         return self.as_subclass(torch.Tensor)
 
-    def redistribute(self, spec: Any) -> torch.Tensor:
+    def redistribute(self, *spec: Any, **options: Any) -> torch.Tensor:
         """It stays where it is."""
         return self
 

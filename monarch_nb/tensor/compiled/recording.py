@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_nb.tensor.commands import OBJECT, Define, Making, Number, Parts, Put, Run
+from monarch_nb.tensor.commands import OBJECT, Define, Locals, Making, Number, Parts, Put, Run
 from monarch_nb.tensor.compiled.program import Issued, Sent
 from monarch_nb.tensor.origin import Place, origin_of
 from monarch_nb.tensor.propagation import Meta
@@ -80,6 +80,8 @@ class Recording:
             case Put():
                 meta = self.stream.table.entries[command.result].meta
                 self._add(Sent(command.tensor, meta), where, (), (), (command.result,), 0)
+            case Locals():
+                self._refuse("it sends a tensor for each rank", where, "Do that outside of it")
             case Run() | Parts():
                 self._refuse("it runs a function on the ranks", where, "Do that outside of it")
 

@@ -51,6 +51,37 @@ def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
 
 
 def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
+    """The shard as ranks exchange it, and then this rank's part of what becomes parts."""
+    parted = [
+        dim
+        for dim, (was, wanted) in enumerate(zip(now.placements, spec.placements, strict=True))
+        if type(wanted) is Partial and was != wanted
+    ]
+    if not parted:
+        return _exchanged(local, now, spec)
+    between = [Replicate() if dim in parted else one for dim, one in enumerate(spec.placements)]
+    local = _exchanged(local, now, _with(spec, between))
+    return _part(
+        local, [one for dim, one in enumerate(spec.placements) if dim in parted and spec.mesh.get_local_rank(dim)]
+    )
+
+
+def _part(local: torch.Tensor, others: Sequence[Placement]) -> torch.Tensor:
+    """The first rank has all of it, and others have what changes nothing when all are put together, which is exact.
+
+    `others` are the placements along which this rank is not the first.
+    """
+    for one in others:
+        if one.is_partial("sum") or one.is_partial("bor") or one.is_partial("bxor"):
+            return torch.zeros_like(local)
+        if one.is_partial("product"):
+            return torch.ones_like(local)
+        if one.is_partial("band"):
+            return torch.full_like(local, True if local.dtype == torch.bool else -1)
+    return local  # the largest, the smallest and the average of equal ones
+
+
+def _exchanged(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
     dtype = local.dtype
     carried = carrier(dtype)
     if dtype == torch.bool and any(one.is_partial("sum") for one in now.placements):
@@ -61,7 +92,7 @@ def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Te
     if extreme is not None and local.dtype.is_floating_point:
         local = _extremes(local, now, spec, extreme.is_partial("max"))
     else:
-        local = _parted(local, now, spec)
+        local = redistribute_local_tensor(local, now, spec)
     return local if carried is None else local.to(dtype)
 
 
@@ -69,25 +100,9 @@ def _extremes(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec, largest:
     """The largest or smallest of all ranks; NaN where one has that, which process groups do not look for."""
     missing = local.isnan()
     least, sign = (-torch.inf, 1.0) if largest else (torch.inf, -1.0)
-    found = _parted(local.masked_fill(missing, least), now, spec)
-    marks = _parted(missing.to(local.dtype) * sign, now, spec)
+    found = redistribute_local_tensor(local.masked_fill(missing, least), now, spec)
+    marks = redistribute_local_tensor(missing.to(local.dtype) * sign, now, spec)
     return found.masked_fill(marks != 0, torch.nan)
-
-
-def _parted(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
-    """Where it becomes a sum of parts, the first rank has all of it and the others have nothing, which is exact."""
-    new = [
-        dim
-        for dim, (was, wanted) in enumerate(zip(now.placements, spec.placements, strict=True))
-        if type(wanted) is Partial and wanted.is_partial("sum") and was != wanted
-    ]
-    if not new:
-        return redistribute_local_tensor(local, now, spec)
-    between = [Replicate() if dim in new else one for dim, one in enumerate(spec.placements)]
-    local = redistribute_local_tensor(local, now, _with(spec, between))
-    if any(spec.mesh.get_local_rank(dim) for dim in new):
-        return torch.zeros_like(local)
-    return local
 
 
 def _with(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed.tensor import Partial
 
 from .deadline import Deadline, TookTooLong
 from .draft import Draft
@@ -47,7 +48,8 @@ class Planner:
             return self._propagated(operation)
 
     def redistribution(self, meta: Meta, placements: Placements) -> Plan:
-        """The plan that places a tensor otherwise."""
+        """The plan that places a tensor otherwise. Raises PropagationError for parts of which no whole can be made."""
+        _refuse_parts(meta, placements)
         self._imagine()
         with imagining():
             draft = Draft(self._worlds[0], (meta,))
@@ -245,6 +247,34 @@ class Planner:
                     user_line(),
                 )
         return result
+
+
+def _refuse_parts(meta: Meta, placements: Placements) -> None:
+    """Raises PropagationError for placements of which no whole tensor could be made again."""
+    parts = [one for one in placements if one.is_partial()]
+    kinds = dict.fromkeys(str(one) for one in parts)
+    reason = ""
+    if len(kinds) > 1:
+        reason, instead = (
+            f"parts of several kinds, {', '.join(kinds)}, cannot be put together",
+            "Take one kind of Partial",
+        )
+    elif any(type(one) is not Partial for one in parts):
+        reason, instead = (
+            f"{parts[0]!r} is what PyTorch's operations make of it",
+            "Take Replicate(), Shard() or Partial()",
+        )
+    elif any(one.is_partial("avg") for one in parts) and not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+        reason, instead = (
+            f"parts of an average are fractions, and its dtype is {meta.dtype}",
+            "Convert it first: t.float()",
+        )
+    elif (
+        any(one.is_partial(kind) for one in parts for kind in ("band", "bor", "bxor")) and meta.dtype.is_floating_point
+    ):
+        reason, instead = f"bits of {meta.dtype} are not put together", "Take another kind of Partial"
+    if reason:
+        raise PropagationError("redistribute", reason, instead, user_line())
 
 
 def _settled(draft: Draft, register: int) -> int:

@@ -48,6 +48,11 @@ def made_in_parts(told: Parts, mesh: DeviceMesh) -> DTensor:
     if not isinstance(local, torch.Tensor) or tuple(local.shape) != tuple(sizes) or local.dtype != meta.dtype:
         given = f"{tuple(local.shape)} {local.dtype}" if isinstance(local, torch.Tensor) else type(local).__name__
         raise ValueError(f"a part of size {tuple(sizes)} and {meta.dtype} is wanted here, and {given} was given")
+    return held(local, meta, mesh)
+
+
+def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
+    """The tensor of which this rank has this."""
     local = local.detach().to(mesh.device_type).contiguous()
     return DTensor.from_local(
         local, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride

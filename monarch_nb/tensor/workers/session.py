@@ -18,6 +18,7 @@ from monarch_nb.tensor.commands import (
     SHARDS,
     Cell,
     Define,
+    Locals,
     Making,
     Number,
     Parts,
@@ -34,7 +35,7 @@ from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.verbs import Used
 from monarch_nb.tensor.workers.journal import ASKING, Journal
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
-from monarch_nb.tensor.workers.making import empty, made_in_parts
+from monarch_nb.tensor.workers.making import empty, held, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, Told
 from monarch_nb.tensor.workers.randomness import BORROWED
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
@@ -171,7 +172,7 @@ class Session:
                 command = waiting.popleft()
                 if isinstance(command, Define | Making):
                     self._object(command, values)
-                elif isinstance(command, Put | Parts):
+                elif isinstance(command, Put | Locals | Parts):
                     self.env[command.result] = gone
                 elif isinstance(command, Trace):
                     self._object(command, values)
@@ -237,7 +238,7 @@ class Session:
             value = self._do(command)
         except BaseException as error:
             value = failure = self._failure(type(command).__name__.lower(), error)
-            if isinstance(command, Put | Parts):
+            if isinstance(command, Put | Locals | Parts):
                 self.env[command.result] = Lost(failure)
             elif isinstance(command, Trace):
                 self.env[command.number] = Lost(failure)
@@ -253,6 +254,8 @@ class Session:
             case Put():
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
+            case Locals():
+                self.env[command.result] = held(command.tensors[self._rank], command.made, self._mesh)
             case Parts():
                 BORROWED.give_back()
                 with self._interruptible():
