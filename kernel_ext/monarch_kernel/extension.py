@@ -78,10 +78,10 @@ class Extension:
         self._view_magics.install(VIEWS)
         self._views.install()
         self._widgets.install(VIEWS)
-        engine = runtime()
-        self._attach()
         self._dap.install()
         self._front.ending.append(self._dap.cell_ends)
+        engine = runtime()
+        self._attach()
         prestart(engine)
 
     def unload(self) -> None:

@@ -4,9 +4,11 @@ IPython 7.34 to 9.18, ipykernel 6.17 to 7.4: `make test-slow` runs the notebook 
 later version does not have any more is done without.
 """
 
+import functools
 import importlib
 import linecache
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -97,6 +99,35 @@ def hear_own_events(kernel: Any, hear: Callable[[Request], None]) -> Callable[[]
 
     def undo() -> None:
         debugger.event_callback = before
+
+    return undo
+
+
+def leave_threads_running(prefix: str) -> Callable[[], None]:
+    """Has the kernel's own debugger neither trace nor suspend threads whose names begin so; gives what ends that.
+
+    Marks of pydevd, which it looks for as a thread begins: those that run already when it is started are marked, too.
+    """
+
+    def mark(thread: threading.Thread) -> None:
+        if thread.name.startswith(prefix):
+            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+            thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def marked(thread: threading.Thread) -> None:
+        mark(thread)
+        start(thread)
+
+    threading.Thread.start = marked  # type: ignore[assignment, method-assign]
+    for thread in threading.enumerate():
+        mark(thread)
+
+    def undo() -> None:
+        if threading.Thread.start is marked:
+            threading.Thread.start = start  # type: ignore[method-assign]
 
     return undo
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from monarch_nb.host.bootstrap import untraced
 from monarch_nb.host.linux import boot_id
 from monarch_nb.mesh.handle import part_of, region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
@@ -150,7 +151,7 @@ def _unmark(token: str) -> None:
 def _pip(words: Sequence[str]) -> tuple[int, dict[str, tuple[str, str]]]:
     before = _versions()
     with subprocess.Popen(
-        [sys.executable, "-m", "pip", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        untraced([sys.executable, "-m", "pip", *words]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", env={**os.environ, **_SETTINGS},
     ) as process:  # fmt: skip
         try:

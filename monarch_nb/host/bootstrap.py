@@ -1,5 +1,6 @@
 """Command lines of Monarch's own processes, which find the package wherever this process found it."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,3 +19,14 @@ def command(module: str, *arguments: object, python: str | None = None) -> list[
     find = _OURS if python in (None, sys.executable) else _THEIRS
     code = f"import sys; {find}; from {module} import main; sys.exit(main(sys.argv[1:]))"
     return [python or sys.executable, "-P", "-c", code, *map(str, arguments)]
+
+
+def untraced(command: list[str]) -> list[str]:
+    """The same command line, started such that a debugger of this process does not take the new one over.
+
+    pydevd, which debugpy, JupyterLab's debugger and PyCharm are made of, replaces the arguments of each Python that is
+    started by a traced process: it then waits for a front end to attach to it, and JupyterLab never does. It knows a
+    Python by the name of the program, and `env` has another one.
+    """
+    env = shutil.which("env") if "pydevd" in sys.modules else None
+    return command if env is None else [env, *command]

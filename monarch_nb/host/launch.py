@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 
 from monarch_nb.host import folders
-from monarch_nb.host.bootstrap import command
+from monarch_nb.host.bootstrap import command, untraced
 from monarch_nb.host.protocol import Notice, Ready
 from monarch_nb.transport import descriptors_for, is_descriptor_limit
 from monarch_nb.wire import json_decoder
@@ -122,7 +122,7 @@ def begin_agent(
         try:
             with open(folder / "logs" / "agent.log", "ab") as errors:
                 process = subprocess.Popen(
-                    command("monarch_nb.host.agent", *options, python=python or sys.executable),
+                    untraced(command("monarch_nb.host.agent", *options, python=python or sys.executable)),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
                     env=None if env is None else dict(env), pass_fds=() if tcp_fd is None else (tcp_fd,),
                 )  # fmt: skip

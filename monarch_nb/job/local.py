@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_nb.host.bootstrap import untraced
 from monarch_nb.job.adapted import AdapterForm, AdapterJob
 from monarch_nb.job.trait import BATCH_FILE, JobTrait
 
@@ -47,7 +48,7 @@ class LocalJob(AdapterJob):
             open(os.path.join(self._log_dir, "stderr.log"), "wb") as err,
         ):
             self._process = subprocess.Popen(
-                [sys.executable, client_script], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                untraced([sys.executable, client_script]), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 env={**os.environ, BATCH: "1", BATCH_FILE: file}, start_new_session=True,
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from monarch_nb.host.bootstrap import untraced
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
@@ -61,7 +62,7 @@ class Processes(JobAdapter):
         """Starts one worker, whose lines go to a file in the folder."""
         with open(folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                line, env={**os.environ, **env}, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                untraced(line), env={**os.environ, **env}, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._children[process.pid] = process

@@ -20,6 +20,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     debug_orphan: str
     debug_page_lease: Duration
     debug_patience: Duration
+    debug_prompt: bool
     default_transport: ChannelTransport | str
     enable_log_forwarding: bool
     enable_otel_tracing: bool

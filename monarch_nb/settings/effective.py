@@ -96,4 +96,5 @@ class Effective:
     debug_page_lease = seconds(
         180, "how long ranks that JupyterLab's debugger has stopped wait for a page that is silent"
     )
+    debug_prompt = flag(True, "whether cells ask for commands where ranks are stopped; if not, calls raise")
     debug_patience = seconds(3, "how long a call without a prompt waits for ranks that do not stop as others have")

@@ -1,5 +1,6 @@
 """The debugger of a front end on the ranks of a mesh, over the control channel of a real kernel."""
 
+import ast
 from collections.abc import Iterator
 
 import pytest
@@ -330,3 +331,54 @@ def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded
 def test_what_the_kernel_itself_answers_comes_as_it_is(debugger: Debugger) -> None:
     assert debugger.do("modules")["modules"]
     assert "t" in {row["name"] for row in debugger.do("inspectVariables")["variables"]}
+
+
+HELPER = "def helper(x):\n    y = x + 1\n    return y\n"
+# How often each thread came by while `helper` was stopped.
+PASSES = """\
+import threading, time
+passes = {"monarch-probe": 0, "probe": 0}
+def come_by():
+    while True:
+        passes[threading.current_thread().name] += 1
+        time.sleep(0.02)
+for name in passes:
+    threading.Thread(target=come_by, name=name, daemon=True).start()
+"""
+TRACED = """\
+[thread.name for thread in threading.enumerate()
+ if thread.name.startswith("monarch") and not getattr(thread, "pydev_do_not_trace", False)]
+"""
+
+
+def test_a_debugger_that_was_on_before_the_extension_was_loaded_takes_no_process_over_and_suspends_no_engine() -> None:
+    notebook = Notebook(load=False)
+    try:
+        debugger = Debugger(notebook).on()  # the kernel's own
+        notebook.run(HELPER).ok()
+        debugger.mark(HELPER, "y = x + 1")
+        notebook.run("%load_ext monarch").ok()
+        notebook.run("%mesh w gpus=2").ok()
+        notebook.run(TRAINER).ok()
+        notebook.run("t = w.spawn('trainers', Trainer)\nt.initialized.get()").ok()
+        notebook.run(PASSES).ok()
+        debugger.mark(TRAINER, "loss = x + rank")
+        counted = "before = dict(passes); y = helper(1); after = dict(passes)"
+        cell = debugger.start(f"{counted}\nt.step.call(y).get().values()")
+        debugger.event("stopped")
+        assert debugger.frames(1)[0]["name"] == "helper"
+        debugger.hear(1)
+        debugger.do("continue", threadId=1)
+        debugger.event("stopped")
+        assert debugger.frames()[0]["name"] == "Trainer.step"
+        debugger.do("continue", threadId=1)
+        assert "[4, 6]" in debugger.finish(cell).ok().text
+        came_by = notebook.run("[after[name] - before[name] for name in passes]").ok().text
+        engine, users = ast.literal_eval(came_by)
+        assert engine > 5 > users, "the engine goes on while the notebook's code is stopped, and its threads stop"
+        assert notebook.run(TRACED).ok().text == "[]"
+        with_pip = notebook.run("import subprocess, sys\n%pip --version").ok()
+        assert with_pip.stdout.startswith("pip ")
+        debugger.off()
+    finally:
+        notebook.close()

@@ -217,3 +217,20 @@ def test_pdb_in_the_notebook_itself_stays_what_it_was(nb: Debugged) -> None:
     assert talk.prompts == ["ipdb> ", "ipdb> "]
     assert "5\n" in talk.text
     assert nb.run("monarch.debug.sessions()").text == "[]"
+
+
+def test_with_debug_prompt_off_no_cell_asks_and_the_next_cells_have_the_commands(nb: Debugged) -> None:
+    nb.run("from monarch.config import configure\nconfigure(debug_prompt=False)").ok()
+    try:
+        stopped = nb.finish(nb.start("g = t.only.call([2])\ng.get()", asks=True))
+        assert stopped.error is not None
+        assert stopped.error["ename"] == "StoppedAtBreakpoint"
+        assert "» p rank\n2" in nb.finish(nb.start("%%mdb t gpus=2\np rank\nc", asks=True)).ok().text
+        assert nb.finish(nb.start("sum(g.get().values())", asks=True)).ok().text == "28"
+        assert "ZeroDivisionError" in nb.finish(nb.start("t.forward.call([1, 5]).get()", asks=True)).traceback
+        opened = nb.finish(nb.start("%mpm", asks=True)).ok()
+        assert "post-mortem" in opened.text + opened.stdout + str(opened.displays), "listed, and nothing is asked"
+        assert not nb.client.stdin_channel.msg_ready()
+    finally:
+        nb.run("configure(debug_prompt=True)").ok()
+        nb.run("%%mdb trainers\nq")

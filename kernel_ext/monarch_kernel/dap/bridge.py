@@ -63,6 +63,7 @@ class DebugBridge:
         self._presence = Presence(self._holds, self._page_is_gone)
         self._pool = ThreadPoolExecutor(1, "monarch-dap")
         self._own: OwnDebugger | None = None
+        self._adopts = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._late: set[str] = set()  # files whose breakpoints the kernel's own debugger has not got yet
         self._handing = asyncio.Lock()
@@ -72,7 +73,9 @@ class DebugBridge:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Answers requests from now on; without a kernel there are none."""
+        """Answers requests from now on; without a kernel there are none. Comes before the engine's threads: the kernel's
+        own debugger may run already.
+        """
         if not hasattr(self._kernel, "do_debug_request"):
             return
         self._own = OwnDebugger(self._kernel, self._own_event, self._idle)
@@ -80,8 +83,7 @@ class DebugBridge:
             take_debug_requests(self._kernel, self.handle),
             self._own.close,
         ]
-        if self._own.started:  # the bug button was pressed before the extension was loaded
-            threading.Thread(target=self._adopt, name="monarch-dap-adopt", daemon=True).start()
+        self._adopts = self._own.started  # the bug button was pressed before the extension was loaded
 
     def uninstall(self) -> None:
         """The kernel answers by itself again; what the mesh was stopped by goes."""
@@ -97,6 +99,9 @@ class DebugBridge:
     def attach(self, engine: Runtime) -> None:
         """To this engine, which is new."""
         self.announcer.listen()
+        if self._adopts:
+            self._adopts = False
+            threading.Thread(target=self._adopt, name="monarch-dap-adopt", daemon=True).start()
 
     def _adopt(self) -> None:
         """Takes over what the kernel's own debugger was told before."""

@@ -1,10 +1,9 @@
 """The kernel's own debugger, for code that the notebook itself runs; started when a breakpoint is set in such code."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..jupyter import hear_own_events, own_debug_request, own_debugger
+from ..jupyter import hear_own_events, leave_threads_running, own_debug_request, own_debugger
 
 Message = dict[str, Any]
 
@@ -20,11 +19,20 @@ class OwnDebugger:
         self._idle = idle
         self._seq = 1 << 20
         self.stopped = False  # it has stopped the notebook's code
-        self._undo = hear_own_events(kernel, self._heard)
+        self._undo = [hear_own_events(kernel, self._heard)]
+        if self.started:
+            self._spare_engine()
 
     def close(self) -> None:
         """Front ends hear it without us again."""
-        self._undo()
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def _spare_engine(self) -> None:
+        """The engine must go on while the notebook's code is stopped: other hosts would take it for lost."""
+        if len(self._undo) == 1:
+            self._undo.append(leave_threads_running("monarch"))
 
     @property
     def exists(self) -> bool:
@@ -68,10 +76,7 @@ class OwnDebugger:
             return True
         if not self.exists or not self._idle():
             return False
-        for thread in threading.enumerate():  # which must go on while the notebook's code is stopped
-            if thread.name.startswith("monarch"):
-                thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-                thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+        self._spare_engine()
         told = {"clientID": "monarch", "adapterID": "python", "pathFormat": "path"}
         begun = await self.do("initialize", {**told, "linesStartAt1": True, "columnsStartAt1": True})
         return bool(begun.get("success")) and bool((await self.do("attach")).get("success"))

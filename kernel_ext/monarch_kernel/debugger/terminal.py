@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.debug.prompt import NoPrompt, NothingToAsk
+from monarch_nb.settings import settings
 from monarch_nb.transport import throw_into
 
 from ..front import Front
@@ -52,8 +53,8 @@ class CellTerminal:
 
     @property
     def can_ask(self) -> bool:
-        """Whether the front end of the running cell takes questions."""
-        if not self._front.running:
+        """Whether the front end of the running cell takes questions, and the user wants any (`debug_prompt`)."""
+        if not self._front.running or not settings.debug_prompt:
             return False
         return self._kernel is None or takes_input(self._kernel)
 
