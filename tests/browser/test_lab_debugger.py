@@ -147,9 +147,7 @@ def test_a_breakpoint_clicked_in_a_cells_gutter_stops_remote_actors_and_the_bug_
     assert notebook.errors == []
 
 
-def test_a_bug_button_that_was_on_before_the_extension_was_loaded_is_in_nobodys_way(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_a_bug_button_that_was_on_before_the_extension_was_loaded_is_in_nobodys_way(desk: Desk, tmp_path: Path) -> None:
     made = write_notebook(tmp_path / "bug_first.ipynb", ["# the button first"])
     with desk.open(made) as shown:
         first = Lab(shown)
