@@ -73,8 +73,8 @@ class DebugBridge:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Answers requests from now on; without a kernel there are none. Comes before the engine's threads: the kernel's
-        own debugger may run already.
+        """Answers requests from now on; without a kernel there are none. Comes before the engine's threads: the
+        kernel's own debugger may run already.
         """
         if not hasattr(self._kernel, "do_debug_request"):
             return
