@@ -65,3 +65,10 @@ def test_a_mistake_of_an_endpoint_ends_at_its_line_too(nb: Notebook) -> None:
     assert "this_proc().slice(nothing=1)" in shown
     assert "mesh has no dimension 'nothing'" in shown
     assert "monarch_nb/" not in shown
+
+
+def test_input_on_a_rank_says_where_to_ask(nb: Notebook) -> None:
+    cell = nb.run("%%on w gpus=0\ninput('how fast? ')")
+    assert "input('how fast? ')" in cell.traceback
+    assert "EOFError: input('how fast? ') has nobody to ask on a rank: ask in the notebook" in cell.traceback
+    assert "how fast?" not in cell.stdout, "nobody is asked"

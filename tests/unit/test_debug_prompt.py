@@ -246,11 +246,11 @@ def test_ranks_that_stop_while_a_question_is_open_are_told_before_the_next(t: An
         return "p x"
 
     terminal.table = lambda text, *, again: not again and terminal.write(text) is None  # type: ignore[method-assign]
-    terminal.typed = ["p x", meanwhile, "focus all", "c"]
+    terminal.typed = ["p x", meanwhile, "p rank", "focus gpus=2", "focus all", "c"]
     stopped(t, 1).get(SECONDS)
     assert terminal.text.count("other ranks have stopped: trainers gpus=2 at test_debug_prompt.py") == 1
-    assert terminal.asked[2] == "mdb trainers[gpus=0]> ", "who was in focus stays in focus"
-    assert terminal.asked[3] == "mdb trainers[gpus=0,2]> "
+    asked = ["gpus=0", "gpus=0", "gpus=0,2", "gpus=0,2", "gpus=2", "gpus=0,2"]
+    assert terminal.asked == [f"mdb trainers[{ranks}]> " for ranks in asked], "at one line they are one group"
 
 
 def test_a_wait_by_await_asks_as_one_that_blocks(t: Any, terminal: Terminal) -> None:

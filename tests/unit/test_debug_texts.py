@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from monarch_nb.debug.control import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.records import Frame, Stopped, Value, Variable
 from monarch_nb.debug.render.groups import grouped, named, tree, tree_text
 from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers, sparkline, watch_text
@@ -69,6 +70,31 @@ def test_the_table_says_who_is_not_stopped_and_what_those_do() -> None:
     text = table_text([stop(0)], missing=[missing])
     assert "not stopped: trainers gpus=5: runs step, at model.py:88 in forward" in text
     assert "not stopped: trainers gpus=6: idle" in text
+
+
+def test_stops_at_one_line_are_one_group_on_whichever_thread_and_wherever_it_was_called_from() -> None:
+    elsewhere = Frame("/home/me/train.py", 7, "Trainer.warm", "self.step()")
+    records = [stop(3, elsewhere, TRAIN), stop(1), replace(stop(0), thread="pt_autograd_0"), stop(2, TRAIN, LOSS)]
+    first, second = grouped(records)
+    assert (first.first.rank, first.where, first.thread) == (0, "trainers gpus=0-1,3", "pt_autograd_0")
+    assert second.where == "trainers gpus=2"
+    twice = [stop(0), replace(stop(0), session="another", thread="Thread-1")]
+    (group,) = grouped(twice)
+    assert group.ranks == 1
+    assert "■ 1 rank stopped\n  1 of 8  at train.py:42" in table_text(twice, sizes={"uid-trainers": 8})
+
+
+def test_ranks_that_come_to_stand_with_those_in_focus_get_its_commands_unless_somebody_chose() -> None:
+    standing = [stop(1)]
+    prompt = DebugPrompt(None, lambda: list(standing))  # type: ignore[arg-type]
+    assert [record.rank for record in prompt.fix()] == [1]
+    standing += [stop(0), stop(2, TRAIN, LOSS)]
+    assert prompt.question == "mdb trainers[gpus=1]> ", "what is typed now goes to who was asked about"
+    prompt.gather()
+    assert prompt.question == "mdb trainers[gpus=0-1]> "
+    prompt.focus_on([stop(1)])
+    prompt.gather()
+    assert prompt.question == "mdb trainers[gpus=1]> "
 
 
 def test_equal_stacks_of_different_meshes_are_not_one_group() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb.debug import Stopped
-from monarch_nb.debug.render import FileName, grouped, named, short
+from monarch_nb.debug.render import FileName, Group, grouped, named, short
 
 LEAD = 1  # the thread of the rank that is looked at: front ends have no other one
 
@@ -62,7 +62,8 @@ class Focus:
     def title(self, records: Sequence[Stopped]) -> str:
         """`trainers gpus=1-7 · train.py:42`."""
         at = records[0].frame
-        thread = f", thread {records[0].thread}" if records[0].thread else ""
+        threads = Group(tuple(records)).thread
+        thread = f", thread {threads}" if threads else ""
         return f"{named(records)}{thread} · {self._name(at.file)}:{at.line}"
 
     # -- how it moves -------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Conversation:
     def _command(self, last: str) -> str | None:
         """What was typed, whole; "" for nothing to do, None for the end."""
         prompt = self._prompt
+        prompt.gather()
         line = self._ask(prompt.question)
         if line.rstrip().endswith(":"):
             line = self._block(line)

@@ -58,6 +58,7 @@ class DebugPrompt:
     candidates: Callable[[], list[Stopped]]
     name: FileName = short
     focus: set[tuple[str, int, str]] | None = None  # None: the largest group
+    chosen: bool = False  # by a person, and not by being the largest group
     watches: list[str] = field(default_factory=list)
     displays: list[str] = field(default_factory=list)
     interactive: bool = False  # lines are Python, not commands
@@ -77,17 +78,24 @@ class DebugPrompt:
         groups = grouped(every)
         if self.everybody:
             return every
-        return list(max(groups, key=lambda group: len(group.records)).records) if groups else []
+        return list(max(groups, key=lambda group: group.ranks).records) if groups else []
 
-    def focus_on(self, records: Sequence[Stopped]) -> None:
+    def focus_on(self, records: Sequence[Stopped], *, chosen: bool = True) -> None:
         """Commands go to these from now on, wherever they stop."""
-        self.focus = {_key(record) for record in records}
+        self.focus, self.chosen = {_key(record) for record in records}, chosen
+
+    def gather(self) -> None:
+        """Whoever has stopped at the line of those in focus is in focus too, unless a person chose them."""
+        if self.focus is not None and not self.chosen:
+            records = set(self.focused())
+            groups = grouped(self.candidates())
+            self.focus |= {_key(record) for group in groups if records & set(group.records) for record in group.records}
 
     def fix(self) -> list[Stopped]:
         """The sessions in focus, which stay in focus wherever they go from here."""
         records = self.focused()
         if self.focus is None or not any(_key(record) in self.focus for record in records):
-            self.focus_on(records)
+            self.focus_on(records, chosen=False)
         return records
 
     @property
@@ -118,12 +126,12 @@ class DebugPrompt:
 
     def _once(self, text: str) -> Answers:
         picked, _, rest = text[1:].strip().partition(" ")
-        before = self.focus
+        before = self.focus, self.chosen
         self.focus_on(pick(self.candidates(), picked))
         try:
             return self._do(rest)
         finally:
-            self.focus = before
+            self.focus, self.chosen = before
 
     def _do(self, text: str) -> Answers:
         if not text.strip():

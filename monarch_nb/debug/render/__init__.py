@@ -1,7 +1,7 @@
 """What is stopped and what it answers, drawn together over the ranks: as text and as plain data. Pure."""
 
 from monarch_nb.debug.render.answers import Answers
-from monarch_nb.debug.render.groups import FileName, grouped, named, short
+from monarch_nb.debug.render.groups import FileName, Group, grouped, named, short
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.render.table import Missing
@@ -9,6 +9,7 @@ from monarch_nb.debug.render.table import Missing
 __all__ = [
     "Answers",
     "FileName",
+    "Group",
     "Missing",
     "grouped",
     "named",

@@ -1,4 +1,4 @@
-"""Stopped ranks drawn together: by actor, place and stack; and their stacks as one tree. Pure."""
+"""Stopped ranks drawn together, by actor mesh and line; and their stacks as one tree. Pure."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +8,7 @@ from monarch_nb.debug.records import Frame, Stopped
 from monarch_nb.shape import places, spans
 
 FileName = Callable[[str], str]
+THREADS = 3  # so many of a group are named
 
 
 def short(file: str) -> str:
@@ -17,14 +18,26 @@ def short(file: str) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of one actor mesh that are at one place, with equal stacks."""
+    """Ranks of one actor mesh that have stopped at one line, on whichever threads and wherever it was called from."""
 
     records: tuple[Stopped, ...]
 
     @property
     def first(self) -> Stopped:
-        """The one that stands for all."""
+        """The lowest rank, which stands for all."""
         return self.records[0]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks; several threads of one may be here."""
+        return len({record.rank for record in self.records})
+
+    @property
+    def thread(self) -> str:
+        """The names of threads that are not those of the actors, "" where there are none."""
+        names = sorted({record.thread for record in self.records if record.thread})
+        more = f" and {len(names) - THREADS} more" if len(names) > THREADS else ""
+        return f"{', '.join(names[:THREADS])}{more}"
 
     @property
     def where(self) -> str:
@@ -35,11 +48,11 @@ class Group:
 def grouped(records: Iterable[Stopped]) -> list[Group]:
     """The groups, the largest of each mesh first."""
     by_place: dict[object, list[Stopped]] = {}
-    for record in records:
-        stack = tuple((frame.file, frame.line, frame.function) for frame in record.stack)
-        by_place.setdefault((record.mesh, record.thread, record.post_mortem, stack), []).append(record)
+    for record in sorted(records, key=lambda record: (record.rank, record.session)):
+        at = record.frame
+        by_place.setdefault((record.mesh, record.post_mortem, at.file, at.line, at.function), []).append(record)
     groups = [Group(tuple(each)) for each in by_place.values()]
-    return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -len(group.records)))
+    return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -group.ranks, group.first.rank))
 
 
 def ranks_of(records: Sequence[Stopped]) -> str:

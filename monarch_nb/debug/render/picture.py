@@ -53,7 +53,7 @@ def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stop
         "ranks": [index(record) for record in group.records],
         "of": size,
         "endpoint": first.endpoint,
-        "thread": first.thread,
+        "thread": group.thread,
         "reason": reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons",
         "note": first.note,
         "post_mortem": first.post_mortem,

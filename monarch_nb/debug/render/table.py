@@ -52,7 +52,7 @@ def table_text(
         return "nothing is stopped"
     held = [record for record in records if record.in_the_way]
     opened = len(records) - len(held)
-    counts = [f"{counted(len(held), 'rank')} stopped"] if held else []
+    counts = [f"{counted(len({record.place for record in held}), 'rank')} stopped"] if held else []
     counts += [f"{counted(opened, 'failed call')} opened"] if opened else []
     lines = [f"■ {', '.join(counts)}"]
     rows = [_row(group, (sizes or {}).get(group.first.mesh), name) for group in groups]
@@ -65,17 +65,17 @@ def table_text(
             lines.append(f"      {group.first.note}")
     lines += [f"  {line}" for each in missing for line in each.lines()]
     if source:
-        biggest = max(groups, key=lambda group: len(group.records))
+        biggest = max(groups, key=lambda group: group.ranks)
         lines += ["", *source_lines(biggest.first)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str, str]:
     first = group.first
-    count = f"{len(group.records)} of {size}" if size is not None else str(len(group.records))
+    count = f"{group.ranks} of {size}" if size is not None else str(group.ranks)
     reasons = list(dict.fromkeys(record.reason for record in group.records))
     reason = reasons[0] if len(reasons) == 1 else f"{reasons[0]} and {len(reasons) - 1} other reasons"
-    thread = f", thread {first.thread}" if first.thread else ""
+    thread = f", thread {group.thread}" if group.thread else ""
     return count, f"at {place(first.frame, name)}", f"{group.where}{thread}", reason
 
 

@@ -1,6 +1,7 @@
 """The first code of a proc, forked or fresh: tidy up what came with the process, then run the runtime."""
 
 import atexit
+import builtins
 import contextlib
 import faulthandler
 import importlib
@@ -18,7 +19,7 @@ from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.redirect import redirect
-from monarch_nb.wire import parse_address
+from monarch_nb.wire import parse_address, repr_of, text_of
 
 _keep: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of channel and cord, for a command of the user's own
@@ -110,11 +111,21 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     sys.path[:] = dict.fromkeys([*spec.sys_path, *sys.path])
     importlib.invalidate_caches()
     sys.argv = [spec.address]
+    builtins.input = _nobody_answers
     # Cells define classes in a __main__ of their own; multiprocessing must not take the template for the program.
     _keep.append(sys.modules["__main__"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__dict__["__builtins__"] = __builtins__
     name_process(f"mnb:{parse_address(spec.address).name}")
+
+
+def _nobody_answers(prompt: object = "", /) -> NoReturn:
+    """`input()` of a process that has no terminal and no cell."""
+    question = repr_of(text_of(prompt)) if text_of(prompt) else ""
+    raise EOFError(
+        f"input({question}) has nobody to ask on a rank: ask in the notebook or script, and pass the answer to the "
+        "call, as in trainers.step.call(input('lr? ')); breakpoint() stops here, for whoever waits for the call"
+    )
 
 
 def _default_signals() -> None:
