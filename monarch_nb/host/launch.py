@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -132,7 +132,7 @@ def begin_agent(
                 raise
             raise AgentStartError(f"the agent of host {host} could not be started: {error}") from error
     assert process.stdin is not None
-    _only_ours(process.stdin)
+    only_ours(process.stdin)
     return ComingAgent(process, host, folder)
 
 
@@ -195,10 +195,10 @@ def _first_line(fd: int, timeout_s: float) -> bytes:
     return line
 
 
-_pipes: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
+_pipes: "weakref.WeakSet[IO[Any]]" = weakref.WeakSet()
 
 
-def _only_ours(pipe: IO[bytes]) -> None:
+def only_ours(pipe: IO[Any]) -> None:
     """Keep the owner pipe out of processes that this one forks without exec: they would hold the host alive."""
     if not _pipes:
         os.register_at_fork(after_in_child=_close_in_fork)

@@ -231,7 +231,7 @@ class AdapterJob(JobTrait):
     @property
     def agents(self) -> dict[str, Agent]:
         """By the names of their hosts; as the job's folder has them, which other processes share."""
-        return self._job.agents_now()
+        return self._job.now().agents
 
     @property
     def arrivals(self) -> list[Arrival]:
@@ -252,7 +252,7 @@ class AdapterJob(JobTrait):
     @property
     def spare_agents(self) -> tuple[str, ...]:
         """The names of those of its agents that are part of no mesh."""
-        return self._spares
+        return self._job.now().spares
 
     def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
         """These are its agents from now on, with other spares if so; they are written down, for who loads the job.
@@ -261,16 +261,18 @@ class AdapterJob(JobTrait):
         """
         if not self._agents:
             raise EngineError("the job was killed")
+        spares = self.spare_agents if spares is None else spares
         self._agents = agents
-        self.keep_spares(self._spares if spares is None else spares)
-
-    def keep_spares(self, spares: Iterable[str]) -> None:
-        """These are part of no mesh from now on; they are written down, for who loads the job."""
-        self._spares = tuple(name for name in spares if name in self._agents)
+        self._spares = tuple(name for name in spares if name in agents)
         if self._folder and self._agents:
             self._job.save()
         if self._applied.path is not None:
             self.dump(self._applied.path)
+
+    def keep_spares(self, spares: Iterable[str]) -> None:
+        """These are part of no mesh from now on; they are written down, for who loads the job."""
+        if self._agents:
+            self.keep_agents(self.agents, spares)
 
     def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
         """What its engine is asked for, for more hosts of a mesh. Raises EngineError where nothing can be asked."""

@@ -61,13 +61,13 @@ class Running(msgspec.Struct, frozen=True):
             draft.write_bytes(msgspec.json.encode(self))
             draft.replace(Path(self.folder, _FILE))
 
-    def agents_now(self) -> dict[str, Agent]:
-        """As its folder has them: another process may have got more, or let some go."""
+    def now(self) -> "Running":
+        """As its folder has it: another process may have got more agents, or let some go."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             saved = json_decoder(Running).decode(Path(self.folder, _FILE).read_bytes()) if self.folder else self
             if saved.job == self.job:
-                return saved.agents
-        return self.agents
+                return saved
+        return self
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class JobAdapter(ABC):
 
     keep_s: float | None = 60.0  # how long agents live on when no program uses them; None: they cannot end themselves
     watch_s = 5.0  # between looks at agents whose hosts have joined, for how the engine ends them; 0: never
+    chooses = False  # whether `add` chooses what a job's agents have not taken yet: one at a time may, of all processes
     takes_places = False  # whether users can say on which machines `add` starts agents
 
     @abstractmethod

@@ -1,9 +1,12 @@
 """Hosts that a running job is given, and takes back: the source of its host meshes."""
 
+import contextlib
+import fcntl
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +23,8 @@ from monarch_nb.runtime import Future, fail_future, pending_future, resolve_futu
 from monarch_nb.transport import held_back
 
 logger = logging.getLogger("monarch_nb.job")
-_keeping = threading.Lock()  # of what is written down: a job may have several meshes that get hosts at once
+_keeping = threading.Lock()  # where a job has no folder to lock
+_LOCK_S = 0.02  # between two tries
 
 
 class ElasticJob(Protocol):
@@ -102,19 +106,26 @@ class JobHosts:
         """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
         job, instead = self._job, dict[str, str]()
         names = {host: name for arrival in job.arrivals for name, host in arrival.joined.items()}
-        taken = self.spares.take(len(dead))
+        taken: dict[str, tuple[str, Arrival]] = {}
+        try:
+            with self._alone():
+                free = set(job.spare_agents)  # another process of this user may have taken some
+                while len(taken) < len(dead) and (some := self.spares.take(len(dead) - len(taken))):
+                    taken.update({name: each for name, each in some.items() if name in free})
+                job.keep_spares([name for name in job.spare_agents if name not in taken])
+        except OSError as error:
+            tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
             job.arrived(arrival)
             self._came.append(host)
             instead[lost] = host
             old = f"{names.get(lost, 'a lost host')} ({lost})"
             tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
-        try:
-            with _keeping:
-                job.keep_spares([name for name in job.spare_agents if name not in taken])
-        except OSError as error:
-            tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         return instead
+
+    def _alone(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
+        """Nobody else changes the job within, in this process or another one that has it."""
+        return _locked(self._job.running({}).folder, check)
 
     def refill(self) -> None:
         """Asks the engine for the spares that are missing, in the background."""
@@ -177,10 +188,9 @@ class JobHosts:
     ) -> tuple[str, ...]:  # fmt: skip
         places, count = ((), wanted) if isinstance(wanted, int) else (tuple(wanted), len(wanted))
         with self._lock:
-            job = self._job.running(self._job.agents)
             started: dict[str, Agent] = {}
             try:
-                arrival = self._start(asked, job, count, places, started)
+                arrival = self._start(asked, count, places, started)
                 hosts = arrival.hosts[self._mesh].get(max(0.0, until - time.monotonic()))
                 asked.came(hosts)
                 self._came += hosts
@@ -188,7 +198,7 @@ class JobHosts:
             except Exception as error:
                 story = asked.story()
                 asked.give_up()
-                self._end(job, started)
+                self._end(self._job.running(self._job.agents), started)
                 if isinstance(error, TimeoutError):
                     raise NoMoreHostsError(
                         f"{self} has given {self._mesh} no {_more(count)} within {timeout:g} s: {story}. They "
@@ -201,17 +211,12 @@ class JobHosts:
                     ) from error
                 raise
 
-    def _start(
-        self, asked: "_Asked", job: Running, count: int, places: tuple[str, ...], started: dict[str, Agent]
-    ) -> Arrival:
+    def _start(self, asked: "_Asked", count: int, places: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
         adapter = self._job.adapter
         if places and not adapter.takes_places:
             raise EngineError(f"its engine chooses the machines. Say how many: hosts={count}")
         asked.check()
-        wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), places)
-        started.update(adapter.add(job, wanted))
-        with _keeping:
-            self._job.keep_agents({**self._job.agents, **started})
+        job = self._add(count, places, started, asked.check, spare=False)
         roles = {self._mesh: self._job.role_of(self._mesh)}
         arrival = Arrival(adapter, msgspec.structs.replace(job, agents=dict(started)), roles, str(self), None)
         self._job.arrived(arrival)
@@ -222,17 +227,29 @@ class JobHosts:
 
     def _start_spares(self, count: int) -> dict[str, Arrival]:
         with self._lock:
-            job, started = self._job.running(self._job.agents), dict[str, Agent]()
+            started: dict[str, Agent] = {}
             try:
-                wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), ())
-                started.update(self._job.adapter.add(job, wanted))
-                with _keeping:
-                    agents, spares = self._job.agents, self._job.spare_agents
-                    self._job.keep_agents({**agents, **started}, [*spares, *started])
+                self._add(count, (), started, lambda: None, spare=True)
                 return self._arrivals_of(started)
             except Exception:  # the job was killed meanwhile, say
-                self._end(job, started)
+                self._end(self._job.running(self._job.agents), started)
                 raise
+
+    def _add(
+        self, count: int, places: tuple[str, ...], started: dict[str, Agent], check: Callable[[], object],
+        *, spare: bool,
+    ) -> Running:  # fmt: skip
+        """Has the engine start so many agents more, which are written down; the job as it was before."""
+        chooses, nothing = self._job.adapter.chooses, contextlib.nullcontext()
+        with self._alone(check) if chooses else nothing:
+            with nothing if chooses else self._alone(check):
+                job = self._job.running(self._job.agents)
+                wanted = self._job.wanting(self._mesh, _next_names(job, self._mesh, count), places)
+            started.update(self._job.adapter.add(job, wanted))
+            with nothing if chooses else self._alone():
+                spares = [*self._job.spare_agents, *(started if spare else ())]
+                self._job.keep_agents({**self._job.agents, **started}, spares)
+        return job
 
     def _drop_spare(self, name: str) -> None:
         with self._lock:
@@ -256,7 +273,7 @@ class JobHosts:
         except Exception as error:
             logger.warning("%s: %s may run on: %s", self, ", ".join(agents), error)
         try:
-            with _keeping:
+            with self._alone():
                 self._job.keep_agents({name: agent for name, agent in self._job.agents.items() if name not in agents})
         except EngineError:  # it was killed, and has none
             return
@@ -304,6 +321,42 @@ class _Asked:
         if self._arrival is not None and not self._hosts:
             self._arrival.stop("it was given up")
         return self._hosts
+
+
+@contextlib.contextmanager
+def _locked(folder: str, check: Callable[[], object]) -> Iterator[None]:
+    """Holds a job's folder, which processes share; while others do, `check` may end the wait.
+
+    Raises EngineError where the folder is gone with its job.
+    """
+    if not folder:
+        with _keeping:
+            yield
+        return
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise EngineError("the job was killed: its folder is gone") from None
+    try:
+        while not _taken(fd):
+            check()
+            time.sleep(_LOCK_S)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+        os.close(fd)
+
+
+def _taken(fd: int) -> bool:
+    """Whether the lock is ours now; so it is where the file system has none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _more(count: int) -> str:

@@ -1,6 +1,9 @@
 """What a job is asked for when a mesh grows: by an engine of the test, whose hosts come when it says so, or never."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen
+from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, Running, Seen, elastic
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.lifecycle.notices import HostNotices
@@ -267,6 +270,69 @@ def test_two_meshes_of_a_job_that_are_given_hosts_at_once_both_have_them_written
     until(lambda: len(engine.asked) == 2, "both have asked")
     engine.may_answer.set()
     until(lambda: {"fleet_2", "loaders_0"} <= job.agents.keys(), "both are written down")
+    for thread in growing:
+        thread.join(20)
+    assert as_at_first(job, engine)
+
+
+OTHER = """
+import os, sys, time
+from pathlib import Path
+from monarch_nb.job.elastic import _locked
+folder = Path(sys.argv[1])
+with _locked(str(folder), lambda: None):
+    print("held", flush=True)
+    sys.stdin.readline()
+    (folder / "fleet_7.asked").touch()
+print("let go", flush=True)
+"""
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_another_process_that_gets_hosts_for_the_job_is_waited_for(
+    hosts: JobHosts, job: Job, engine: Engine, chooses: bool
+) -> None:
+    engine.chooses = chooses
+    line = [sys.executable, "-c", OTHER, str(job.folder)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        growing = threading.Thread(target=lambda: _refused(hosts), daemon=True)
+        growing.start()
+        assert not engine.asked
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "let go\n"
+    growing.join(20)
+    assert [wanted.names for wanted in engine.asked] == [("fleet_8",)]
+    assert as_at_first(job, engine)
+
+
+def test_an_interrupt_ends_the_wait_for_another_process_too(hosts: JobHosts, job: Job, engine: Engine) -> None:
+    with elastic._locked(str(job.folder), lambda: None):
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt, match="stopped waiting"):
+            hosts.more(1, 30.0)
+    assert not engine.asked
+
+
+def test_engines_that_choose_are_asked_one_at_a_time(hosts: JobHosts, job: Job, engine: Engine) -> None:
+    engine.chooses = True
+    others = JobHosts(job, "loaders")
+    engine.may_answer.clear()
+    growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, others)]
+    for thread in growing:
+        thread.start()
+    until(lambda: len(engine.asked) == 1, "one has asked")
+    folder = os.open(job.folder, os.O_RDONLY)
+    try:
+        assert not elastic._taken(folder)
+    finally:
+        os.close(folder)
+    assert len(engine.asked) == 1
+    engine.may_answer.set()
+    until(lambda: len(engine.asked) == 2, "then the other one")
     for thread in growing:
         thread.join(20)
     assert as_at_first(job, engine)

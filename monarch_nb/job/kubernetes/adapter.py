@@ -2,13 +2,15 @@
 
 import base64
 import contextlib
+import shutil
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from monarch_nb.connect.routes import Routes
+from monarch_nb.host.bound import end_bound, start_bound
 from monarch_nb.job.adapter import (
     Agent,
     Agents,
@@ -33,6 +35,7 @@ _FORWARDING = "Forwarding from 127.0.0.1:"
 class Kubernetes(JobAdapter):
     """The ids of agents are `namespace/mesh/rank`: pods come and go, and are found by label and rank."""
 
+    chooses = True
     keep_s = None  # the cluster would start again what ends by itself
 
     def __init__(self) -> None:
@@ -264,23 +267,21 @@ class Kubernetes(JobAdapter):
             f"pod/{self._pod(job, name)}",
             f":{port}",
         ]
-        try:
-            process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError:
+        if shutil.which(line[0]) is None:
             raise EngineError(
                 "from outside of the cluster a pod is reached with `kubectl port-forward`, and there is no kubectl "
                 "here: install it, or forward a port yourself and name it with attach_to='tcp://127.0.0.1:PORT'"
-            ) from None
+            )
+        process = start_bound(line, errors=subprocess.STDOUT)
         assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said.startswith(_FORWARDING):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            raise EngineError(f"kubectl port-forward to {name} has failed: {said.strip() or 'it has ended'}")
+        try:
+            said = process.stdout.readline()
+            if not said.startswith(_FORWARDING):
+                raise EngineError(f"kubectl port-forward to {name} has failed: {said.strip() or 'it has ended'}")
+        except BaseException:  # an interrupt too
+            end_bound(process)
+            raise
+        threading.Thread(target=_drain, args=(process.stdout,), name="monarch-forward", daemon=True).start()
         way = f"tcp://127.0.0.1:{said.removeprefix(_FORWARDING).split()[0]}"
         opened_here(way, job, name, (address,))
         with self._lock:
@@ -296,10 +297,7 @@ class Kubernetes(JobAdapter):
                     del lives[key]
             ended = [self._forwards.pop(key)[0] for key in mine]
         for process in ended:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            end_bound(process)
 
 
 def _rank(agent: Agent) -> int:
@@ -308,6 +306,13 @@ def _rank(agent: Agent) -> int:
 
 def _ranks(agents: Agents, mesh: str) -> set[int]:
     return {_rank(agent) for name, agent in agents.items() if mesh_of(name) == mesh}
+
+
+def _drain(output: IO[str]) -> None:
+    """It has a line to say of each connection."""
+    with contextlib.suppress(ValueError, OSError):  # closed
+        for _ in output:
+            pass
 
 
 def _kubectl(options: Mapping[str, Any]) -> list[str]:

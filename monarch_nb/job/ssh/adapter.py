@@ -17,7 +17,7 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.helper import Answer, Ask
 from monarch_nb.job.ssh.machine import Machine
-from monarch_nb.job.ssh.places import host_of, listed, places_at_first, refusal, unused
+from monarch_nb.job.ssh.places import listed, places_at_first, read_machine, refusal, unused
 from monarch_nb.job.ssh.thread import LoopThread
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.transport import knock
@@ -30,6 +30,7 @@ class SSH(JobAdapter):
     """Connections live on an event loop of their own thread; each machine is asked by itself, all at once."""
 
     watch_s = 2.0
+    chooses = True
     takes_places = True
 
     def __init__(self) -> None:
@@ -130,16 +131,15 @@ class SSH(JobAdapter):
 
     def shell(self, job: Running, name: str) -> list[str]:
         """The command `ssh`."""
-        user, at, place = job.agents[name].id.rpartition("@")
-        host, colon, port = place.rpartition(":")
-        words = ["-p", port] if colon and port.isdecimal() else []
+        user, host, port = read_machine(job.agents[name].id)
+        words = ["-p", port] if port else []
         for option, letter in (("ssh_port", "-p"), ("username", "-l"), ("tunnel", "-J")):
             words += [letter, str(job.options[option])] if option in job.options and letter not in words else []
         for option, letter in (("client_keys", "-i"), ("config", "-F")):
             words += [word for file in job.options.get(option, ()) for word in (letter, file)]
         if "known_hosts" in job.options:
             words += ["-o", f"UserKnownHostsFile={job.options['known_hosts']}"]
-        return ["ssh", *words, f"{user}{at}{host if colon and port.isdecimal() else place}"]
+        return ["ssh", *words, f"{user}@{host}" if user else host]
 
     def hold(self, job: Running, keep: bool) -> None:
         """Connections of this job stay, or may be closed; the last one ends the thread of them all."""
@@ -204,7 +204,8 @@ class SSH(JobAdapter):
         bind = f"tcp://{'127.0.0.1' if reach == 'tunnel' else '0.0.0.0'}:{port}"
         requests = {
             machine: Ask(
-                do="start", job=wanted.job, address=bind, known_as=host_of(machine), key=key, keep_s=wanted.keep_s,
+                do="start", job=wanted.job, address=bind, known_as=read_machine(machine).host, key=key,
+                keep_s=wanted.keep_s,
                 names={name: wanted.environment_of(name) for name, place in places.items() if place == machine},
             )
             for machine in dict.fromkeys(places.values())

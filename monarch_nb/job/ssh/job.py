@@ -46,14 +46,14 @@ class LoginJob(AdapterJob):
 class SSHJob(LoginJob):
     """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
 
-    A machine is `[user@]name[:port]`, or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts;
-    there is no prompt for passwords. The last `spares` machines of each mesh wait to take the place of one that is
-    lost; `more` are machines that meshes may grow onto. `python_exe` is the interpreter
-    there, with monarch-nb installed. `gpus` on each machine are checked when it joins. `reach` says how the agents are
-    met: `"direct"` at a port of the machine (`monarch_port`, else any that is free), `"tunnel"` through the SSH
-    connection, so that no other port needs to be open, `"auto"` directly where that works. The job's key goes
-    over the connection, on no command line. The agents live on when the client ends or the connection breaks; `kill()`
-    ends them.
+    A machine is `[user@]name[:port]`, its name also an address (of IPv6 as `fd00::7`, or `[fd00::7]:2222` with a port),
+    or a name of `~/.ssh/config`, which is honoured with keys, agents and jump hosts; there is no prompt for passwords.
+    The last `spares` machines of each mesh wait to take the place of one that is lost; `more` are machines that meshes
+    may grow onto. `python_exe` is the interpreter there, with monarch-nb installed. `gpus` on each machine are checked
+    when it joins. `reach` says how the agents are met: `"direct"` at a port of the machine (`monarch_port`, else any
+    that is free), `"tunnel"` through the SSH connection, so that no other port needs to be open, `"auto"` directly
+    where that works. The job's key goes over the connection, on no command line. The agents live on when the client
+    ends or the connection breaks; `kill()` ends them.
 
     Needs `pip install 'monarch-nb[ssh]'`. Raises EngineError, naming each machine, where agents cannot be started.
     """

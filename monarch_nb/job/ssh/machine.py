@@ -10,6 +10,7 @@ import msgspec
 
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.helper import HELLO, Answer, Ask
+from monarch_nb.job.ssh.places import read_machine
 from monarch_nb.wire import json_decoder
 
 _CONNECT_S = 20.0
@@ -95,15 +96,12 @@ class Machine:
         return helper
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
-        user, at, place = self.name.rpartition("@")
-        host, colon, port = place.rpartition(":")
-        if not colon or not port.isdecimal():
-            host, port = place, ""
+        user, host, port = read_machine(self.name)
         given: dict[str, Any] = {name: self._options[name] for name in _FOR_ASYNCSSH if name in self._options}
         number = port or self._options.get("ssh_port")
         if number:
             given["port"] = int(number)
-        if at:
+        if user:
             given["username"] = user
         return await asyncssh.connect(host, keepalive_interval=_BEAT_S, keepalive_count_max=_BEATS, **given)
 

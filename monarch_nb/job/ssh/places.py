@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_nb.job.adapter import Running
 
@@ -42,8 +42,22 @@ def listed(wrong: Mapping[str, str]) -> str:
     return "\n".join(f"  {why}" for why in wrong.values())
 
 
-def host_of(machine: str) -> str:
-    """The name of a machine, without the user and the port."""
-    place = machine.rpartition("@")[2]
+class MachineName(NamedTuple):
+    """The parts of `[user@]name[:port]`; "" for what is not said."""
+
+    user: str
+    host: str
+    port: str
+
+
+def read_machine(machine: str) -> MachineName:
+    """The parts of a machine's name. The address of IPv6 stands alone, or in brackets where a port follows it."""
+    user, _, place = machine.rpartition("@")
+    if place.startswith("[") and "]" in place:
+        host, _, rest = place[1:].partition("]")
+        if not rest or (rest[0] == ":" and rest[1:].isdecimal()):
+            return MachineName(user, host, rest[1:])
     host, colon, port = place.rpartition(":")
-    return host if colon and port.isdecimal() else place
+    if colon and port.isdecimal() and ":" not in host:
+        return MachineName(user, host, port)
+    return MachineName(user, place, "")

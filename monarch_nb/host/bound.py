@@ -1,0 +1,67 @@
+"""A program of somebody else's that ends with the process that has started it, whatever ends that."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.launch import only_ours
+from monarch_nb.host.linux import die_with_pipe
+
+
+def start_bound(line: Sequence[str], *, errors: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+    """Starts a command in a session of its own, with its output as text at `stdout` and an empty input.
+
+    Its end of a pipe is what binds it: the kernel closes ours, also where this process is killed. A program that is not
+    found ends with status 127, and says so on `errors`.
+    """
+    process = subprocess.Popen(
+        command("monarch_nb.host.bound", *line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    only_ours(process.stdin)
+    return process
+
+
+def end_bound(process: "subprocess.Popen[str]") -> int:
+    """Ends it at once, and what it has started; its status."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    return process.wait()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Becomes the program, or stays beside it where the kernel cannot bind it."""
+    owner = os.dup(0)
+    cord = die_with_pipe(owner)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    try:
+        if cord is None:
+            return _stay(argv, owner)
+        os.set_inheritable(cord, True)
+        os.execvp(argv[0], list(argv))
+    except FileNotFoundError:
+        sys.stderr.write(f"{argv[0]}: not found\n")
+        return 127
+
+
+def _stay(argv: Sequence[str], owner: int) -> int:
+    child = subprocess.Popen(list(argv))
+
+    def end_with_owner() -> None:
+        while os.read(owner, 4096):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_owner, daemon=True).start()
+    return child.wait()
