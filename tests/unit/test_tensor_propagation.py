@@ -18,8 +18,9 @@ from monarch_nb.tensor.propagation import (
     Propagator,
     Redistribute,
     Write,
+    bounds,
 )
-from monarch_nb.tensor.propagation import planner as patience
+from monarch_nb.tensor.propagation.world import World, imagining
 
 aten = torch.ops.aten
 LINE = Layout((2,), ("data",))
@@ -217,7 +218,6 @@ def test_ways_between_placements_that_are_remembered_are_those_that_a_search_fin
         product, _, _ = propagator.plan(aten.bmm.default, (left, right))  # type: ignore[arg-type]
         return [left, right, product.program, product.made]
 
-    monkeypatch.setattr(patience, "_PATIENCE", 60.0)  # it is the ways that are compared, on a busy machine too
     remembered = planned()
     planner = _redistribute.DTensorRedistributePlanner
     monkeypatch.setattr(planner, "get_next_state", planner.get_next_state.__wrapped__)
@@ -256,3 +256,53 @@ def test_a_dimension_that_is_out_of_range_is_refused_as_it_was_written(propagato
         propagator.plan(aten.cumsum.default, (meta(4, 6, placed=ROWS), -3))
     with pytest.raises(IndexError, match="index -5 out of range"):
         propagator.plan(aten.select.int, (meta(4, 6, placed=ROWS), 0, -5))
+
+
+SPACE = Layout((2, 2, 2), ("data", "model", "expert"))
+
+
+def test_rules_that_would_try_too_much_are_not_asked_whatever_the_clock_and_the_plan_says_so() -> None:
+    heads = (Shard(0), Shard(1), Replicate())  # of attention, on batches: as one dimension, strided shards
+    propagator = Propagator(SPACE)
+    left, right = (
+        propagator.plan(aten._unsafe_view.default, (Meta.of(SPACE, shape, torch.float32, heads), flat))[0].made[0]
+        for shape, flat in (((8, 4, 12, 8), [32, 12, 8]), ((8, 4, 8, 12), [32, 8, 12]))
+    )
+    plan, _, _ = propagator.plan(aten.bmm.default, (left, right))
+    assert all(placement.is_replicate() for placement in plan.made[0].placements)
+    assert "would try 2197 combinations of placements" in plan.notices[0].text
+    sum_, _, _ = propagator.plan(aten.add.Tensor, (left, left))
+    assert (sum_.made[0].placements, sum_.collectives) == (left.placements, ())
+
+
+def test_rules_are_bounded_where_plans_are_made_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = Layout((2, 2), ("data", "model"))
+    first, second = (Meta.of(plane, (6, 4, 4), torch.float32, (Shard(0), Shard(1))) for _ in range(2))
+    free, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
+    assert not free.notices
+    monkeypatch.setattr(bounds, "_MOST", 100)
+    plan, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
+    assert "would try 81 combinations" in plan.notices[0].text
+    world = World(plane)
+    with imagining():
+        assert world.fake(first).bmm(world.fake(second)).placements == free.made[0].placements
+
+
+def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propagator: Propagator) -> None:
+    for placed in (ROWS, COLUMNS, (_StridedShard(0, split_factor=2),)):
+        lists = [[meta(8, 4, placed=placed), meta(4, 4, placed=ROWS)]] * 2
+        plan, _, _ = propagator.plan(aten._foreach_add.List, lists)
+        assert plan.made == tuple(lists[0])
+        assert plan.collectives == ()
+    norms, _, _ = propagator.plan(aten._foreach_norm.Scalar, (lists[0], 2))
+    assert [one.shape for one in norms.made] == [(), ()]
+
+
+def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> None:
+    four = Propagator(Layout((4,), ("data",)))
+    some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none
+    assert [four.plan(aten.min.default, (one,))[0].made[0].placements for one in (some, none)] == [
+        (Partial("min"),),
+        WHOLE,
+    ]
+    assert four.plan(aten.sum.default, (none,))[0].made[0].placements == (Partial(),)

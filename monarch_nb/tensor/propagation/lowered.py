@@ -1,9 +1,12 @@
 """An operation as PyTorch runs it on each rank's own shards, once its inputs lie as they must."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
 
 from .draft import Draft
 from .meta import Meta, Placements
@@ -11,6 +14,9 @@ from .operation import Leaf, Operation
 from .world import World
 
 __all__ = ["Unfit", "Way", "lowered"]
+
+
+_REAL = 1 << 24  # elements of whole tensors that are made to look how an operation takes empty shards
 
 
 class Unfit(Exception):
@@ -74,6 +80,8 @@ def _tried(
         result = operation.func(*args, **kwargs)
     except Exception as error:
         raise Unfit(reason(error)) from error
+    if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, given, strict=True)):
+        _run_without(operation, shards)
     found = flat(result)
     if len(found) != len(leaves):
         raise Unfit("it returns another number of tensors on shards")
@@ -86,6 +94,23 @@ def _tried(
             raise Unfit(f"a shard of its result would have the shape {tuple(shard.shape)}, which does not fit")
         if leaf[1] and not meta.copied and not any(_share(shard, shards[base]) for base in leaf[1]):
             raise Unfit("it copies on shards what is a view of the whole")
+
+
+def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
+    """The operation as a rank runs it that has no element of what is cut: imagined shards let more pass than kernels.
+
+    The least of no numbers, for one, has a shape, but cannot be told.
+    """
+    if sum(shard.numel() for shard in shards) > _REAL:
+        raise Unfit("a rank has nothing of it")
+    with unset_fake_temporarily():
+        real = [torch.zeros(shard.shape, dtype=shard.dtype, device="cpu") for shard in shards]
+        cpu = torch.device("cpu")
+        args, kwargs = tree_map_only(torch.device, lambda _: cpu, operation.filled(real.__getitem__))
+        try:
+            operation.func(*args, **kwargs)
+        except Exception as error:
+            raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.distributed.tensor import Partial
 
-from .deadline import Deadline, TookTooLong
 from .draft import Draft
 from .errors import DataDependentShapeError, PropagationError
 from .gathered import gathered
@@ -16,17 +15,15 @@ from .lowered import Unfit, flat, lowered
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
-from .plan import Notice, Plan, Result, Slot, Write, builder
+from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
-from .rules import by_own_rules, has_own_rule
+from .rules import as_they_lie, by_own_rules, has_own_rule
 from .sharded import by_rules
 from .values import VALUES
 from .world import World, imagining
 from .writing import Writer
 
 __all__ = ["Planner"]
-
-_PATIENCE = 5.0  # seconds for PyTorch's rules: some try thousands of combinations
 
 
 class Planner:
@@ -145,7 +142,7 @@ class Planner:
             writes=tuple(dict.fromkeys(operation.writes)),
             puts_back=len(operation.writes) > 1 and any(isinstance(step, Write) for step in program.steps),
             collectives=tuple(draft.collectives),
-            notices=self._noticed(operation) if draft.collectives else (),
+            notices=self._noticed(operation) if any(isinstance(step, Redistribute) for step in program.steps) else (),
             value=value is not None and bool(made),
         )
 
@@ -192,11 +189,11 @@ class Planner:
         worlds = self._worlds
         if has_own_rule(operation):
             return lowered(by_own_rules(operation, leaves), leaves, worlds)
+        way = as_they_lie(operation, leaves)
+        if way is not None:
+            return lowered(way, leaves, worlds)
         try:
-            with Deadline(_PATIENCE):
-                return by_rules(operation, leaves, worlds)
-        except TookTooLong:
-            raise Unfit(f"its sharding rules gave no answer within {_PATIENCE:.0f} s") from None
+            return by_rules(operation, leaves, worlds)
         except Unfit as unfit:
             try:
                 return lowered(by_own_rules(operation, leaves), leaves, worlds)

@@ -11,16 +11,19 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from .lowered import Unfit, Way
+from .meta import Placements
 from .operation import Leaf, Operation, slots
+from .partial import has_parts
 from .plan import Slot
 
-__all__ = ["LOSSES", "by_own_rules", "has_own_rule"]
+__all__ = ["LOSSES", "as_they_lie", "by_own_rules", "has_own_rule"]
 
 R = Replicate()
 Row = tuple[Sequence[Placement | None], Sequence[Placement]]
 Rule = Callable[[Operation, Sequence[Leaf]], list[Row]]
 
 _NEVER = float("inf")
+_REDUCED_LISTS = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum", "_fused_rms_norm"})
 
 
 def has_own_rule(operation: Operation) -> bool:
@@ -45,6 +48,36 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
         tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas))),
         tuple(None if leaf is None else tuple(row[0][at] or R for row in best) for at, leaf in enumerate(leaves)),
     )
+
+
+def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Way | None:
+    """An operation on each element by itself, of tensors that are placed alike: as it is, whatever these are.
+
+    Of lists of tensors it is those at one position in each that are alike. None for any other operation. Other rules
+    would try all combinations of placements to find this one.
+    """
+    packet = operation.packet
+    if packet.startswith(("_foreach_", "_fused_")) and packet not in _REDUCED_LISTS:
+        lists = [slots(each) for each in (*operation.args, *operation.kwargs.values()) if isinstance(each, list)]
+        groups = [list(group) for group in zip(*filter(None, lists), strict=False)]
+        made = [[leaf] for leaf in leaves] if len(leaves) == len(groups) else [[]] * len(groups)
+        complete = {len(each) for each in lists if each} == {len(groups)} and len(leaves) in (0, len(groups))
+    else:
+        groups, made = [[*range(len(operation.metas))]], [list(leaves)]
+        complete = torch.Tag.pointwise in operation.func.tags
+    if not complete or operation.random:
+        return None
+    grouped = {at for group in groups for at in group}
+    if any(meta.shape or not meta.is_replicated for at, meta in enumerate(operation.metas) if at not in grouped):
+        return None
+    outputs: list[Placements] = []
+    for group, results in zip(groups, made, strict=True):
+        metas = [meta for meta in (operation.metas[at] for at in group) if meta.shape or not meta.is_replicated]
+        shapes = {tuple(leaf[0].shape) for leaf in results if leaf is not None} | {meta.shape for meta in metas}
+        if len(shapes) != 1 or len({meta.placements for meta in metas}) != 1 or any(map(has_parts, metas)):
+            return None
+        outputs += [metas[0].placements] * len(results)
+    return Way(operation, tuple(meta.placements for meta in operation.metas), tuple(outputs))
 
 
 def _cost(operation: Operation, row: Row, dim: int) -> float:

@@ -10,6 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
 
 from .accounting import Recorder
+from .bounds import TooManyWays, bounded
 from .draft import Draft
 from .lowered import Unfit, Way, flat, lowered, reason
 from .meta import Meta, Placements
@@ -87,10 +88,14 @@ def _asked(operation: Operation, world: World) -> OutputSharding:
     try:
         asked = dispatcher.unwrap_to_op_info(operation.func, tuple(args), kwargs)
         assert asked.schema is not None
-        with unset_fake_temporarily():  # it enters a mode of its own, or none where it takes operations apart
+        with (
+            unset_fake_temporarily(),
+            bounded(),
+        ):  # it enters a mode of its own, or none where it takes operations apart
             return dispatcher.sharding_propagator.propagate_op_sharding_non_cached(asked.schema)
     except Exception as error:
-        raise Unfit(reason(error)) from error
+        many = next((one for one in (error, error.__cause__) if isinstance(one, TooManyWays)), None)
+        raise Unfit(reason(error) if many is None else str(many)) from error
 
 
 def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
@@ -171,7 +176,7 @@ def _seen(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[l
     args, kwargs = operation.filled(tensors.__getitem__)
     recorder = Recorder(world.dims)
     try:
-        with recorder:
+        with recorder, bounded():
             result = operation.func(*args, **kwargs)
     except Exception as error:
         raise Unfit(reason(error)) from error

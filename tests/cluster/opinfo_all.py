@@ -1,0 +1,412 @@
+"""Every sample of every operation that PyTorch tests itself with, on sharded tensors, forward and backward.
+
+`python -m tests.cluster.opinfo_all RESULTS [NAME,NAME…]` runs all operations, or these, on as many processes as there
+are cores, and appends a line of JSON for each to the file; those that it has already are left out, so that a run that
+was ended goes on. The ranks are threads (`threaded_ranks`): two in a row, and four in a square. Samples are tried
+again with their dimensions written negative. A sample that hangs or ends its process costs that process alone.
+"""
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.utils._pytree import tree_leaves, tree_map
+
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.propagation import Layout, Placements
+from tests.cluster import opinfo_cases as cases
+
+LINE, SQUARE = Layout((2,), ("data",)), Layout((2, 2), ("data", "model"))
+R, ROWS, COLUMNS, PARTS = Replicate(), Shard(0), Shard(1), Partial()
+WAYS: dict[str, tuple[Layout, Placements]] = {
+    "whole": (LINE, (R,)),
+    "rows": (LINE, (ROWS,)),
+    "columns": (LINE, (COLUMNS,)),
+    "parts": (LINE, (PARTS,)),
+    "rows × columns": (SQUARE, (ROWS, COLUMNS)),
+    "rows × rows": (SQUARE, (ROWS, ROWS)),
+    "columns × parts": (SQUARE, (COLUMNS, PARTS)),
+}
+HANGS_S = 90  # seconds for one sample in all ways
+AT_ONCE = 40  # operations of a process: it forgets no plan
+WRONG_KEPT = 5  # examples
+
+
+@dataclass
+class Case:
+    """What became of the samples of one operation in one way."""
+
+    right: int = 0
+    untried: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Judged:
+    """What local tensors give: outputs, gradients, and the inputs that it changed."""
+
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+    changed: dict[int, torch.Tensor]
+    drawn: bool
+
+
+class Bench:
+    """The meshes of a process, and what is tried on them."""
+
+    def __init__(self) -> None:
+        from tests.cluster import threaded_ranks
+
+        self._tools = threaded_ranks
+        self._ranks = threaded_ranks.Ranks(SQUARE.size)
+        self._streams = {layout: self._ranks.mesh(layout) for layout in (LINE, SQUARE)}
+
+    def judged(self, op: Any, sample: Any) -> Judged:
+        """On local tensors. Raises what the operation raises."""
+
+        def local(value: Any) -> Any:
+            return value.detach().clone().requires_grad_(value.requires_grad) if _is_tensor(value) else value
+
+        draws = cases.Draws()
+        with draws:
+            args, kwargs, result = _called(op, sample, local)
+        outputs = cases._tensors(result)
+        inputs = cases._tensors((args, kwargs))
+        changed = {at: tensor.detach().clone() for at, tensor in enumerate(inputs) if tensor._version}
+        gradients = list(cases._gradients(args, kwargs, result))
+        return Judged([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
+
+    def outcome(self, op: Any, sample: Any, expected: Judged, layout: Layout, lie: Callable[[Any], Placements]) -> str:
+        """ "ok", "WRONG …" for what differs from local tensors, or "refused …" with the error."""
+        stream = self._streams[layout]
+        stage = "forward"
+
+        def sharded(value: Any) -> Any:
+            if not _is_tensor(value):
+                return value
+            return self._tools.distributed(stream, value, lie(value)).requires_grad_(value.requires_grad)
+
+        try:
+            args, kwargs, result = _called(op, sample, sharded)
+            found = cases._tensors(result)
+            if len(found) != len(expected.outputs):
+                return f"WRONG forward: {len(found)} tensors instead of {len(expected.outputs)}"
+            stage = "backward"
+            gradients = list(cases._gradients(args, kwargs, result))
+            inputs = cases._tensors((args, kwargs))
+            pairs = [("forward", one, other) for one, other in zip(expected.outputs, found, strict=True)]
+            pairs += [("of an input", one, inputs[at]) for at, one in expected.changed.items()]
+            for one, other in zip(expected.gradients, gradients, strict=True):
+                if (one is None) != (other is None):
+                    return "WRONG backward: a gradient is missing"
+                if one is not None and other is not None:
+                    pairs.append(("backward", one, other))
+            handles = [other for _, _, other in pairs if isinstance(other, MeshTensor)]
+            stage = "run"
+            values = iter(self._tools.fetched(self._ranks, stream, handles))
+            for what, one, other in pairs:
+                value = next(values) if isinstance(other, MeshTensor) else other
+                if difference := cases._difference(one, value, expected.drawn):
+                    return f"WRONG {what}: {difference}"
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            with contextlib.suppress(Exception):
+                stream.synchronise()  # what failed belongs to this sample
+            return f"refused {stage}: {type(error).__name__}: {lines[0][:300]}"
+        return "ok"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _called(op: Any, sample: Any, convert: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    args = tree_map(convert, (sample.input, *sample.args))
+    kwargs = tree_map(convert, sample.kwargs)
+    torch.manual_seed(1)
+    return args, kwargs, op(*args, **kwargs)
+
+
+def lies(value: torch.Tensor, placements: Placements) -> Placements:
+    """How this tensor is placed: whole along what it cannot be cut by, or be a sum of."""
+    summable = value.dtype.is_floating_point and value.dtype.itemsize > 1
+    return tuple(
+        p
+        if (isinstance(p, Shard) and value.dim() > p.dim and value.shape[p.dim] > 1) or (p.is_partial() and summable)
+        else R
+        for p in placements
+    )
+
+
+def all_samples(op: Any, kind: str) -> list[Any]:
+    """All of PyTorch's, of sizes of this kind; of its own where there are none of these."""
+    dtype = torch.float32
+    if not op.supports_dtype(dtype, "cpu"):
+        supported = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))
+        if not supported:
+            return []
+        dtype = supported[0]
+    gradients = op.supports_autograd and dtype.is_floating_point
+
+    def drawn() -> list[Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        return list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+
+    with cases.sizes(kind), contextlib.suppress(Exception):
+        return drawn()
+    return drawn()
+
+
+def same_inputs(sample: Any) -> str:
+    """What tells samples apart but for the values of tensors."""
+
+    def told(value: Any) -> Any:
+        return (tuple(value.shape), _strides(value), value.dtype, value.requires_grad) if _is_tensor(value) else value
+
+    return repr(tree_map(told, (sample.input, sample.args, sorted(sample.kwargs.items()))))
+
+
+def _strides(value: torch.Tensor) -> Any:
+    return value.stride() if value.layout == torch.strided else value.layout
+
+
+def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any | None:
+    """The sample with each dimension written as a negative number; None where it has none.
+
+    Whether a number is a dimension is found by trying: the result is the same then.
+    """
+    from torch.testing._internal.opinfo.core import SampleInput
+
+    first = next((leaf for leaf in tree_leaves(sample.input) if _is_tensor(leaf)), None)
+    if first is None:
+        return None
+    args, kwargs, changed = list(sample.args), dict(sample.kwargs), False
+
+    def candidates(value: Any) -> Iterator[Any]:
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        if not several or not all(type(one) is int and 0 <= one <= first.dim() for one in several):
+            return
+        for rank in dict.fromkeys((max(first.dim(), 1), first.dim() + 1)):
+            if all(one < rank for one in several):
+                moved = [one - rank for one in several]
+                yield type(value)(moved) if isinstance(value, (list, tuple)) else moved[0]
+
+    for holder, keys in ((args, range(len(args))), (kwargs, tuple(kwargs))):
+        for key in keys:
+            before = holder[key]  # type: ignore[index,call-overload]
+            for value in candidates(before):
+                holder[key] = value  # type: ignore[index,call-overload]
+                if equal(SampleInput(sample.input, args=tuple(args), kwargs=kwargs)):
+                    changed = True
+                    break
+                holder[key] = before  # type: ignore[index,call-overload]
+    return SampleInput(sample.input, args=tuple(args), kwargs=dict(kwargs)) if changed else None
+
+
+def tried(op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None]) -> dict[str, Case]:
+    """All samples of an operation, in all ways."""
+    found = {f"{kind} {word}": Case() for kind in cases.SIZES for word in WAYS}
+    seen: set[str] = set()
+    for kind in cases.SIZES:
+        for number, sample in enumerate(all_samples(op, kind)):
+            told = same_inputs(sample)
+            if told in seen:
+                continue  # PyTorch's own sizes, which were tried
+            seen.add(told)
+            begun(kind, number)
+            if (kind, number) in skipped:
+                found[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
+                continue
+            _try_sample(op, sample, bench, {word: found[f"{kind} {word}"] for word in WAYS}, f"sample {number}")
+    return found
+
+
+def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: str) -> None:
+    try:
+        expected = bench.judged(op, sample)
+    except Exception:
+        for case in by.values():
+            case.untried += 1
+        return
+    tries = [("", sample, expected)]
+
+    def equal(other: Any) -> bool:
+        try:
+            _, _, result = _called(op, other, lambda value: value.detach().clone() if _is_tensor(value) else value)
+        except Exception:
+            return False
+        outputs = cases._tensors(result)
+        return len(outputs) == len(expected.outputs) and not any(
+            cases._difference(one, two, False) for one, two in zip(expected.outputs, outputs, strict=True)
+        )
+
+    negative = None if expected.drawn else written_negative(op, sample, equal)
+    if negative is not None:
+        with contextlib.suppress(Exception):
+            tries.append((" with negative dimensions", negative, bench.judged(op, negative)))
+    done: set[tuple[Layout, tuple[Placements, ...]]] = set()
+    given = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_tensor(leaf)]
+    for word, (layout, placements) in WAYS.items():
+        lie = tuple(lies(value, placements) for value in given)
+        if (layout, lie) in done or (word != "whole" and all(p == R for each in lie for p in each)):
+            continue  # the same as another way
+        done.add((layout, lie))
+        case = by[word]
+        for suffix, each, wanted in tries:
+            outcome = bench.outcome(op, each, wanted, layout, lambda value, ps=placements: lies(value, ps))
+            if outcome == "ok":
+                case.right += 1
+            elif outcome.startswith("WRONG"):
+                if len(case.wrong) < WRONG_KEPT:
+                    case.wrong.append(f"{title}{suffix}: {outcome} | {same_inputs(each)[:300]}")
+            else:
+                case.refused[outcome] += 1
+
+
+def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], out: int) -> None:
+    """What one process does: it says what it begins, and what it found."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+
+    def say(*what: Any) -> None:
+        os.write(out, (json.dumps(what) + "\n").encode())
+
+    bench = Bench()
+    for op in cases.operations():
+        name = cases.name_of(op)
+        if name not in names:
+            continue
+
+        def begun(kind: str, number: int, name: str = name) -> None:
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            say("begun", name, kind, number)
+
+        started = time.process_time()
+        found = tried(op, bench, skipped.get(name, set()), begun)
+        faulthandler.cancel_dump_traceback_later()
+        said = {
+            case: {"right": each.right, "untried": each.untried, "refused": dict(each.refused), "wrong": each.wrong}
+            for case, each in found.items()
+        }
+        say("done", name, said, round(time.process_time() - started, 2))
+
+
+class Child:
+    """A process with its share of the operations, started again after a sample that ended it."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.skipped: dict[str, set[tuple[str, int]]] = {}
+        self._begun: tuple[str, str, int] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.out, theirs = os.pipe()
+        self._text = b""
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.close(self.out)
+                _of_process(self.names, self.skipped, theirs)
+                os._exit(0)
+            except BaseException:
+                error = sys.exc_info()[1]
+                print(f"{type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
+            finally:
+                os._exit(4)
+        os.close(theirs)
+
+    def read(self) -> Iterator[tuple[str, Any, float]]:
+        """What it has found meanwhile."""
+        data = os.read(self.out, 1 << 16)
+        self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            kind, name, *rest = json.loads(line)
+            if kind == "begun":
+                self._begun = (name, rest[0], rest[1])
+            else:
+                self.names.remove(name)
+                yield name, rest[0], rest[1]
+        if not data:
+            os.close(self.out)
+            os.waitpid(self._pid, 0)
+            if self.names:
+                yield from self._go_on()
+
+    def _go_on(self) -> Iterator[tuple[str, Any, float]]:
+        """Without the sample that ended it, or without the operation where it was none."""
+        name, size, number = self._begun or (self.names[0], "", -1)
+        skipped = self.skipped.setdefault(name, set())
+        if name not in self.names or (size, number) in skipped:
+            name = next(each for each in self.names)
+            case = Case(wrong=["its samples ended the process"])
+            self.names.remove(name)
+            yield name, {"even whole": vars(case)}, 0.0
+        skipped.add((size, number))
+        if self.names:
+            self._start()
+
+    def end(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def found_of(names: Iterable[str], processes: int = 2) -> Iterator[tuple[str, Any, float]]:
+    """What became of these operations, as they are done: by case, and the seconds it took."""
+    waiting = deque(names)
+    children: list[Child] = []
+    try:
+        while waiting or children:
+            while waiting and len(children) < processes:
+                children.append(Child([waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]))
+            ready, _, _ = select.select([child.out for child in children], [], [])
+            for child in list(children):
+                if child.out in ready:
+                    yield from child.read()
+                    if not child.names:
+                        children.remove(child)
+    finally:
+        for child in children:
+            child.end()
+
+
+def main(path: str, names: str = "") -> None:
+    """Appends what is not there yet to the file."""
+    file = Path(path)
+    known = {json.loads(line)[0] for line in file.read_text().splitlines()} if file.exists() else set()
+    wanted = [cases.name_of(op) for op in cases.operations()]
+    if names:
+        wanted = [name for name in wanted if name in names.split(",")]
+    begun, wrong = time.time(), 0
+    processes = int(os.environ.get("PROCESSES", os.cpu_count() or 1))
+    with file.open("a", buffering=1) as out:
+        for name, by, took in found_of([name for name in wanted if name not in known], processes):
+            out.write(json.dumps([name, by, took]) + "\n")
+            for case, each in by.items():
+                wrong += len(each["wrong"])
+                for one in each["wrong"]:
+                    print(f"{name} {case} {one}", flush=True)
+    print(f"{len(wanted)} operations, {wrong} wrong, {time.time() - begun:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
