@@ -13,7 +13,8 @@ from monarch_nb.runtime import EXEC, Future, PendingCall, current, runtime
 
 def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
     """Runs a cell's source on every rank: on a ProcMesh in the lasting namespace of each process, with `rank`, `point`
-    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression.
+    and `mesh` in it; on an ActorMesh between messages, with `self` as well. Gives the values of its last expression;
+    one that cannot be sent, or a large object that has only a repr to show, stays there and is shown by its repr.
 
     Raises SyntaxError here, before anything is sent.
     """

@@ -12,6 +12,7 @@ from typing import Any
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.stayed import sendable
 from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
@@ -46,14 +47,15 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
 
 
 def run_and_draw(source: str, filename: str, namespace: dict[str, Any]) -> Any:
-    """The same; figures that the cell leaves open are displayed at its end, as in a notebook."""
+    """The same, with the value as it is to be sent; figures that the cell leaves open are displayed at its end, as in a
+    notebook."""
     before = open_figures()
     value = None
     try:
         value = run_source(source, filename, namespace)
     finally:
         show_figures(before, value)
-    return value
+    return sendable(value)
 
 
 def _has_loop() -> bool:

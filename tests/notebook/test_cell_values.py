@@ -1,0 +1,35 @@
+"""What a cell on ranks ends with: values come back, and what cannot or need not is shown by its repr."""
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("mesh", ["w", "a"])
+def test_what_cannot_be_sent_is_shown_as_a_local_cell_shows_it(nb: Notebook, mesh: str) -> None:
+    shown = nb.run(f"%%on {mesh}\nimport threading\n(x for x in range(3))").ok()
+    assert "all 4 ranks: <generator object <genexpr>>" in shown.text
+    wrong = nb.run("_.get(0).gi_frame").traceback
+    assert "stayed on its rank, since it cannot be sent (TypeError: cannot pickle 'generator' object)" in wrong
+    sour = "class Sour:\n    __repr__ = lambda self: 'sour'\n    def __reduce__(self): raise ValueError('no')"
+    assert "all 4 ranks: sour" in nb.run(f"%%on {mesh}\n{sour}\nSour()").ok().text
+
+
+LARGE = """%%on w
+class Net:
+    def __init__(self, size): self.weights = bytes(size)
+    def __repr__(self): return f"Net({len(self.weights)})"
+"""
+
+
+def test_large_objects_stay_and_data_comes(nb: Notebook) -> None:
+    assert "all 4 ranks: Net(5000000)" in nb.run(f"{LARGE}net = Net(5_000_000)\nnet").ok().text
+    assert nb.run("type(_.get(3)).__name__").ok().text == "'StayedOnRank'"
+    assert "stayed on its rank, since it has 5.0 MB" in nb.run("__.get(0).weights").traceback
+    assert nb.run("%%on w\nlen(net.weights)").ok().text.endswith("all 4 ranks: 5000000"), "it is there for other cells"
+    nb.run("%%on w gpus=0\n{'weights': net.weights}").ok()
+    assert nb.run("len(_.item()['weights'])").ok().text == "5000000", "data is brought, however large"
+    nb.run("%%on w gpus=0\nsmall = Net(10)\nsmall").ok()
+    assert nb.run("len(_.item().weights)").ok().text == "10"
