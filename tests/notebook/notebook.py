@@ -120,8 +120,9 @@ class Notebook:
         return ANSI.sub("", data.get("text/plain", ""))
 
     def complete(self, code: str) -> list[str]:
+        """What is offered there. The first time IPython's own completer reads modules for seconds, many under load."""
         request = self.client.complete(code)
-        return list(self._reply(request, time.monotonic() + 15)["content"]["matches"])
+        return list(self._reply(request, time.monotonic() + 60)["content"]["matches"])
 
     def _next(self, request: str, deadline: float) -> dict[str, Any]:
         while True:
