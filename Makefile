@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -52,6 +52,9 @@ test-slow: setup browser docs ## the slow tests, the site, those of random histo
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 	MONARCH_TEST_PROCESSES=1 $(PY) -m pytest -q tests/memory_network $(PYTEST_ARGS)
 	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
+
+test-matrix: setup browser ## the wheel's suite on Python 3.11 to 3.14 and PyTorch from the oldest to the newest; ONLY='newest' for some
+	$(PY) scripts/matrix.py $(ONLY) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
 	MONARCH_TEST_EFFORT=$(or $(EFFORT),400) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)

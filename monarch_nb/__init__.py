@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     )
     from monarch_nb.connect.kept import results
     from monarch_nb.connect.returning import attach
-    from monarch_nb.distributed import checkpoint, compile, distribute, from_local  # noqa: A004 - as torch.compile
+    from monarch_nb.distributed import (
+        checkpoint,
+        compile,  # noqa: A004 - as torch.compile
+        distribute,
+        from_local,
+        module_to_mesh,
+    )
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
     from monarch_nb.shape import Extent, NDSlice, Shape
-    from monarch_nb.tensor.modules.to_mesh import module_to_mesh
 
 __all__ = [
     "Extent",
@@ -69,7 +74,7 @@ _HOMES = {
     "distribute": "monarch_nb.distributed",
     "from_local": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",
-    "module_to_mesh": "monarch_nb.tensor.modules.to_mesh",
+    "module_to_mesh": "monarch_nb.distributed",
     "profile": "monarch_nb.profiling",
     "results": "monarch_nb.connect.kept",
 }

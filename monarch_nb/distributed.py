@@ -7,6 +7,7 @@ result = t @ t.T                     # runs in all processes of the mesh
 PyTorch is imported when the first of these names is used.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,15 @@ _look_up = lazy_names("monarch_nb.tensor", _HOMES)
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = _look_up(name)
+    try:
+        value = globals()[name] = _look_up(name)
+    except ImportError as error:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise
+        from monarch_nb.tensor.errors import too_old
+
+        raise too_old(torch.__version__) from error
     return value
 
 

@@ -2,8 +2,10 @@
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -56,6 +58,32 @@ WITH_TORCH = re.compile(
 )
 
 
+# Modules of sharded tensors: they are built on what PyTorch has since this release.
+TENSORS = re.compile(
+    r"tests/(random_programs/|models/|cluster/test_tensor_|notebook/test_tensors_|notebook/test_example_tensors"
+    r"|unit/test_tensor_|unit/test_placement)"
+)
+TENSORS_SINCE = (2, 10)
+
+
+@functools.cache
+def too_old_for_tensors() -> str:
+    """The version of an installed PyTorch that has no sharded tensors; empty for others, and where there is none."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    major, minor = version.split(".")[:2]
+    return version if (int(major), int(minor)) < TENSORS_SINCE else ""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Modules that nobody has read are named all the same."""
+    if version := too_old_for_tensors():
+        since = ".".join(map(str, TENSORS_SINCE))
+        terminalreporter.write_line(f"NOT TESTED HERE: sharded tensors need PyTorch {since}, and this is {version}")
+
+
 def elsewhere(path: Path, config: pytest.Config) -> bool:
     """Whether a module is another worker's, where several share all tests. The first has all, as one that takes the
     place of a worker that has crashed."""
@@ -70,7 +98,9 @@ def all_of_them(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return elsewhere(collection_path, config) or None
+    name = collection_path.relative_to(HERE.parent).as_posix()
+    untestable = collection_path.suffix == ".py" and TENSORS.match(name) is not None and too_old_for_tensors() != ""
+    return untestable or elsewhere(collection_path, config) or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ProcMesh
+from monarch_nb.tensor.errors import too_old
 from monarch_nb.tensor.seeds import mixed
 from monarch_nb.tensor.stream import Stream
 
@@ -112,10 +113,7 @@ def _claim() -> bool:
     try:
         from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
     except ImportError:
-        raise ImportError(
-            f"sharded tensors need a newer PyTorch than {torch.__version__}: one that takes backends written in Python "
-            "(2.10 or later)"
-        ) from None
+        raise too_old(torch.__version__) from None
     taken = torch._C._get_privateuse1_backend_name()
     if taken != _FREE:
         warnings.warn(

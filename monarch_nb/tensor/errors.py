@@ -85,3 +85,11 @@ def broken(mesh: str, error: SupervisionError, places: Sequence[Place | None]) -
     text = f"mesh {mesh} is broken" + (f"; it was at operations of {origin}" if origin is not None else "")
     story = str(error) if error.failure is None else error.failure.report()
     return SupervisionError(f"{text}\n{story}", failure=error.failure)
+
+
+def too_old(version: str) -> ImportError:
+    """The error for a PyTorch without what sharded tensors are built on: a backend written in Python, and DTensor."""
+    return ImportError(
+        f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
+        "pip install -U torch"
+    )

@@ -11,7 +11,7 @@ LIBRARY = Path(__file__).parents[2] / "monarch_nb"
 NEVER = {"torch", "numpy", "IPython", "ipykernel", "ipywidgets", "anywidget"}
 
 FEW = 100  # modules
-FEW_OF_OURS = 110
+FEW_OF_OURS = 115
 
 LOADED = """
 import json, sys
