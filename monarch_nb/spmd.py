@@ -1,8 +1,6 @@
 """Programs written for torchrun, on a proc mesh: the environment of torch.distributed, set up and set up again."""
 
-import contextlib
 import math
-import os
 import runpy
 import socket
 import sys
@@ -10,17 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
+from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
+from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.compat.network import AddrType, get_ipaddr
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
 _NAME = "_SPMDActor"
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
-        door.bind(("", 0))
-        return int(door.getsockname()[1])
 
 
 class SPMDActor(Actor):
@@ -40,38 +34,31 @@ class SPMDActor(Actor):
         self.group_rank = self.rank // self.local_world_size
         self.group_world_size = -(-self.world_size // self.local_world_size)
 
-    def _set(self, master_addr: str, master_port: int) -> None:
-        os.environ.update(
-            MASTER_ADDR=master_addr,
-            MASTER_PORT=str(master_port),
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.world_size),
-            LOCAL_RANK=str(self.local_rank),
-            LOCAL_WORLD_SIZE=str(self.local_world_size),
-            GROUP_RANK=str(self.group_rank),
-            GROUP_WORLD_SIZE=str(self.group_world_size),
-            ROLE_RANK=str(self.rank),
-            ROLE_WORLD_SIZE=str(self.world_size),
-            ROLE_NAME="rank",
-        )
+    def _set(self, master_addr: str, master_port: int, number: int) -> None:
+        PROCESS_GROUPS.give_up(number, everything=True)
+        master = (master_addr, master_port)
+        wanted = of_rank(self.rank, self.world_size, self.local_rank, self.local_world_size, master)
+        PROCESS_GROUPS.set_environment(wanted, forced=True)
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:
         """This host's name, or its IP address, and a TCP port that is free now."""
         name = socket.gethostname()
         if use_ipaddr is not None:
-            return get_ipaddr(name, 0, use_ipaddr), _free_port()
+            return get_ipaddr(name, 0, use_ipaddr), free_port()
         try:
             socket.getaddrinfo(name, None)
         except socket.gaierror:  # a host whose own name leads nowhere: this machine alone can be meant
             name = "localhost"
-        return name, _free_port()
+        return name, free_port()
 
     @endpoint
-    def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Sets the environment; process groups of before are taken down, for they may have dead members."""
-        _abandon_groups()
-        self._set(master_addr, master_port)
+    def setup_env(self, master_addr: str, master_port: int, number: int = 0) -> None:
+        """Sets the environment; process groups of before are given up, for they may have dead members.
+
+        Names of new groups begin at `number`, where one is given: a store that was used before may have others.
+        """
+        self._set(master_addr, master_port, number or master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
@@ -81,8 +68,7 @@ class SPMDActor(Actor):
         """
         if not script_args or list(script_args) == ["-m"]:
             raise ValueError("main: neither a script nor a module is given, such as ['train.py'] or ['-m', 'train']")
-        _abandon_groups()
-        self._set(master_addr, master_port)
+        self._set(master_addr, master_port, master_port)
         arguments = sys.argv
         try:
             if script_args[0] == "-m":
@@ -97,20 +83,6 @@ class SPMDActor(Actor):
         finally:
             sys.argv = arguments
         return True
-
-
-def _abandon_groups() -> None:
-    """Lets go of process groups. One with dead members is aborted: to take leave of them would wait for ever."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return
-    groups = list(distributed.distributed_c10d._world.pg_map)
-    for group in groups:
-        for device in list(getattr(group, "_device_types", ())):
-            with contextlib.suppress(Exception):
-                backend = group._get_backend(device)
-                backend.abort()  # NCCL's hang in what they wait for; gloo has none in some versions
-    distributed.destroy_process_group()
 
 
 def _checked(mesh: ProcMesh, master_addr: str | None, master_port: int | None) -> Any:
@@ -139,7 +111,7 @@ def setup_torch_elastic_env(
     try:
         if master_addr is None:
             master_addr, master_port = _first(actors).get_host_port.call_one(use_ipaddr).get()
-        actors.setup_env.call(master_addr, master_port).get()
+        actors.setup_env.call(master_addr, master_port, fresh_number()).get()
     finally:
         actors.stop()
 
@@ -155,6 +127,6 @@ async def setup_torch_elastic_env_async(
     try:
         if master_addr is None:
             master_addr, master_port = await _first(actors).get_host_port.call_one(use_ipaddr)
-        await actors.setup_env.call(master_addr, master_port)
+        await actors.setup_env.call(master_addr, master_port, fresh_number())
     finally:
         actors.stop()

@@ -7,6 +7,7 @@ from monarch_nb.runtime import Loader
 FEATURES: dict[str, Loader] = {
     "debug": lambda engine: import_module("monarch_nb.debug.service").attach(engine),
     "activity": lambda engine: import_module("monarch_nb.store.activity").attach(engine),
+    "collectives": lambda engine: import_module("monarch_nb.collectives.service").attach(engine),
     "metrics": lambda engine: import_module("monarch_nb.telemetry.points").attach(engine),
     "tensor": lambda engine: import_module("monarch_nb.tensor.groups.service").attach(engine),
     "profiling": lambda engine: import_module("monarch_nb.profiling.service").attach(engine),

@@ -1,5 +1,6 @@
 """What the handles of a process ask for, done by the rooms above them; each is loaded when it is first needed."""
 
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -120,6 +121,17 @@ class ProcessOperations:
         routes = self._engine.part(Routes)
         gone = [host for host in hosts if host not in routes.attached and host not in routes.local]
         return [*gone, *(host for host in hosts if host in routes.attached and routes.attached[host].lost)]
+
+    def meeting_point(self, hosts: Sequence[str]) -> str:
+        """The name or address by which all of these hosts reach the first; "" where that is not known."""
+        routes = self._engine.part(Routes)
+        far = [host for host in hosts if host in routes.attached and not routes.attached[host].near]
+        if len(hosts) == 1 or not far:
+            return "localhost"
+        if hosts[0] not in far:
+            return socket.gethostname()
+        scheme, _, rest = routes.attached[hosts[0]].endpoint.partition("://")
+        return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" and not routes.attached[hosts[0]].behind else ""
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+import monarch_nb.collectives.verbs
 import monarch_nb.debug.verbs
 import monarch_nb.host.verbs
 import monarch_nb.logs.verbs
@@ -33,6 +34,7 @@ ALL = verbs_of(
         monarch_nb.logs.verbs,
         monarch_nb.runtime.verbs,
         monarch_nb.mesh.verbs,
+        monarch_nb.collectives.verbs,
         monarch_nb.debug.verbs,
         monarch_nb.store.verbs,
         monarch_nb.telemetry.verbs,

@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.engine.compose import Role, compose
 from monarch_nb.host.protocol import ProcSpec, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
@@ -14,7 +15,18 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.redirect import journal_of_this_process
 from monarch_nb.mesh.console import Console
-from monarch_nb.runtime import ROOT, Actor, ActorCell, Local, RunsOn, Runtime, SpawnActor, install, install_breakpoints
+from monarch_nb.runtime import (
+    ROOT,
+    Actor,
+    ActorCell,
+    Local,
+    RunsOn,
+    Runtime,
+    SpawnActor,
+    current,
+    install,
+    install_breakpoints,
+)
 from monarch_nb.runtime.actors import sleeping
 from monarch_nb.runtime.output import display_hooks, dumps
 from monarch_nb.runtime.output.log_prefix import levels_are_known
@@ -55,6 +67,7 @@ def run_proc(spec: ProcSpec) -> int:
         engine.log.keep(journal)
         levels_are_known()
         display_hooks.install()
+    PROCESS_GROUPS.watch(_constructed)
     engine.begin_setup()
     console = host_console(engine, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
 
@@ -76,6 +89,13 @@ def run_proc(spec: ProcSpec) -> int:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     return 0
+
+
+def _constructed() -> tuple[str, int] | None:
+    """The actor whose `__init__` runs on this thread."""
+    context = current.get()
+    cell = context.actor_instance.cell if context is not None else None
+    return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.state == "starting" else None
 
 
 def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from monarch_nb.collectives.environment import OURS, free_port, of_rank
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
@@ -18,7 +19,7 @@ from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
-from monarch_nb.mesh.operations import ProcsWanted
+from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
@@ -30,6 +31,7 @@ from monarch_nb.runtime import (
     PendingCall,
     ProcState,
     Runtime,
+    ranks_of,
     resolved_future,
     runtime,
     when_done,
@@ -57,6 +59,7 @@ class ProcBirth(Struct, eq=False):
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     host_mesh: str  # the identity of the host mesh it was spawned on
+    master: tuple[str, int] = ("", 0)  # where the next process groups of torch.distributed meet
     initialized: Future[Any] = field(default_factory=lambda: resolved_future(True))
 
     def let_go(self) -> None:
@@ -85,6 +88,27 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
     return changed
 
 
+def torchrun_environment(state: ProcState, rank: int) -> dict[str, str]:
+    """What torchrun would set for a rank of a mesh; without a master where no host can be named."""
+    born = state.born
+    assert isinstance(born, ProcBirth)
+    if not settings.torchrun_environment:
+        return {}
+    region, local = state.coming or state.region, state.layout.per_host
+    place = region.point_of_base_rank(rank).rank
+    found = of_rank(place, len(region), rank % local, local, born.master)
+    return {name: value for name, value in found.items() if born.master[0] or not name.startswith("MASTER_")}
+
+
+def choose_master(state: ProcState) -> None:
+    """A new place for the next process groups to meet: on the first rank's host, a port that seems free."""
+    born = state.born
+    assert isinstance(born, ProcBirth)
+    ranks = ranks_of(state.coming or state.region)
+    hosts = tuple(dict.fromkeys(state.layout.host_of(rank) for rank in ranks))
+    born.master = (operations().meeting_point(hosts), free_port((born.master[1],)))
+
+
 def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
     """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
     born = state.born
@@ -111,7 +135,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 ranks=tuple(rank for rank, _ in there),
                 incarnations=tuple(incarnation for _, incarnation in there),
                 env=tuple(
-                    {**(shared if born.inherits(rank) else handed_on), **born.env[rank % layout.per_host]}
+                    {**(shared if born.inherits(rank) else handed_on), **_own_environment(state, born, rank)}
                     for rank, _ in there
                 ),
                 proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in there) if born.proc_bind else (),
@@ -145,6 +169,13 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
         call.close()
         raise
     return call.future
+
+
+def _own_environment(state: ProcState, born: ProcBirth, rank: int) -> dict[str, str | None]:
+    """What is set for one rank alone, or by who spawned the mesh; that wins."""
+    given = born.env[rank % state.layout.per_host]
+    ours = torchrun_environment(state, rank)
+    return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
 
 
 def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
@@ -198,6 +229,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.born, ProcBirth)]
     warn_of_shared(name, wanted.hosts, env, living)
     try:
+        choose_master(state)
         engine.part(MeshRegistry).own(instance, state)
         born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)

@@ -84,6 +84,9 @@ class Operations(Protocol):
     def lost_hosts(self, hosts: Collection[str]) -> list[str]:
         """Those of them that cannot be reached, as far as is known."""
 
+    def meeting_point(self, hosts: Sequence[str]) -> str:
+        """The name or address by which all of these hosts reach the first; "" where that is not known."""
+
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
 

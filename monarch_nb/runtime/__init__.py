@@ -17,7 +17,7 @@ from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.features import DEBUG
+from monarch_nb.runtime.features import COLLECTIVES, DEBUG
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.local import Local
@@ -45,6 +45,7 @@ from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRun
 from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
+    "COLLECTIVES",
     "DEBUG",
     "DOING",
     "EXEC",

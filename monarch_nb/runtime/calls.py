@@ -70,6 +70,9 @@ class Caller(Protocol):
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Runs a short function later."""
 
+    def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
+        """Frees ranks that wait for others that have raised, and does `then`."""
+
     def cancel_on_ranks(self, call: str, mesh: str, ranks: list[int]) -> None:
         """Tells ranks that they need not answer a call any more."""
 
@@ -108,6 +111,7 @@ class PendingCall:
         self._replies: list[Thunk | None] = [None] * size
         self._raised: dict[int, Raised] = {}
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
+        self._releasing = False  # who waits for those that have raised is being freed
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
         self.number = process.ports.open(self)
@@ -223,8 +227,31 @@ class PendingCall:
         return error
 
     def _settle(self, thunk: Thunk) -> None:
-        if self.missing == 0:
+        if self.missing or self._releasing:
+            return
+        if self._raised and self.broken_off():
+            self._release()
+        else:
             self._end()
+
+    def _release(self) -> None:
+        """Ranks that wait for those that have raised are freed, before the call ends: so that the next one can run."""
+        if not self._releasing:
+            self._releasing = True
+            self._process.release(self, self._released)
+
+    def _released(self) -> None:
+        if self._waits:
+            self._end()
+
+    def broken_off(self) -> list[int]:
+        """Base ranks that have raised because another has left a collective."""
+        ranks = self._ranks()
+        return [ranks[place] for place, one in tuple(self._raised.items()) if one.follows]
+
+    def base_ranks(self) -> Sequence[int]:
+        """Those that it was sent to."""
+        return self._ranks()
 
     def _end(self) -> bool:
         self.close()
@@ -253,7 +280,7 @@ class PendingCall:
             if any(call._process.held_at(call.mesh, rank) for rank in call.missing_ranks()):
                 call._watch_window()  # somebody is at them with a debugger
             else:
-                call._end()
+                call._release()
 
         self._process.later(settings.call_error_window, end)
 

@@ -11,6 +11,9 @@ from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.actors.cell import ActorCell
+    from monarch_nb.runtime.calls import PendingCall
+    from monarch_nb.runtime.future import Future
+    from monarch_nb.runtime.meshes import ProcState
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
@@ -36,7 +39,21 @@ class Debugger(Protocol):
         """An actor is about to be constructed, on its thread."""
 
 
+class Collectives(Protocol):
+    """Waits in process groups of torch.distributed, as the runtime needs them ended; the feature "collectives"."""
+
+    def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
+        """Frees ranks that wait for others that have raised in a call, and does `then`. Does not block."""
+
+    def renew(self, procs: "ProcState") -> "Future[None]":
+        """Gives up, on all ranks of a mesh, groups that are of no use on some. Does not block."""
+
+    def interrupted(self, cell: "ActorCell") -> bool:
+        """Ends what an actor waits in that an interrupt has not ended; False where that is no process group."""
+
+
 DEBUG: Feature[Debugger] = Feature("debug")
+COLLECTIVES: Feature[Collectives] = Feature("collectives")
 
 
 class Features:

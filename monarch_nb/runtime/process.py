@@ -19,7 +19,7 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancelled import CancelledCalls
 from monarch_nb.runtime.cancels import Cancels
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
-from monarch_nb.runtime.features import DEBUG, Features
+from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features
 from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
@@ -109,7 +109,9 @@ class Runtime:
         self.waits = Waits(local, self, clock, node.flush)
         cancels = Cancels(self, self.cancelled, meshes=local.meshes, cells=local.cells, calls=local.calls)
         self.cancel_on_ranks = cancels.send
-        interruptions = Interruptions(local.cells, self.cancelled, clock)
+        interruptions = Interruptions(
+            local.cells, self.cancelled, clock, lambda cell: self.feature(COLLECTIVES).interrupted(cell)
+        )
         self.verbs.handle(CANCEL, cancels.arrive)
         self.verbs.handle(PROBE, self.waits.arrive)
         self.verbs.handle(END, self.waits.end)
@@ -147,6 +149,10 @@ class Runtime:
         """Where an actor is stopped by the debugger, and takes no messages for that; "" where it is not."""
         debugger = self.features.loaded(DEBUG)
         return debugger.held_at(mesh, rank) if debugger is not None else ""
+
+    def release(self, call: PendingCall, then: Callable[[], None]) -> None:
+        """Frees ranks that wait for others that have raised in a call, and does `then`."""
+        self.feature(COLLECTIVES).release(call, then)
 
     def wanted_breakpoints(self) -> bytes:
         """What an actor that is spawned from this process has to know of the debugger's; mostly nothing."""

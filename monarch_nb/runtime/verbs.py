@@ -64,6 +64,7 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
     file: str = ""
     line: int = 0
     source: str = ""
+    freed: bool = False  # of process groups of torch.distributed, which are of no use any more
 
 
 CANCEL = Verb("call.cancel", Cancel, doc="a rank is not to answer a call any more")

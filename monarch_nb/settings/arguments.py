@@ -56,3 +56,4 @@ class ConfigureArgs(AcceptedArgs, total=False):
     stop_actor_timeout: Duration
     tail_log_lines: int
     tensor_gather: str
+    torchrun_environment: bool

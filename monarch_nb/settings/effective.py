@@ -34,6 +34,10 @@ class Effective:
     host_light_procs = count(4, "how many processes a host starts before its template has imported torch")
     mesh_proc_spawn_max_idle = seconds(30, "how long a host agent may take to answer a spawn")
     actor_spawn_max_idle = seconds(0, "how long __init__ of an actor may take; 0s: any time", optional=True)
+    torchrun_environment = flag(
+        True,
+        "whether processes have what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...",
+    )
     mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
 
     # Ending

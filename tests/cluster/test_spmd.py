@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, SupervisionError, endpoint, heal_mesh
+from monarch_nb.config import configured
 from monarch_nb.spmd import AddrType, SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.cluster.fault_tools import SOON, spawned
 
@@ -69,6 +70,26 @@ def test_ranks_have_what_torchrun_would_give_them(host: Any) -> None:
         names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
         found = trainer.environment.call(*names).get(SOON).values()
         assert found == [["trainer-0", "29500", rank, "2", rank, "2", "0"] for rank in "01"]
+
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+
+
+def test_processes_are_born_with_what_torchrun_would_give_them(host: Any) -> None:
+    with spawned(host, 2, env={"MASTER_PORT": "29511"}) as procs:
+        trainer: Any = procs.spawn("trainer", Trainer)
+        found = trainer.environment.call(*NAMES, "MASTER_PORT").get(SOON).values()
+        assert found == [[rank, "2", rank, "2", "0", "localhost", "29511"] for rank in "01"]
+        setup_torch_elastic_env(procs)
+        ports = [port for (port,) in trainer.environment.call("MASTER_PORT").get(SOON).values()]
+        assert ports[0] == ports[1] != "29511"
+
+
+def test_torchruns_environment_can_be_switched_off(host: Any) -> None:
+    with configured(torchrun_environment=False), spawned(host, 1) as procs:
+        trainer: Any = procs.spawn("trainer", Trainer)
+        with pytest.raises(ActorError, match="KeyError: 'RANK'"):
+            trainer.environment.call("RANK").get(SOON)
 
 
 def test_half_a_master_is_refused(host: Any) -> None:

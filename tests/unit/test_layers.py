@@ -20,7 +20,7 @@ ROWS = (
     ("transport",),
     ("runtime",),
     ("supervision",),
-    ("mesh", "lifecycle", "connect", "code", "logs", "host"),
+    ("mesh", "collectives", "lifecycle", "connect", "code", "logs", "host"),
     ("store",),  # the one state, which features may read as displays do
     ("rdma", "data", "debug", "telemetry", "profiling", "tensor", "job", "top", "doctor", "compat"),
     ("engine",),  # where all of the above is put together
@@ -30,7 +30,7 @@ PUBLIC_ROW = len(ROWS)
 FEATURES = frozenset(ROWS[-2])
 
 # Of one row, and from the ground up too: handles, code to where they run, how they begin and end, how hosts come in.
-ASCENDING = ("mesh", "code", "lifecycle", "connect")
+ASCENDING = ("mesh", "collectives", "code", "lifecycle", "connect")
 
 # What only the kernel's side may know.
 KERNEL_SIDE = frozenset(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.tensor.checkpoints import folder as folders
 from monarch_nb.tensor.failure import Failure, ranks_text
-from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
 from monarch_nb.tensor.groups.verdict import MOST_S, STAYS_S, Trouble, Verdict
 
 pytestmark = pytest.mark.timeout(20)

@@ -54,6 +54,7 @@ class ActorCell(AnsweringActor):
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
         self.inbox: Inbox[Any] = Inbox()
         self.running = None
+        self.began: tuple[str, float] | None = None  # the last call, and when
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
         self.task: asyncio.Task[Any] | None = None
@@ -229,6 +230,7 @@ class ActorCell(AnsweringActor):
         extent = header.extent
         point = _place(header.index, extent) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
+        self.began = (header.call, self.running[2])
         self.calls += 1
         chain = (*header.chain, header.call)
         self.process.log.begin(chain[0])

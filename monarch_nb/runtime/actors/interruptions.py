@@ -4,7 +4,7 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 import msgspec
@@ -15,6 +15,7 @@ from monarch_nb.runtime.verbs import Doing, Interrupt, WhatRuns
 from monarch_nb.transport import Clock
 from monarch_nb.wire import Asker
 
+FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is freed from the process groups it waits in
 REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
 LOOKS_EVERY = 0.02
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -24,8 +25,15 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 class Interruptions:
     """Carries out interrupts that come from other processes, and says what came of them."""
 
-    def __init__(self, cells: Mapping[tuple[str, int], ActorCell], cancelled: CancelledCalls, clock: Clock) -> None:
-        self._cells, self._cancelled, self._clock = cells, cancelled, clock
+    def __init__(
+        self,
+        cells: Mapping[tuple[str, int], ActorCell],
+        cancelled: CancelledCalls,
+        clock: Clock,
+        free: Callable[[ActorCell], bool],
+    ) -> None:
+        """`free` ends what an actor waits in, in process groups of torch.distributed; True if it did."""
+        self._cells, self._cancelled, self._clock, self._free = cells, cancelled, clock, free
 
     def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> Doing | None:
         """Somebody interrupts an actor here (reading thread)."""
@@ -38,21 +46,23 @@ class Interruptions:
             return Doing()
         before = _doing(cell)
         cell.interrupt()
-        if asker.waits:
-            self._follow(asker, cell, running, before)
+        self._follow(asker, cell, running, before)
         return None
 
     def _follow(self, asker: Asker[Doing], cell: ActorCell, running: dict[str, object], before: Doing) -> None:
-        until = time.monotonic() + REACTS_WITHIN
+        began, looked, freed = time.monotonic(), False, False
 
         def look() -> bool:
-            now = cell.running_now()
+            nonlocal looked, freed
+            now, passed = cell.running_now(), time.monotonic() - began
             if not any(now.get(call) is mark for call, mark in running.items()):
-                asker.reply(msgspec.structs.replace(before, ended=True))
+                asker.reply(msgspec.structs.replace(before, ended=True, freed=freed))
                 return False
-            if time.monotonic() < until:
+            if passed >= FREES_AFTER and not looked:
+                looked, freed = True, "torch.distributed" in sys.modules and self._free(cell)
+            if passed < REACTS_WITHIN:
                 return True
-            asker.reply(_doing(cell))
+            asker.reply(msgspec.structs.replace(_doing(cell), freed=freed))
             return False
 
         self._clock.every(LOOKS_EVERY, look)

@@ -4,9 +4,9 @@ import sys
 import threading
 from collections.abc import Callable
 
+from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.groups.connections import CAN_CUT, Connections
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.groups.world import Place, StoreAt, World
 from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed, Used

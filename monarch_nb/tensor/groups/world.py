@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore, _resolve_process_g
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from monarch_nb.tensor.groups.connections import Connections
+from monarch_nb.collectives.connections import Connections
+from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.tensor.propagation import Layout
 
 _LOOPBACK = "127.0.0.1"
@@ -90,7 +91,10 @@ class World:
         os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # connections have to be there to be known
         self.rank, self.size, self.generation = rank, len(place.members), place.generation
         c10d._world.group_count = 0  # the group's name has to be the same on all, also where an earlier attempt failed
-        with connections.noted():  # the store's, too: who waits there for a member that has died is freed
+        with (
+            PROCESS_GROUPS.apart(),
+            connections.noted(at.port),  # the store's, too: who waits there for a dead member is freed
+        ):
             store = TCPStore(at.host, at.port, is_master=False)
             backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
             dist.init_process_group(
@@ -147,7 +151,7 @@ class World:
         if shared and len(members) == self.size:
             return default.group_name
         default_backend, store = c10d._world.pg_map[default]
-        with self.connections.noted():
+        with PROCESS_GROUPS.apart(), self.connections.noted():
             group, _ = c10d._new_process_group_helper(
                 len(members),
                 members.index(self.rank),

@@ -1,0 +1,58 @@
+"""What torchrun sets in the environment of each process, worked out where a mesh is spawned."""
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Collection
+
+OURS = "MONARCH_NB_TORCHRUN"  # names the variables in a process's environment that were set here, not by the user
+_FROM = 15_000  # below are ports of well-known services
+_TRIES = 64
+
+
+def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
+    """The variables of one process; hosts have `local_size` each."""
+    group = rank // local_size
+    groups = -(-size // local_size)
+    values = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": group, "GROUP_WORLD_SIZE": groups, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "rank", "MASTER_ADDR": master[0], "MASTER_PORT": master[1],
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
+
+
+def fresh_number() -> int:
+    """One that is larger than all before: names of process groups begin there."""
+    return time.time_ns() // 1_000_000
+
+
+def free_port(besides: Collection[int] = ()) -> int:
+    """A TCP port on which nobody listens on this host, and that the kernel gives to nobody who does not ask for it.
+
+    Ports of its own range, which `bind` to port 0 gives, may be taken by any connection until they are used.
+    """
+    first = _first_of_kernel()
+    for _ in range(_TRIES if first > _FROM + 1000 else 0):
+        port = random.SystemRandom().randrange(_FROM, first)
+        if port not in besides and _is_free(port):
+            return port
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+        door.bind(("", 0))
+        return int(door.getsockname()[1])
+
+
+def _first_of_kernel() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/sys/net/ipv4/ip_local_port_range") as given:
+        return int(given.read().split()[0])
+    return 32768
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+        try:
+            door.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,354 @@
+"""The process groups of torch.distributed that the program has made in this process: who waits in them, and their end.
+
+Nothing is imported for it: `torch.distributed` is changed once the program has it, in the one function that makes
+groups. PyTorch's flight recorder says which thread has begun which collective; where it does not know, the frames do.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+import msgspec
+
+from monarch_nb.collectives.connections import CAN_CUT, Connections, cut_to
+from monarch_nb.collectives.environment import OURS
+from monarch_nb.collectives.threads import (
+    MAKES_STORE,
+    address,
+    frames_of,
+    has_recorder,
+    is_in_torch,
+    is_torchs,
+    looked_for,
+    python_threads,
+    records,
+    stores,
+)
+from monarch_nb.collectives.verbs import GroupKey
+
+logger = logging.getLogger(__name__)
+
+_C10D = "torch.distributed.distributed_c10d"
+_STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to find the stand-in
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What a thread waits in: names of groups, or the making of one."""
+
+    groups: frozenset[str] = frozenset()
+    joins: bool = False
+
+
+class _Made(msgspec.Struct, eq=False):
+    """A group as it was made."""
+
+    connections: Connections
+    since_ns: int  # wall clock
+    maker: tuple[str, int] | None  # mesh and rank of the actor whose __init__ has made it
+
+
+class ProcessGroups:
+    """One per process. Methods from any thread."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, _Made] = {}  # by name
+        self._making: dict[int, Connections] = {}  # by thread
+        self._apart: set[str] = set()  # names of groups that somebody else looks after
+        self._local = threading.local()
+        self._cut: set[str] = set()  # names of groups that were cut, and not given up yet
+        self._cut_joins = False
+        self._number = 0  # at which names of groups begin that are made next
+        self._ours: dict[str, str] = {}  # what was set in the environment, as long as nobody else has changed it
+        self._lock = threading.RLock()
+        self._maker: Callable[[], tuple[str, int] | None] = lambda: None
+
+    # -- as groups are made -----------------------------------------------------------------------------------------
+
+    def watch(self, maker: Callable[[], tuple[str, int] | None]) -> None:
+        """From now on groups are known. `maker` gives the actor that is being constructed on the calling thread."""
+        self._maker = maker
+        names = os.environ.pop(OURS, "").split(",")
+        self._ours = {name: os.environ[name] for name in names if name in os.environ}
+        module = sys.modules.get(_C10D)
+        if module is not None:
+            self._change(module)
+        else:
+            sys.meta_path.insert(0, _Finder(self._change))
+
+    def _change(self, module: ModuleType) -> None:
+        make = getattr(module, "_new_process_group_helper", None)
+        if make is None or getattr(make, "_monarch", False):
+            return
+
+        def helper(*args: Any, **kwargs: Any) -> Any:
+            return self._make(module, make, args, kwargs)
+
+        helper._monarch = True  # type: ignore[attr-defined]
+        module._new_process_group_helper = helper  # type: ignore[attr-defined]
+        if self._number:
+            module._world.group_count = self._number
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Groups that this thread makes inside of it are looked after by who makes them."""
+        self._local.apart = True
+        try:
+            yield
+        finally:
+            self._local.apart = False
+
+    def _make(self, module: Any, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        thread, connections = threading.get_ident(), Connections()
+        apart = getattr(self._local, "apart", False)
+        since = time.time_ns()
+        ports = {port for each in (*args, *kwargs.values()) if (port := address(each)[1])}
+        if apart:
+            result = make(*args, **kwargs)
+        else:
+            self._making[thread] = connections
+            try:
+                with connections.noted(*ports):
+                    result = make(*args, **kwargs)
+            finally:
+                self._making.pop(thread, None)
+        name = module._world.pg_names.get(result[0])
+        if name is not None:
+            with self._lock:
+                self._cut.discard(name)
+                (self._apart.add if apart else self._apart.discard)(name)
+                if not apart:
+                    self._made[name] = _Made(connections, since, self._maker())
+        return result
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    def _live(self) -> dict[str, Any]:
+        """The program's groups, by name."""
+        module: Any = sys.modules.get(_C10D)
+        if module is None:
+            return {}
+        return {name: group for group, name in tuple(module._world.pg_names.items()) if name not in self._apart}
+
+    def keys(self) -> dict[str, GroupKey]:
+        """The program's groups, by name."""
+        module: Any = sys.modules.get(_C10D)
+        found = {}
+        for name, group in self._live().items():
+            members = module._world.pg_group_ranks.get(group, {})
+            host, port = address(module._world.pg_map.get(group, (None, None))[1])
+            found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
+        return found
+
+    def makers(self) -> set[tuple[str, int]]:
+        """Actors in whose `__init__` groups were made that there are."""
+        with self._lock:
+            made = [self._made[name] for name in self._live() if name in self._made]
+        return {each.maker for each in made if each.maker is not None}
+
+    @property
+    def broken(self) -> set[str]:
+        """Groups that were cut, and not given up yet."""
+        with self._lock:
+            return self._cut & set(self._live())
+
+    @property
+    def broken_joins(self) -> bool:
+        """Whether one was cut while it was being made."""
+        return self._cut_joins
+
+    # -- who waits --------------------------------------------------------------------------------------------------
+
+    def waits(self, thread: int, since_ns: int, *, alone: bool = True, helpers: bool = False) -> Waiting:
+        """What a thread waits in, in a call that began at `since_ns` by the wall clock.
+
+        A call that computes may have collectives under way, too. Where it is `alone` in this process, threads of
+        autograd's work for it; where it has `helpers`, all threads do.
+        """
+        live = self._live()
+        frames = frames_of(thread)
+        if thread in self._making or any(frame.f_code.co_name == MAKES_STORE for frame in frames):
+            return Waiting(joins=True)
+        others: frozenset[int] = frozenset() if helpers else python_threads()
+        groups = set()
+        for name, by, began, ended in records():
+            made = self._made.get(name)
+            if name not in live or ended or name in self._cut or (made is not None and began < made.since_ns):
+                continue
+            if by == thread or (alone and began >= since_ns and by not in others):
+                groups.add(name)
+        if not groups:
+            groups = self._in_frames(frames, live)
+        if not groups and live and not has_recorder() and is_in_torch(frames):
+            groups = set(live) - self._cut
+        ports = {address(value)[1] for frame in frames if is_torchs(frame) for value in stores(frame)}
+        return Waiting(frozenset(groups), joins=not groups and bool(ports - {0}))
+
+    def used(self, thread: int, since_ns: int) -> set[str]:
+        """Groups in which a thread has begun a collective since then; all where that is not known."""
+        live = self._live()
+        if not has_recorder():
+            return set(live)
+        return {name for name, by, began, _ in records() if name in live and by == thread and began >= since_ns}
+
+    def _in_frames(self, frames: list[FrameType], live: Mapping[str, Any]) -> set[str]:
+        """The group of the innermost function of torch.distributed that a thread is in."""
+        module: Any = sys.modules.get(_C10D)
+        for frame in frames:
+            if frame.f_globals is getattr(module, "__dict__", None):
+                for name in ("group", "pg", "process_group"):
+                    if name in frame.f_code.co_varnames:
+                        group = frame.f_locals.get(name)
+                        group = module._world.default_pg if group is None else group
+                        return {name for name, each in live.items() if each is group and name not in self._cut}
+        return set()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def end_waits(self, thread: int, waiting: Waiting) -> bool:
+        """Cuts what a thread waits in; it raises there. Blocks for a moment. False where nothing can be cut."""
+        if not CAN_CUT and not waiting.joins:
+            return False
+        for name in waiting.groups:
+            self._cut_group(name)
+        if waiting.joins:
+            self._cut_joins = True
+            making = self._making.get(thread)
+            if making is not None:
+                making.cut()
+            frames = frames_of(thread)
+            ports = {port for frame in frames for value in stores(frame) if (port := address(value)[1])}
+            places = {place for frame in frames if (place := looked_for(frame))}
+            if not cut_to(ports | {port for _, port in places}) and places:
+                threading.Thread(
+                    target=self._stand_in, args=(thread, places), name="monarch-store", daemon=True
+                ).start()
+        return bool(waiting.groups) or waiting.joins
+
+    def mark_broken(self, names: set[str]) -> None:
+        """Collectives of these groups broke off: they are of no use any more."""
+        for name in names & set(self._live()):
+            self._cut_group(name)
+
+    def _cut_group(self, name: str) -> None:
+        group = self._live().get(name)
+        with self._lock:
+            made = self._made.get(name)
+            if group is None or name in self._cut:
+                return
+            self._cut.add(name)
+        if made is not None:
+            made.connections.cut()
+        _abort(group)
+
+    @staticmethod
+    def _stand_in(thread: int, places: set[tuple[str, int]]) -> None:
+        """A thread looks for a store that is not there, and would for minutes: it finds that of a stand-in, which ends
+        at once. Only where the store was to be on this host."""
+        distributed: Any = sys.modules["torch.distributed"]
+        for host, port in places:
+            try:
+                store = distributed.TCPStore(host, port, None, True, wait_for_workers=False)
+            except Exception:  # it is to be on another host, or is there by now
+                logger.debug("no stand-in for the store at %s:%s", host, port, exc_info=True)
+                store = None
+            until = time.monotonic() + _STORE_OPENS_S
+            while time.monotonic() < until and any(map(looked_for, frames_of(thread))):
+                cut_to({port})
+                time.sleep(0.02)
+            del store
+
+    def give_up(
+        self, number: int, keys: tuple[GroupKey, ...] = (), lost: tuple[int, ...] = (), *, everything: bool = False
+    ) -> None:
+        """Gives groups up: those of `keys`, those with a lost member, or all; others live on. Names of groups that are
+        made next begin at `number`, which has to be the same on all ranks. Blocks for a moment."""
+        module: Any = sys.modules.get(_C10D)
+        mine = self.keys()
+        names = {
+            name for name, key in mine.items() if everything or key in keys or not set(lost).isdisjoint(key.members)
+        } | self.broken  # fmt: skip
+        self._cut_joins = False
+        self._number = number
+        if module is None:
+            return
+        for name in names:
+            self._cut_group(name)
+        groups = self._live()
+        default = module._world.default_pg
+        left = set(module._world.pg_names.values()) - names
+        try:
+            if default is not None and module._world.pg_names.get(default) in names:
+                if not left:
+                    module.destroy_process_group()
+                else:
+                    _forget_default(module, default)
+                names.discard(next((name for name, group in groups.items() if group is default), ""))
+            if left:
+                for name in names:
+                    module.destroy_process_group(groups[name])
+        except Exception:
+            logger.exception("process groups could not be given up: %s", ", ".join(sorted(names)))
+        module._world.group_count = number
+        with self._lock:
+            self._cut &= set(self._live())
+
+    def set_environment(self, environment: Mapping[str, str], *, forced: bool = False) -> None:
+        """Sets variables for the next groups; those that the user has changed stay, unless it is forced."""
+        for name, value in environment.items():
+            if forced or name not in os.environ or os.environ[name] == self._ours.get(name):
+                os.environ[name] = self._ours[name] = value
+
+
+PROCESS_GROUPS = ProcessGroups()
+
+
+class _Finder:
+    """Sees the module that makes groups being imported."""
+
+    def __init__(self, change: Callable[[ModuleType], None]) -> None:
+        self._change = change
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _C10D:
+            return None
+        sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _abort(group: Any) -> None:
+    """NCCL's collectives end by this; gloo's do not."""
+    for device in tuple(getattr(group, "_device_types", ())):
+        with contextlib.suppress(Exception):
+            group._get_backend(device).abort()
+
+
+def _forget_default(module: Any, group: Any) -> None:
+    """Takes the default group out of torch's tables, and leaves the others there, which `destroy` would not."""
+    world = module._world
+    name = world.pg_names.pop(group, None)
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
+        table.pop(group, None)
+    tag = world.pg_to_tag.pop(group, None)
+    for known in world.tags_to_pg.values():
+        known[:] = [each for each in known if each is not group]
+    logger.debug("the default group %s (%s) was given up, others are left", name, tag)
+    module._update_default_pg(None)
+    if name is not None:
+        module._unregister_process_group(name)

@@ -1,0 +1,273 @@
+"""Waits in process groups that nobody will answer: found, ended, and the groups given up on all ranks of a mesh."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from monarch_nb.collectives.environment import free_port, fresh_number
+from monarch_nb.collectives.groups import PROCESS_GROUPS, Waiting
+from monarch_nb.collectives.verbs import (
+    BROKEN,
+    END_WAITS,
+    RENEW,
+    WAITS,
+    AskBroken,
+    AskWaits,
+    Broken,
+    EndWaits,
+    GroupKey,
+    Renew,
+    Waits,
+)
+from monarch_nb.mesh.requests import request, settle
+from monarch_nb.runtime import (
+    ActorCell,
+    ActorState,
+    Future,
+    PendingCall,
+    ProcState,
+    Runtime,
+    pending_future,
+    resolve_future,
+    when_done,
+)
+from monarch_nb.wire import Asker, Done, Verb
+
+_ANSWER_S = 1.0  # for ranks to say what they wait in, and to give groups up
+_ENDS_S = 1.0  # for a wait that was cut to raise, and the rank to answer
+_LOOK_S = 0.01
+_AGAIN_S = 1.0  # until ranks that compute, and have not answered a call that failed, are asked again
+_ROUNDS = 64  # of ranks that wait for ranks that wait for others
+
+logger = logging.getLogger(__name__)
+
+
+class Collectives:
+    """One per process: answers for its own ranks, and looks after calls that it has made."""
+
+    def __init__(self, engine: Runtime) -> None:
+        self._engine = engine
+        engine.verbs.handle(WAITS, self._waits)
+        engine.verbs.handle(END_WAITS, self._end_waits)
+        engine.verbs.handle(BROKEN, self._broken)
+        engine.verbs.handle(RENEW, self._renew)
+
+    # -- the ranks' side --------------------------------------------------------------------------------------------
+
+    def interrupted(self, cell: ActorCell) -> bool:
+        """An interrupt has not ended what runs: what it waits in is cut. False where that is no process group."""
+        waiting = self._of(cell)
+        return PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, waiting)
+
+    def _of(self, cell: ActorCell) -> Waiting:
+        running = cell.running
+        if running is None or cell.struck is not None:
+            return Waiting()
+        cells = tuple(self._engine.cells.values())
+        alone = not any(other.running_now() for other in cells if other is not cell)
+        helpers = cell.spec.kind == "async"
+        return PROCESS_GROUPS.waits(cell.executor.thread.ident or 0, _wall(running[2]), alone=alone, helpers=helpers)
+
+    def _running(self, mesh: str, rank: int, call: str) -> ActorCell | None:
+        cell = self._engine.cells.get((mesh, rank))
+        return cell if cell is not None and call in cell.running_now() else None
+
+    def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> Waits:
+        keys = PROCESS_GROUPS.keys()
+        cell = self._running(asked.mesh, asked.rank, asked.call)
+        if cell is None:
+            return Waits(member_of=tuple(keys.values()))
+        waiting = self._of(cell)
+        groups = tuple(keys[name] for name in sorted(waiting.groups) if name in keys)
+        return Waits(True, groups, waiting.joins, tuple(keys.values()))
+
+    def _end_waits(self, asked: EndWaits, asker: Asker[Done]) -> Done:
+        cell = self._running(asked.mesh, asked.rank, asked.call)
+        if cell is not None:
+            names = frozenset(key.name for key in asked.groups)
+            PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, Waiting(names, asked.joins))
+        return Done()
+
+    def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> Broken:
+        cell = self._engine.cells.get((asked.mesh, asked.rank)) if asked.raised else None
+        if cell is not None and cell.began is not None and cell.began[0] == asked.raised:
+            used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
+            PROCESS_GROUPS.mark_broken(used)
+        keys = PROCESS_GROUPS.keys()
+        groups = tuple(keys[name] for name in sorted(PROCESS_GROUPS.broken) if name in keys)
+        wanted = groups or PROCESS_GROUPS.broken_joins
+        return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0)
+
+    def _renew(self, asked: Renew, asker: Asker[Done]) -> None:
+        def renew() -> None:
+            try:
+                PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
+                PROCESS_GROUPS.set_environment(asked.environment)
+            finally:
+                asker.reply(Done())
+
+        threading.Thread(target=renew, name="monarch-groups", daemon=True).start()
+
+    # -- the caller's side ------------------------------------------------------------------------------------------
+
+    def release(self, call: PendingCall, then: Callable[[], None]) -> None:
+        """Some ranks have raised in a call: those that wait for them in process groups are freed, and the groups are
+        given up on all ranks. `then` is called once that is done, or cannot be. Does not block."""
+        state = self._engine.meshes.get(call.mesh)
+        procs = state.procs if isinstance(state, ActorState) else state
+        if not isinstance(procs, ProcState):
+            then()
+            return
+        _Release(self, self._engine, call, procs, then).begin()
+
+    def renew(self, procs: ProcState, raised: Mapping[int, tuple[str, str]] | None = None) -> Future[None]:
+        """Gives up, on all ranks of a mesh, the groups that are of no use on some; new ones use another store.
+
+        `raised` has the mesh and the call of ranks whose collectives broke off. Does not block.
+        """
+        done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
+        bodies = {rank: AskBroken(*_asked(procs, rank, raised or {})) for rank in procs.ranks}
+        self.ask(procs, BROKEN, bodies, partial(self._give_up, procs, done))
+        return done
+
+    def _give_up(self, procs: ProcState, done: Future[None], found: dict[int, Broken]) -> None:
+        keys = tuple({key: None for each in found.values() for key in each.groups})
+        if not keys and not any(each.joins for each in found.values()):
+            resolve_future(done, None)
+            return
+        first = next(iter(procs.ranks))
+        port = found[first].port if first in found and found[first].port else free_port()
+        body = Renew({"MASTER_PORT": str(port)}, fresh_number(), keys)
+        self.ask(procs, RENEW, dict.fromkeys(procs.ranks, body), lambda _: _resolve(done))
+
+    def ask(
+        self, procs: ProcState, verb: Verb[Any, Any], bodies: Mapping[int, Any], then: Callable[[dict[int, Any]], None]
+    ) -> None:
+        """Asks ranks of a mesh, and goes on with what was answered within a second. Does not block."""
+        asked = {rank: request(self._engine, procs.address(rank), verb, body) for rank, body in bodies.items()}
+        left = iter((True,))
+
+        def over(_: object = None) -> None:
+            if next(left, False):
+                then({rank: one.get(0) for rank, one in asked.items() if one.done() and one.exception(0) is None})
+
+        when_done(settle(list(asked.values()), lambda: ""), over)
+        self._engine.later(_ANSWER_S, over)
+
+
+class _Release:
+    """One call that some ranks have raised in."""
+
+    def __init__(
+        self, service: Collectives, engine: Runtime, call: PendingCall, procs: ProcState, then: Callable[[], None]
+    ) -> None:
+        self._service, self._engine, self._call, self._procs, self._then = service, engine, call, procs, then
+        self._rounds = 0
+        self._cut = False
+        self._handed_on = False
+
+    def begin(self) -> None:
+        """Asks those who have not answered what they wait in."""
+        missing = self._call.missing_ranks()
+        self._rounds += 1
+        if not missing or self._rounds > _ROUNDS:
+            self._finish()
+            return
+        self._ask(missing, partial(self._waited, frozenset(missing)))
+
+    def _ask(self, ranks: Collection[int], then: Callable[[dict[int, Waits]], None]) -> None:
+        bodies = {rank: AskWaits(self._call.mesh, rank, self._call.call) for rank in ranks}
+        self._service.ask(self._procs, WAITS, bodies, then)
+
+    def _waited(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
+        if not any(each.groups or each.joins for each in found.values()):
+            self._finish(running=any(each.runs for each in found.values()))
+            return
+        others = [rank for rank in self._call.base_ranks() if rank not in missing]
+        self._ask(others, lambda more: self._decide(missing, {**found, **more}))
+
+    def _decide(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
+        ends = deserted(found, missing)
+        if not ends:
+            self._finish(running=True)
+            return
+        self._cut = True
+        bodies = {
+            rank: EndWaits(self._call.mesh, rank, self._call.call, groups, joins)
+            for rank, (groups, joins) in ends.items()
+        }
+        until = time.monotonic() + _ENDS_S
+        self._service.ask(self._procs, END_WAITS, bodies, lambda _: self._look(set(ends), until))
+
+    def _look(self, ended: set[int], until: float) -> None:
+        """Goes on when those that were freed have answered."""
+        left = ended & set(self._call.missing_ranks())
+        if left and time.monotonic() < until:
+            self._engine.later(_LOOK_S, lambda: self._look(ended, until))
+        elif len(left) == len(ended):  # their programs go on in spite of that
+            self._finish(running=True)
+        else:
+            self.begin()
+
+    def _finish(self, *, running: bool = False) -> None:
+        raised = dict.fromkeys(self._call.broken_off(), (self._call.mesh, self._call.call))
+        done = self._service.renew(self._procs, raised) if self._cut or raised else None
+
+        def over(_: object = None) -> None:
+            if not self._handed_on:
+                self._handed_on = True
+                self._then()
+            if running and not self._engine.closed and self._call.missing_ranks():  # it may come to a collective yet
+                self._rounds = 0
+                self._cut = False
+                self._engine.later(_AGAIN_S, self.begin)
+
+        if done is None:
+            over()
+        else:
+            when_done(done, over)
+
+
+def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
+    """Which waits of a call's ranks will not end by themselves: those in groups of which some rank has answered.
+
+    `found` is what all ranks say, `missing` who have not answered. Gives the groups by rank, and whether it waits for
+    others to join.
+    """
+    members: dict[GroupKey, set[int]] = {}
+    for rank, each in found.items():
+        for key in each.member_of:
+            members.setdefault(key, set()).add(rank)
+    left = set(found) - set(missing)
+    ends: dict[int, tuple[tuple[GroupKey, ...], bool]] = {}
+    for rank in missing:
+        waits = found.get(rank)
+        if waits is None or not waits.runs:
+            continue
+        groups = tuple(key for key in waits.groups if members.get(key, set()) & left)
+        joins = waits.joins and bool(left)
+        if groups or joins:
+            ends[rank] = (groups, joins)
+    return ends
+
+
+def _wall(monotonic: float) -> int:
+    """A time of the monotonic clock by that of the wall, in nanoseconds."""
+    return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
+
+
+def _asked(procs: ProcState, rank: int, raised: Mapping[int, tuple[str, str]]) -> tuple[str, int, str]:
+    mesh, call = raised.get(rank, (procs.uid, ""))
+    return mesh, rank, call
+
+
+def _resolve(done: Future[None]) -> None:
+    resolve_future(done, None)
+
+
+def attach(engine: Runtime) -> Collectives:
+    """What this process does about process groups, from now on."""
+    return Collectives(engine)

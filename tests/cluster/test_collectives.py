@@ -1,0 +1,106 @@
+"""One rank raises while the others wait in a collective: they are freed, and the same call succeeds in the same
+processes."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
+from monarch_nb.collectives.connections import CAN_CUT
+from monarch_nb.config import configured
+from tests.cluster.fault_tools import SOON, spawned
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("host"),
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
+    pytest.mark.skipif(not CAN_CUT, reason="gloo's connections can be told apart on Linux alone"),
+]
+KINDS = ("all_reduce", "ddp", "fsdp2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_window() -> Iterator[None]:
+    """Procs are born with torch, as those of users."""
+    with pytest.MonkeyPatch.context() as patch, configured(call_error_window="300ms"):
+        patch.delenv("MONARCH_NB_PRELOAD", raising=False)
+        yield
+
+
+class Trainer(Actor):
+    """Trains a few steps, in one of three ways; one rank may raise in one of them."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def train(self, kind: str, fail_at: int = -1, rank: int = 1) -> float:
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        me = dist.get_rank()
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        if kind == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        elif kind == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model[0])
+            fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            loss = model(torch.ones(4, 8)).pow(2).mean()
+            if (step, me) == (fail_at, rank):
+                raise ValueError(f"nan in batch {step}")
+            loss.backward()
+            if kind == "all_reduce":
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+        return float(loss.item())
+
+
+@pytest.fixture(scope="module")
+def procs(host: Any, short_window: None) -> Iterator[ProcMesh]:
+    with spawned(host, 3) as procs:
+        yield procs
+
+
+@pytest.fixture(scope="module")
+def trainers(procs: ProcMesh) -> Any:
+    return procs.spawn("trainers", Trainer)
+
+
+def fails_and_goes_on(trainers: Any, kind: str, fail_at: int = 2) -> None:
+    with pytest.raises(ActorError, match="nan in batch") as caught:
+        trainers.train.call(kind, fail_at).get(SOON)
+    assert isinstance(caught.value.exception, ValueError)
+    assert sorted(caught.value.failures) == [0, 1, 2]
+    assert "in consequence the collectives of gpus=0,2 broke off" in caught.value.summary
+    losses = trainers.train.call(kind).get(SOON).values()
+    assert all(loss == loss for loss in losses)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_waits_for_a_rank_that_raised_is_freed_and_the_same_call_succeeds(trainers: Any, kind: str) -> None:
+    before = trainers.pid.call().get(SOON).values()
+    fails_and_goes_on(trainers, kind)
+    assert trainers.pid.call().get(SOON).values() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_times_in_a_row(trainers: Any, kind: str) -> None:
+    before = trainers.pid.call().get(SOON).values()
+    for number in range(20):
+        fails_and_goes_on(trainers, kind, number % 4)
+    assert trainers.pid.call().get(SOON).values() == before
