@@ -49,9 +49,12 @@ class Waits:
         self._flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
-        if not isinstance(cell, ActorCell) or timeout is not None or not future.wait_id or not _holds_up(cell):
+        if not isinstance(cell, ActorCell) or not future.wait_id or not _holds_up(cell):
             return None
         if self._local.cells.get((cell.mesh, cell.rank)) is not cell:
+            return None
+        self._end_own(cell, future.wait_id)
+        if timeout is not None:
             return None
         self._waiting[cell] = (future.wait_id, self._clock.monotonic())
         if not self._ticking:
@@ -61,6 +64,15 @@ class Waits:
             self._waiting.pop(cell, None)
 
         return leave
+
+    def _end_own(self, cell: ActorCell, call_id: str) -> None:
+        """An actor that waits for itself waits for nothing: the call ends at once, also where the wait has a limit."""
+        call = self._local.calls.get(call_id)
+        if call is None or call.mesh != cell.mesh or (isinstance(call, StreamCall) and call.size > 1):
+            return
+        if cell.rank in call.missing_ranks() and not cell.is_concurrent(call.title.rpartition(".")[2]):
+            story = _story((Hop(self._local.address, call_id, _doing(cell), call.title),))
+            call.fail(DeadlockError(story + more("manual/supervision.md#hanging")))
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
 
@@ -135,18 +147,21 @@ class Waits:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
-        story = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
-        reason = (
-            f"deadlock: {story}, which cannot run before {circle[0].who} is done. "
-            "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
-        )
-        self._messenger.tell(victim.process, END, Deadlock(victim.call, reason))
+        self._messenger.tell(victim.process, END, Deadlock(victim.call, _story(circle)))
 
     def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
         """A wait of this process is part of a deadlock, and the one that ends."""
         call = self._local.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
             call.fail(DeadlockError(deadlock.story + more("manual/supervision.md#hanging")))
+
+
+def _story(circle: tuple[Hop, ...]) -> str:
+    told = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
+    return (
+        f"deadlock: {told}, which cannot run before {circle[0].who} is done. "
+        "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
+    )
 
 
 def _holds_up(cell: "ActorCell") -> bool:

@@ -121,6 +121,18 @@ def test_a_wait_with_a_time_limit_is_no_deadlock(quad: ProcMesh) -> None:
     assert a.patiently.call_one(b, a).get(20) == "gave up"
 
 
+def test_an_actor_that_waits_for_itself_is_told_at_once_though_the_wait_has_a_limit(quad: ProcMesh) -> None:
+    a: Any = quad.slice(gpus=0).spawn("alice", Caller)
+    with pytest.raises(ActorError) as caught:  # with_timeout would have caught a TimeoutError
+        a.with_timeout.call_one(a).get(20)
+    told = str(caught.value)
+    assert "DeadlockError: deadlock: alice.with_timeout waits for alice.ping, which cannot run before" in told
+    assert a.ping.call_one().get(20) == "pong"
+    many: Any = quad.spawn("many", Caller)
+    with pytest.raises(ActorError, match="DeadlockError"):
+        many.slice(gpus=2).with_timeout.call_one(many.slice(gpus=2)).get(20)
+
+
 def test_a_circle_through_actors_of_one_process_is_told(quad: ProcMesh) -> None:
     one = quad.slice(gpus=3)
     actors: list[Any] = [one.spawn(name, Caller) for name in ("alice", "bob")]
