@@ -70,6 +70,13 @@ class Reruns:
             return
         before, self._before = self._before, set()
         rows = self._session.rows()
+        for row in rows:
+            if row.view.uid in before and row.used:
+                held = f", held by {', '.join(row.variables)}" if row.variables else ""
+                self._front.write(
+                    f"another mesh named {row.view.name} runs already{held}: give one of them another name, so that "
+                    "what they print and magics can tell them apart\n"
+                )
         left = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
         for name, count in left.items():
             what, them = ("an earlier mesh", "it") if count == 1 else (f"{count} earlier meshes", "them")

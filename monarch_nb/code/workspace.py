@@ -36,7 +36,8 @@ class Report(Struct):
             return "nothing has changed"
         parts = [f"reloaded {', '.join(self.modules)}"] if self.modules else []
         parts += [f"actors with the new class: {', '.join(self.meshes)}"] if self.meshes else []
-        return "\n".join(["; ".join(parts), *self.notes])
+        lines = [line for note in self.notes for line in note.splitlines()]
+        return "\n".join(["; ".join(parts), *dict.fromkeys(lines)])  # each once, however many meshes it is about
 
 
 # -- modules and actors ------------------------------------------------------------------------------------------------

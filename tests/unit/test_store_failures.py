@@ -9,6 +9,7 @@ from monarch_nb.store import Cluster
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record, rows, tails, text
 from monarch_nb.supervision import Cause, MeshFailure
+from monarch_nb.supervision.cause import CauseKind
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -205,3 +206,10 @@ def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
     assert "500 of 1000 ranks ended" in one["title"]
     assert len(one["report"]) < 5000
     assert len(one["lines"]) <= 8
+
+
+@pytest.mark.parametrize("kind", ["left", "taken", "shrunk", "stopped"])
+def test_what_has_not_failed_is_not_said_to_have_failed(kind: CauseKind) -> None:
+    cause = Cause(kind=kind, text="detached for 1h", actor="c")
+    failure = MeshFailure(mesh_name="c", mesh_uid="c", cause=cause, extent=(("gpus",), (4,)), places=())
+    assert "failed" not in record(failure, 0.0)["title"]
