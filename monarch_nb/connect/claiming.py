@@ -73,7 +73,7 @@ def _attached(engine: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, fail
 def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Failures) -> p.Attached:
     """What a host says; of a silent one it is noted why. Raises AttachError where it refuses."""
     try:
-        return asked.get(_ANSWER_S)
+        return msgspec.structs.replace(asked.get(_ANSWER_S), host=host)
     except (TimeoutError, UnansweredError) as error:
         failures[host] = text_of(error)
         return p.Attached(known=False)

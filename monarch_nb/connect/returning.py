@@ -181,7 +181,8 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failur
         events.tell(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")
     engine.part(Leaving).came_back(mesh, notes, (first.grant, first.turn))
-    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended), failures)
+    notices = {answer.host: answer.notices for answer in answers if answer.notices}
+    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended), failures, notices)
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return Return(ProcMesh(procs, procs.region), whole, story, notes)
 

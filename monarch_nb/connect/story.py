@@ -13,6 +13,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration
 from monarch_nb.shape import places_of
+from monarch_nb.supervision import hosts_text, notice_text
 from monarch_nb.wire import counted, parse_address
 
 _LINES = 12  # last lines that are told
@@ -45,12 +46,13 @@ def story_of(
     welcomes: Mapping[str, p.Welcome],
     ended: Sequence[Ended] = (),
     unreached: Mapping[str, str] = {},
+    notices: Mapping[str, Sequence[p.Notice]] = {},
 ) -> Story:
     """What a mesh's hosts and processes have told of the time since it was left."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
     events = [
         *_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes),
-        *_unreached(procs, unreached),
+        *_unreached(procs, unreached), *_noticed(procs, notices),
     ]  # fmt: skip
     with_them = f" with {', '.join(state.name for state in actors)}" if actors else ""
     living = len(welcomes)
@@ -91,6 +93,21 @@ def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, 
             continue
         text = f"{procs.name} {where} counts as lost: its host {host} cannot be reached ({why})"
         told.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
+    return told
+
+
+def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.Notice]]) -> list[tuple[float, str]]:
+    """Hosts that were, or are, about to be taken away: nobody was there to be told then."""
+    told = []
+    for host, each in notices.items():
+        places = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
+        where = f"{hosts_text([host])}{f' ({places})' if places else ''}"
+        for notice in each:
+            if notice.over:
+                text = f"{where} was to be taken away ({notice.by}), and is still there"
+            else:
+                text = f"notice came: {notice_text([host], notice.by, notice.seconds)}{f', {places}' if places else ''}"
+            told.append((notice.at, f"{clock(notice.at)} {text}"))
     return told
 
 

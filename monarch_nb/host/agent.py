@@ -96,6 +96,7 @@ class Agent:
         return Keeper(
             children=self._children, stopper=self._stopper, sender=self._sender, logs=self._logs,
             later=self._loop.call_later, changed=self._look_around, grant=grant,
+            notices=lambda at: self._preemption.since(at),
         )  # fmt: skip
 
     def run(self, say_ready: Callable[[Ready], None]) -> None:

@@ -24,14 +24,14 @@ class Keeper:
     """Carries out what `Holdings` decides, on the loop's thread.
 
     `later(seconds, call)` is the loop's; `changed()` is called when there may be nothing left to look after;
-    `grant(owner)` makes sure that an owner's end is noticed here.
+    `grant(owner)` makes sure that an owner's end is noticed here, `notices(at)` are those of the host's end since then.
     """
 
     def __init__(self, *, children: Children, stopper: ProcStopper, sender: AgentSender, logs: LogTailer,
                  later: Callable[[float, Callable[[], None]], object], changed: Callable[[], None],
-                 grant: Callable[[str], None]) -> None:  # fmt: skip
+                 grant: Callable[[str], None], notices: Callable[[float], tuple[p.Notice, ...]]) -> None:  # fmt: skip
         self._children, self._stopper, self._sender, self._logs = children, stopper, sender, logs
-        self._later, self._changed, self._grant = later, changed, grant
+        self._later, self._changed, self._grant, self._notices = later, changed, grant, notices
         self._holdings = Holdings()
         self.comers: set[str] = set()  # controllers that have attached a mesh here
 
@@ -118,6 +118,7 @@ class Keeper:
             grant=one.grant, turn=one.turn, left_at=left_at, why=why, parts=one.parts,
             procs=tuple(child.describe() for child in mine),
             logs={child.address: child.log_file for child in mine}, exits=exits, before=before,
+            notices=self._notices(left_at) if left_at else (),
         )  # fmt: skip
 
     def _drop(self, wanted: p.Drop, asker: Asker[Done]) -> Done | None:

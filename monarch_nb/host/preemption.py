@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -21,6 +22,7 @@ GRACE = "MONARCH_NB_GRACE_S"  # in an agent's environment: seconds that its engi
 UNKNOWN_S = 600.0  # after so long a notice without a time has passed
 LATE_S = 30.0  # and any other so long after its time
 _LOOK_S = 0.5
+_KEPT = 16  # notices that came to nothing
 _WORKER_S = 0.3
 _TERMINATED = "the host agent was terminated"
 
@@ -52,6 +54,12 @@ class Preemption:
         self._ends: float | None = None  # monotonic: when the engine is to end the host
         self._told: set[str] = set()
         self._terminated = False
+        self._over: deque[Notice] = deque(maxlen=_KEPT)  # that have passed
+
+    def since(self, at: float) -> tuple[Notice, ...]:
+        """What was noticed from a time on, by the host's clock; the last may still come true."""
+        known = () if self._notice is None else (self._as_it_is(self._notice),)
+        return tuple(notice for notice in (*self._over, *known) if notice.at >= at)
 
     def terminated(self) -> None:
         """SIGTERM."""
@@ -100,10 +108,14 @@ class Preemption:
             self._notice = None
             self._give_up(f"{_TERMINATED}, and nobody uses the host any more: {notice.by}")
             return
-        seconds = None if self._ends is None else max(0.0, self._ends - self._now())
         fresh = self._service.users() - self._told
         self._told |= fresh
-        self._sender.tell_all(fresh, HOST_NOTICE, msgspec.structs.replace(notice, seconds=seconds))
+        self._sender.tell_all(fresh, HOST_NOTICE, self._as_it_is(notice))
+
+    def _as_it_is(self, notice: Notice) -> Notice:
+        """With the seconds that are left now."""
+        seconds = None if self._ends is None else max(0.0, self._ends - self._now())
+        return msgspec.structs.replace(notice, seconds=seconds)
 
     def _look(self) -> None:
         self.look_around()
@@ -116,6 +128,7 @@ class Preemption:
         self._notice, self._terminated = None, False
         log.warning("this host was to be taken away (%s), and is still here: it is as before", notice.by)
         over = msgspec.structs.replace(notice, over=True)
+        self._over.append(over)
         self._sender.tell_all(self._told & self._service.users(), HOST_NOTICE, over)
 
 

@@ -240,6 +240,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to agent.attach: the mesh is the sender's. What is needed to use it, and what has happened meanwhile."""
 
+    host: str = ""  # that answers, as who has asked knows it
     grant: int = 0
     turn: int = 0
     left_at: float = 0.0
@@ -248,6 +249,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
     procs: "tuple[ProcState, ...]" = ()
     logs: dict[str, str] = {}  # the log file of each proc
     exits: tuple[Exited, ...] = ()
+    notices: "tuple[Notice, ...]" = ()  # to its host since it was left, `seconds` as they are now
     before: Holder | None = None  # whom it was taken from
     known: bool = True  # not to an agent that was started anew, or that has seen it end: it has nothing of it
 

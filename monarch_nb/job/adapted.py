@@ -10,7 +10,17 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from monarch_nb.host.command import check_environment
-from monarch_nb.job.adapter import HERE, PREFIX, Agent, AgentsWanted, EngineError, JobAdapter, Running, mesh_of
+from monarch_nb.job.adapter import (
+    HERE,
+    PREFIX,
+    Agent,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Running,
+    mesh_of,
+    said_once,
+)
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
@@ -304,7 +314,7 @@ class AdapterJob(JobTrait):
             return "it has no hosts"
         seen = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
         ended = {name: each.story for name, each in seen.items() if each.state == "ended"}
-        return "; ".join(f"{name} {how}" for name, how in ended.items())
+        return "; ".join(f"{name} {how}" for name, how in said_once(ended).items())
 
     def can_run(self, spec: JobTrait) -> bool:
         """A job of the same kind, with the same meshes, options and environment, whose agents all run or wait."""

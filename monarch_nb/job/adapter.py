@@ -109,6 +109,17 @@ class AgentsWanted:
         return command("monarch_nb.job.worker", join, *key, *keep)
 
 
+def said_once(stories: Mapping[str, str]) -> dict[str, str]:
+    """What an engine says of hosts, by name: the lines below the first, such as a log's, with the first host alone."""
+    first: dict[str, str] = {}
+    said = {}
+    for name, story in stories.items():
+        line, more, _ = story.partition("\n")
+        said[name] = story if not more or story not in first else f"{line}, as {first[story]} is"
+        first.setdefault(story, name)
+    return said
+
+
 class JobAdapter(ABC):
     """One engine. Its methods are called on any thread, and block for a bounded time."""
 

@@ -11,7 +11,7 @@ from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import Routes
-from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of
+from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role
 from monarch_nb.mesh import HostMesh, give_up
@@ -33,7 +33,7 @@ class HostsMissingError(RuntimeError):
 
     def __init__(self, job: str, missing: Mapping[str, str]) -> None:
         self.missing = dict(missing)
-        reasons = "\n".join(f"  {name} {why}" for name, why in missing.items())
+        reasons = "\n".join(f"  {name} {why}" for name, why in said_once(missing).items())
         super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
 
 
@@ -283,12 +283,15 @@ class Arrival:
                 seen = self._adapter.look(self._job)
             except Exception:  # nothing is known, which is no news
                 continue
+            ended = {}
             for name, host in tuple(self._joined.items()):
                 now = seen.get(name, _UNKNOWN)
-                if name not in self._joined:  # it was let go meanwhile
-                    continue
                 if now.state in ("ended", "waiting") and name not in told:
                     told.add(name)
-                    remote = self._engine.part(Routes).attached.get(host)
-                    if isinstance(remote, RemoteHost) and not self._ended.is_set():
-                        remote.lose(f"{name} {now.story}")
+                    ended[name] = host, now.story
+            words = said_once({name: story for name, (_, story) in ended.items()})
+            for name, (host, _) in ended.items():
+                remote = self._engine.part(Routes).attached.get(host)
+                # One that is not among them any more was let go meanwhile.
+                if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
+                    remote.lose(f"{name} {words[name]}")

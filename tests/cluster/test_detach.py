@@ -62,7 +62,11 @@ def test_a_mesh_that_was_left_is_attached_by_another_program_with_its_state(plac
     [file] = files(place)
     assert file.stat().st_mode & 0o777 == 0o600
     (place / "gate").touch()
+    os.kill(parent(int(pids[0])), signal.SIGTERM)  # notice comes while nobody is there to be told
     second = Controller(place, "take").done()
+    noticed = [line for line in second.lines if "notice came: Host " in line]
+    assert len(noticed) == 1, second.lines
+    assert noticed[0].endswith("is about to be taken away (SIGTERM), soon; nobody knows when, gpus=0-1")
     assert second.said("pids") == [pids]
     assert second.said("counts") == [["16", "16"]]
     assert second.said("slice") == [["17"]]

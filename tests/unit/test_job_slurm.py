@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.job.adapter import Agent, Running
+from monarch_nb.job.adapter import Agent, Running, said_once
+from monarch_nb.job.arrival import HostsMissingError
 from monarch_nb.job.batch import slurm
 
 pytestmark = pytest.mark.timeout(20)
@@ -32,3 +33,18 @@ def test_hosts_of_a_job_that_is_being_tidied_up_are_gone_for_the_reason_it_ended
     monkeypatch.setattr(slurm, "ask", lambda *_: text)
     seen = slurm.Slurm().look(Running("trainers", str(tmp_path), {"trainers_0": Agent("7/0")}))["trainers_0"]
     assert (seen.state, seen.story) == ("ended", f"is gone: Slurm job 7 {words}")
+
+
+def test_the_last_lines_of_a_batch_job_are_said_once_for_all_its_hosts() -> None:
+    words = "is gone: Slurm job 5 was cancelled\n  | slurmstepd: error\n  | bye"
+    other = "is gone: Slurm job 6 was cancelled\n  | bye"
+    missing = {"a_0": words, "a_1": words, "a_2": other, "a_3": "is gone", "a_4": "is gone", "a_5": words}
+    assert said_once(missing) == {
+        "a_0": words,
+        "a_1": "is gone: Slurm job 5 was cancelled, as a_0 is",
+        "a_2": other,
+        "a_3": "is gone",
+        "a_4": "is gone",
+        "a_5": "is gone: Slurm job 5 was cancelled, as a_0 is",
+    }
+    assert str(HostsMissingError("a (SlurmJob 7)", missing)).count("slurmstepd") == 1

@@ -109,8 +109,12 @@ def test_a_notice_that_nothing_follows_passes_and_the_host_is_as_before(
     host.passes(2)
     assert host.told == [("c/1", seconds, True), ("h1/p", seconds, True)]
     host.told.clear()
+    [over] = host.preemption.since(0.0)
+    assert (over.by, over.over) == ("spot", True)
+    assert host.preemption.since(over.at + 1) == ()
     host.preemption.terminated()  # the first again
     host.passes(1)
+    assert [notice.over for notice in host.preemption.since(0.0)] == [True, False]
     assert host.ended == []
     assert host.told == [("c/1", None, False), ("h1/p", None, False)]
 
@@ -124,6 +128,8 @@ def test_two_notices_at_once_are_one_and_the_better_word_counts(host: Host) -> N
     assert [seconds for _, seconds, _ in host.told] == [20, 20]
     host.preemption.said(line(seconds=10.0))
     assert [seconds for _, seconds, _ in host.told[2:]] == [10, 10]
+    host.passes(4)
+    assert [notice.seconds for notice in host.preemption.since(0.0)] == [6]
 
 
 def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
