@@ -5,10 +5,12 @@ import queue
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_kernel.views import channel
 from monarch_kernel.views.channel import Channel
 from monarch_kernel.views.live import LiveViews
 from monarch_kernel.views.pieces import LARGEST, LONGEST, pieces
@@ -97,16 +99,53 @@ class Comm:
 
 def test_a_view_that_asks_is_told_how_many_messages_came_before_pieces_of_them_included() -> None:
     kernel = Kernel()
-    channel = Channel(kernel, Comm())
-    channel.send({"type": "views", "views": []})
-    channel.send({"type": "alive"})
+    way = Channel(kernel, Comm())
+    way.send({"type": "views", "views": []})
+    way.send({"type": "alive"})
     state = {"failures": {str(number): {"report": "r" * 100_000} for number in range(3 * LARGEST // 100_000)}}
-    channel.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
-    channel.send({"type": "alive"})
+    way.send({"type": "snapshot", "seq": 1, "state": state, "now": 1.0})
+    way.send({"type": "alive"})
     told = [message["sent"] for message in kernel.sent if message["type"] == "alive"]
     assert told == [1, len(kernel.sent) - 2]
     assert told[1] >= 4
     assert max(size(message) for message in kernel.sent) < 1.5 * LARGEST
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_a_long_message_is_encoded_once_for_its_size_and_its_way(custom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Any] = []
+    encode = msgspec.json.encode
+
+    def counted(value: Any) -> bytes:
+        encoded.append(value)
+        return encode(value)
+
+    monkeypatch.setattr(channel.msgspec, "json", SimpleNamespace(encode=counted))
+    ways: list[type] = []
+    told: list[Message] = []
+
+    class Session(Kernel):
+        def send(self, _socket: object, _kind: str, content: Any, **_: object) -> None:
+            ways.append(type(content))
+            content = json.loads(content) if isinstance(content, bytes) else content
+            told.append(content["data"]["content"] if custom else content["data"])
+
+    way = Channel(Session(), Comm(), custom=custom)
+    messages: list[Message] = [
+        {"type": "snapshot", "seq": 1, "state": {"ranks": {"a": "é"}}, "now": 1.0},
+        {"type": "delta", "prev": 1, "seq": 2, "patch": {}, "now": 1.0},
+        {"type": "logs", "id": "l", "lines": [(0, 1.0, "", "x")]},
+        {"type": "metrics", "id": "m", "points": {"loss": [[0, 1, 1.0, float("nan")]]}},
+        {"type": "reply", "id": "r", "ok": True, "result": {"text": "done"}},
+    ]
+    for message in messages:
+        way.send(message)
+    assert encoded == messages
+    assert ways == [bytes] * len(messages)
+    assert [message["type"] for message in told] == [message["type"] for message in messages]
+    assert told[3]["points"] == {"loss": [[0, 1, 1.0, None]]}, "no number is none, as JSON has it"
+    way.send({"type": "reply", "id": "r", "ok": True, "result": {"text": "\ud800"}})
+    assert ways[-1] is dict, "half a character is left to Jupyter"
 
 
 class Requests:

@@ -50,7 +50,7 @@ class Channel:
             self._sent += message["type"] != "alive"
             return
         comm_id = self.comm.comm_id
-        content: Any = self._packed(comm_id, message) if message["type"] == "delta" else None
+        content: Any = self._packed(comm_id, message) if message["type"] in DIVIDED else None
         if content is None:
             data = {"method": "custom", "content": message} if self._custom else message
             content = {"comm_id": comm_id, "data": data}
