@@ -14,6 +14,7 @@ import pytest
 
 from scripts.kernels import PATH, ROOT, interpreter
 from tests.browser.lab import SCREENSHOTS, browser
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,  # a server, a kernel and a browser
@@ -32,9 +33,7 @@ def edited(folder: Path, theme: str) -> Iterator[str]:
     (folder / "marimo").mkdir(parents=True)
     (folder / "marimo" / "marimo.toml").write_text(f'[display]\ntheme = "{theme}"\n')
     shutil.copy(PAGE, folder / "page.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
             [

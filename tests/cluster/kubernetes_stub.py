@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from tests.ports import own_address
+
 _MESHES = "/apis/monarch.pytorch.org/"
 # `kubectl port-forward`, to the first pod alone
 KUBECTL = """#!{python}
@@ -28,7 +30,7 @@ def pump(a, b):
 while True:
     near, _ = door.accept()
     try:
-        far = socket.create_connection(("{address}", int(port)))
+        far = socket.create_connection((open("{first}").read(), int(port)))
     except OSError:
         near.close()
         continue
@@ -48,7 +50,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.held = False  # pods stay pending
         self.asked: list[str] = []
-        self._made = self._run = 0  # pods, and starts of them
+        self._made = 0  # pods
         self._lock = threading.RLock()
         cluster = self
 
@@ -88,7 +90,7 @@ class Cluster:
         tools = self.folder / "bin"
         tools.mkdir()
         program = tools / "kubectl"
-        program.write_text(KUBECTL.format(python=sys.executable, address="127.7.0.1"))
+        program.write_text(KUBECTL.format(python=sys.executable, first=self.folder / "first"))
         program.chmod(0o755)
         return tools
 
@@ -168,8 +170,10 @@ class Cluster:
     def run_pod(self, name: str) -> None:
         """As a kubelet would: mounts Secrets, runs the command of the first container, gives the pod an address."""
         pod = self.pods[name]
-        address = f"127.7.{self._run // 250}.{self._run % 250 + 1}"
-        self._run += 1
+        address = own_address()
+        first = self.folder / "first"
+        if not first.exists():
+            first.write_text(address)
         root = self.folder / name
         root.mkdir(exist_ok=True)
         [container] = pod["spec"]["containers"]

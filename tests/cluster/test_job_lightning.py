@@ -17,6 +17,7 @@ from monarch_nb.job import EngineError, LightningJob, Role, job_load, make_job, 
 from tests.cluster.engine_tools import PYTHON, none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
+from tests.ports import own_address
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 
@@ -25,7 +26,7 @@ class Machine:
     """One machine, at a loopback address of its own."""
 
     def __init__(self, folder: Path, number: int, rank: int, command: str, env: dict[str, str]) -> None:
-        self.rank, self.private_ip_address = rank, f"127.8.0.{number}"
+        self.rank, self.private_ip_address = rank, own_address()
         self._log = folder / f"machine{number}.log"
         self._stopped = self.pending = False
         words = shlex.split(command.replace("tcp://0.0.0.0:", f"tcp://{self.private_ip_address}:"))
