@@ -92,7 +92,7 @@ class MonarchMagics(Magics):
         part = given.of(self._session.find(given.name))
         source = numbered("%%on", line, cell)
         with parts_on(part, source):
-            return run_cell(part, source, self._cell())
+            return run_cell(self.shell, part, source, self._cell())
 
     @no_var_expand  # braces are those of expressions
     @cell_magic

@@ -109,7 +109,7 @@ def test_breakpoints_of_two_actors_in_one_process_do_not_mix(procs: ProcMesh, tr
 def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:
     with pytest.raises(DebugError, match="no code in this process comes from a file"):
         debug.set_breakpoint("no_such_file.py:3", trainers)
-    with pytest.raises(DebugError, match="neither file:line nor a function"):
+    with pytest.raises(DebugError, match="neither file:line, nor a function"):
         debug.set_breakpoint("Trainer.no_such_method", trainers)
     with pytest.raises(DebugError, match="does not exist"):
         debug.set_breakpoint("debug_tools.py:99999", trainers)

@@ -75,7 +75,8 @@ class DebugMagics(Magics):
 
             %break train.py:42 if loss.isnan() on trainers gpus=3
             %break Trainer.step on trainers
-
+            %break transformers.Trainer.training_step on workers    # any function by its full name; on processes it
+                                                                    # holds in cells and in all actors there
         It is looked at from each actor's next endpoint call on. From Python: monarch.debug.set_breakpoint().
         """
         words = line.split()

@@ -1,6 +1,5 @@
 """Breakpoints that are set from outside, in actors that run already."""
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from monarch_nb.debug.control.asking import asking, outcome_of
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import ProcState, Runtime
+from monarch_nb.runtime import Future, ProcState, Runtime
 from monarch_nb.store import describe
 from monarch_nb.wire import text_of
 
@@ -48,7 +47,8 @@ class Breakpoints:
         self._setting = threading.Lock()
         self._version = 0
         self._by_number: dict[int, Breakpoint] = {}
-        self._numbers = itertools.count(1)
+        self._adding = threading.Lock()
+        self._last = 0
 
     def __iter__(self) -> Iterator[Breakpoint]:
         return iter(tuple(self._by_number.values()))
@@ -63,29 +63,33 @@ class Breakpoints:
         log: str = "",
         temporary: bool = False,
     ) -> Breakpoint:
-        """Sets one in each actor of a mesh; it is looked at from the next endpoint call on. Blocks until they are
-        constructed, and for their answers.
+        """Sets one in each actor of a mesh, or of processes in their cells and in the actors that live there; it is
+        looked at from the next endpoint call or cell on. Blocks until they are constructed, and for their answers.
 
         Raises DebugError where no rank has taken it, SyntaxError for a condition that is none.
         """
         if condition:
             compile(condition, "<condition>", "eval")
         mesh.initialized.get()  # before, there is nothing in the ranks that it could be set in
-        number = next(self._numbers)
+        with self._adding:
+            return self._set(
+                mesh, where, condition, hit_condition=hit_condition, log=log, temporary=temporary, number=self._last + 1
+            )
+
+    def _set(self, mesh: Any, where: str, condition: str, *, number: int, **options: Any) -> Breakpoint:
         wanted = m.Break(
             mesh=state_of(mesh).uid,
             rank=0,
             number=number,
             where=where,
             condition=condition,
-            hit_condition=hit_condition,
-            log=log,
-            temporary=temporary,
+            **options,
         )
         outcomes = self._send_each(mesh, wanted)
         wrong = {each.error for each in outcomes.values() if each.error}
         if wrong and all(each.error for each in outcomes.values()):
             raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
+        self._last = number  # of one that was refused another takes the number
         added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
         return added
 
@@ -99,12 +103,21 @@ class Breakpoints:
         self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
     def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Outcome]:
-        procs = state_of(mesh).procs
-        asked = {
-            rank: request(self._engine, procs.address(rank), verbs.BREAK, msgspec.structs.replace(wanted, rank=rank))
-            for rank in region_of(mesh).ranks()
-        }
-        return {rank: outcome_of(future) for rank, future in asked.items()}
+        state = state_of(mesh)
+        procs, uids = (
+            (state, [state.uid, *state.actors]) if isinstance(state, ProcState) else (state.procs, [state.uid])
+        )
+        asked: dict[int, list[Future[m.Outcome]]] = {}
+        for uid in uids:
+            known = self._engine.meshes[uid]
+            if known.stopped is not None:
+                continue
+            for rank in set(region_of(mesh).ranks()) & set(known.region.ranks()):
+                message = msgspec.structs.replace(wanted, mesh=uid, rank=rank)
+                asked.setdefault(rank, []).append(request(self._engine, procs.address(rank), verbs.BREAK, message))
+        outcomes = {rank: [outcome_of(future) for future in asked[rank]] for rank in sorted(asked)}
+        # A rank has it where any of those that run there has it.
+        return {rank: next((each for each in found if not each.error), found[0]) for rank, found in outcomes.items()}
 
     def set_everywhere(
         self,

@@ -98,13 +98,15 @@ class BreakpointTable:
                 lines.append(each.line)
         return by_file
 
-    def add(self, file: str, line: int, **options: object) -> Breakpoint:
-        """A new one; `options` are the other fields of a Breakpoint. Raises ValueError for a hit condition that is
-        none.
+    def add(self, file: str, line: int, number: int = 0, **options: object) -> Breakpoint:
+        """A new one, of this number where that is free; `options` are the other fields of a Breakpoint. Raises
+        ValueError for a hit condition that is none.
         """
         passed_often_enough(str(options.get("hit_condition") or ""), 0)
-        self._last += 1
-        added = Breakpoint(self._last, file, line, **options)  # type: ignore[arg-type]
+        if number <= 0 or number in self._by_number:
+            number = self._last + 1
+        self._last = max(self._last, number)
+        added = Breakpoint(number, file, line, **options)  # type: ignore[arg-type]
         self._replace({**self._by_number, added.number: added})
         return added
 

@@ -1,5 +1,7 @@
 """What controllers ask of the debuggers of a process: the handlers of the debugger's verbs, on the reading thread."""
 
+import threading
+
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
 from monarch_nb.debug.session.debuggers import Debuggers
@@ -53,13 +55,24 @@ class Handlers:
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 
-    def _break(self, wanted: m.Break, asker: Asker[m.Outcome]) -> m.Outcome:
-        set_by = f"{asker.src} {wanted.number}"
+    def _break(self, wanted: m.Break, asker: Asker[m.Outcome]) -> m.Outcome | None:
+        outcome = self._broken(wanted, asker.src, imports=False)
+        if not outcome.error or "." not in wanted.where:
+            return outcome
+        # The module may have to be imported; the reading thread runs no user code.
+        retry = threading.Thread(
+            target=lambda: asker.reply(self._broken(wanted, asker.src, imports=True)), name="monarch-break", daemon=True
+        )
+        retry.start()
+        return None
+
+    def _broken(self, wanted: m.Break, src: str, *, imports: bool) -> m.Outcome:
+        set_by = f"{src} {wanted.number}"
         try:
             debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
             if wanted.clear:
                 return m.Outcome(f"{debugger.clear_breakpoints(set_by)} cleared")
-            file, line, function = resolve(wanted.where, obj)
+            file, line, function = resolve(wanted.where, obj, imports=imports)
             added = debugger.add_breakpoint(
                 file,
                 line,
@@ -69,6 +82,7 @@ class Handlers:
                 log=wanted.log,
                 temporary=wanted.temporary,
                 set_by=set_by,
+                number=wanted.number,
             )
         except (LookupError, ValueError) as error:
             return m.Outcome(error=text_of(error.args[0]))

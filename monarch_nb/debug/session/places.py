@@ -1,18 +1,23 @@
-"""What people mean by a place in an actor's code: `train.py:42`, `Trainer.step`."""
+"""What people mean by a place in an actor's code: `train.py:42`, `Trainer.step`, `transformers.Trainer.train`."""
 
+import importlib
 import linecache
 import os
 import re
 import sys
 from typing import Any
 
+from monarch_nb.mesh.console import Console
 from monarch_nb.runtime import EndpointProperty
+from monarch_nb.wire import error_line, text_of
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 
-def resolve(where: str, obj: Any) -> tuple[str, int, str]:
-    """File, line and (of a function) its name, as the actor `obj` knows them. Raises LookupError."""
+def resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, str]:
+    """File, line and (of a function) its name, as the actor `obj` knows them; with `imports`, modules that the name
+    begins with are imported. Raises LookupError.
+    """
     place = _PLACE.fullmatch(where)
     if place is not None:
         return file_of(place["file"], obj), int(place["line"]), ""
@@ -20,18 +25,23 @@ def resolve(where: str, obj: Any) -> tuple[str, int, str]:
     target: Any = next(
         (each for each in (_dig(scope, names) for scope in _scopes(obj, names[0])) if each is not None), None
     )
+    if target is None and imports:
+        target = _imported(names, where)
     target = target.method if isinstance(target, EndpointProperty) else target
     while hasattr(target, "__wrapped__"):
         target = target.__wrapped__
     code = getattr(target, "__code__", None)
     if code is None:
-        raise LookupError(f"{where} is neither file:line nor a function that {type(obj).__name__} or its module has")
+        known = "that is known in cells here" if isinstance(obj, Console) else f"of {type(obj).__name__} or its module"
+        raise LookupError(f"{where} is neither file:line, nor a function {known}, nor one of a module by its full name")
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def _scopes(obj: Any, first: str) -> list[Any]:
     """Where a function is looked for: the class by its name, in it, in what its methods see, in its modules, in all."""
     cls = type(obj)
+    if isinstance(obj, Console):
+        return [obj.namespace, sys.modules]
     scopes: list[Any] = [{first: cls}] if first == cls.__name__ else []
     scopes.append(cls)
     for method in vars(cls).values():
@@ -40,6 +50,22 @@ def _scopes(obj: Any, first: str) -> list[Any]:
             scopes.append(inner.__globals__)
             break
     return [*scopes, *(sys.modules.get(base.__module__) for base in cls.__mro__[:-1]), sys.modules]
+
+
+def _imported(names: list[str], where: str) -> Any:
+    """What a full name means, with its module imported; None if there is no such module."""
+    for length in range(len(names) - 1, 0, -1):
+        name = ".".join(names[:length])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+                continue
+            raise LookupError(f"{where}: {name} cannot be imported: {text_of(error)}") from error
+        except Exception as error:
+            raise LookupError(f"{where}: {name} cannot be imported: {error_line(error)}") from error
+        return _dig(module, names[length:])
+    return None
 
 
 def _dig(scope: Any, names: list[str]) -> Any:
