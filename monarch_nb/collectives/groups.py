@@ -61,6 +61,7 @@ class ProcessGroups:
         self._made: dict[str, _Made] = {}  # by name
         self._making: dict[int, Connections] = {}  # by thread
         self._apart: set[str] = set()  # names of groups that somebody else looks after
+        self._orphans: set[tuple[str, int]] = set()
         self._local = threading.local()
         self._cut: set[str] = set()  # names of groups that were cut, and not given up yet
         self._cut_joins = False
@@ -124,7 +125,10 @@ class ProcessGroups:
                 self._cut.discard(name)
                 (self._apart.add if apart else self._apart.discard)(name)
                 if not apart:
-                    self._made[name] = _Made(connections, since, self._maker())
+                    maker = self._maker()
+                    self._made[name] = _Made(connections, since, maker)
+                    if maker is not None:
+                        self._orphans.discard(maker)
         return result
 
     # -- what there is ----------------------------------------------------------------------------------------------
@@ -146,11 +150,11 @@ class ProcessGroups:
             found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
         return found
 
-    def makers(self) -> set[tuple[str, int]]:
-        """Actors in whose `__init__` groups were made that there are."""
+    @property
+    def orphans(self) -> set[tuple[str, int]]:
+        """Actors whose `__init__` has made a group that was given up since, by mesh and rank."""
         with self._lock:
-            made = [self._made[name] for name in self._live() if name in self._made]
-        return {each.maker for each in made if each.maker is not None}
+            return set(self._orphans)
 
     @property
     def broken(self) -> set[str]:
@@ -278,6 +282,9 @@ class ProcessGroups:
         self._number = number
         if module is None:
             return
+        with self._lock:
+            made = [self._made[name].maker for name in names if name in self._made]
+            self._orphans |= {maker for maker in made if maker is not None}
         for name in names:
             self._cut_group(name)
         groups = self._live()

@@ -20,6 +20,7 @@ from monarch_nb.collectives.verbs import (
     EndWaits,
     GroupKey,
     Renew,
+    Renewed,
     Waits,
 )
 from monarch_nb.mesh.requests import request, settle
@@ -101,13 +102,13 @@ class Collectives:
         wanted = groups or PROCESS_GROUPS.broken_joins
         return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0)
 
-    def _renew(self, asked: Renew, asker: Asker[Done]) -> None:
+    def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> None:
             try:
                 PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
                 PROCESS_GROUPS.set_environment(asked.environment)
             finally:
-                asker.reply(Done())
+                asker.reply(Renewed(tuple(sorted(PROCESS_GROUPS.orphans))))
 
         threading.Thread(target=renew, name="monarch-groups", daemon=True).start()
 
@@ -131,6 +132,24 @@ class Collectives:
         done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
         bodies = {rank: AskBroken(*_asked(procs, rank, raised or {})) for rank in procs.ranks}
         self.ask(procs, BROKEN, bodies, partial(self._give_up, procs, done))
+        return done
+
+    def renew_after_loss(
+        self, procs: ProcState, environments: Mapping[int, dict[str, str]], lost: tuple[int, ...]
+    ) -> Future[set[str]]:
+        """Gives up groups that had lost ranks in them, and sets the environment of all ranks of a mesh anew.
+
+        `lost` are ranks of torch.distributed. Gives the actor meshes, by uid, whose `__init__` had made such a group.
+        Does not block.
+        """
+        done: Future[set[str]] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
+        number = fresh_number()
+        bodies = {rank: Renew(environment, number, (), lost) for rank, environment in environments.items()}
+
+        def over(found: dict[int, Renewed]) -> None:
+            resolve_future(done, {mesh for each in found.values() for mesh, _ in each.makers})
+
+        self.ask(procs, RENEW, bodies, over)
         return done
 
     def _give_up(self, procs: ProcState, done: Future[None], found: dict[int, Broken]) -> None:

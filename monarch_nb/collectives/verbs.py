@@ -71,7 +71,13 @@ class Renew(msgspec.Struct, array_like=True, frozen=True):
     everything: bool = False
 
 
+class Renewed(msgspec.Struct, array_like=True, frozen=True):
+    """Actors, by mesh and rank, whose `__init__` had made one of the groups that a process has given up."""
+
+    makers: tuple[tuple[str, int], ...] = ()
+
+
 WAITS = Verb("collectives.waits", AskWaits, Waits, doc="which process groups a rank waits in, and is a member of")
 END_WAITS = Verb("collectives.end", EndWaits, Done, doc="ends what a rank waits in, in process groups")
 BROKEN = Verb("collectives.broken", AskBroken, Broken, doc="which process groups of a process are of no use any more")
-RENEW = Verb("collectives.renew", Renew, Done, doc="gives process groups up, and sets torchrun's environment anew")
+RENEW = Verb("collectives.renew", Renew, Renewed, doc="gives process groups up, and sets torchrun's environment anew")

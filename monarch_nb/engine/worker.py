@@ -95,7 +95,7 @@ def _constructed() -> tuple[str, int] | None:
     """The actor whose `__init__` runs on this thread."""
     context = current.get()
     cell = context.actor_instance.cell if context is not None else None
-    return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.state == "starting" else None
+    return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.constructing else None
 
 
 def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:

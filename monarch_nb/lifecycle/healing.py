@@ -1,5 +1,6 @@
 """Heals: processes started again, actors re-created, survivors told."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
-from monarch_nb.lifecycle.proc_spawn import start
+from monarch_nb.lifecycle.proc_spawn import choose_master, start, torchrun_environment
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
@@ -19,6 +20,8 @@ from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import (
+    ANEW,
+    COLLECTIVES,
     HOOK,
     SPAWN,
     ActorState,
@@ -39,6 +42,7 @@ from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, agent_of, text_of
 
+logger = logging.getLogger(__name__)
 _GIVEN_UP = "it is no part of its mesh any more"
 _RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
 
@@ -61,6 +65,7 @@ class MeshHealer:
         self._engine, self._driver = engine, driver
         self._updates, self._versions, self._stopper = updates, versions, stopper
         self._tell, self._await_host = tell, await_host
+        self._anew_with: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
         self._engine.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
@@ -150,6 +155,7 @@ class MeshHealer:
         for host in {state.layout.host_of(rank) for rank, _ in incarnations}:
             self._await_host(host, _RETURN_S)
         _renew(state, incarnations)
+        choose_master(state)
         try:
             ready = start(self._engine, state, incarnations)
         finally:  # a stop in its midst makes it fail when some agents have been asked already
@@ -161,6 +167,34 @@ class MeshHealer:
         ready.get()
         if state.born is not None:
             state.born.initialized = resolved_future(True)
+        self._renew_groups(state, _ranks(incarnations))
+
+    def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
+        """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""
+        region = state.coming or state.region
+        environments = {rank: torchrun_environment(state, rank) for rank in ranks_of(region)}
+        back = tuple(region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank))
+        self._anew_with |= self._engine.feature(COLLECTIVES).renew_after_loss(state, environments, back).get()
+
+    def _make_survivors_anew(self, state: ActorState, born: ActorBirth, fresh: Sequence[int]) -> PendingCall | None:
+        """Where `__init__` joins a process group, survivors join the next one with those that are created again."""
+        if state.uid not in self._anew_with:
+            return None
+        self._anew_with.discard(state.uid)
+        gone = self._driver.gone(state.uid)
+        survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
+        if not survivors:
+            return None
+        title = f"{state.name}.__init__"
+        logger.warning(
+            "%s: __init__ runs again on all ranks, as it joins a process group that the lost ranks were in", state.name
+        )
+        body = encode_arguments(title, (born.cls, born.arguments), {})
+        call = PendingCall(
+            self._engine, title, state.uid, lambda: survivors, len(survivors), lambda replies: [r() for r in replies]
+        )
+        send_each(self._engine, self._engine.root_context, state, survivors, ANEW, body, call)
+        return call
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
@@ -177,9 +211,12 @@ class MeshHealer:
         frames = spawn_frames(born.cls, born.arguments, born.spec)
         call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
         send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
+        survivors = self._make_survivors_anew(state, born, ranks)
         if state.stopped is not None:
             self._stopper.again(state)
         call.future.get()
+        if survivors is not None:
+            survivors.future.get()
         born.initialized = resolved_future(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:

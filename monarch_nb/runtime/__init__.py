@@ -1,7 +1,7 @@
 """One per process: mailboxes, ports, futures, context, and how an endpoint is executed."""
 
 from monarch_nb.runtime.actors.actor import Actor
-from monarch_nb.runtime.actors.cell import EXEC, HOOK, RELOAD, ActorCell
+from monarch_nb.runtime.actors.cell import ANEW, EXEC, HOOK, RELOAD, ActorCell
 from monarch_nb.runtime.actors.endpoint import (
     EndpointProperty,
     concurrent_endpoint,
@@ -45,6 +45,7 @@ from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRun
 from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
+    "ANEW",
     "COLLECTIVES",
     "DEBUG",
     "DOING",

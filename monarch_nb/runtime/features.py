@@ -48,6 +48,14 @@ class Collectives(Protocol):
     def renew(self, procs: "ProcState") -> "Future[None]":
         """Gives up, on all ranks of a mesh, groups that are of no use on some. Does not block."""
 
+    def renew_after_loss(
+        self, procs: "ProcState", environments: "Mapping[int, dict[str, str]]", lost: tuple[int, ...]
+    ) -> "Future[set[str]]":
+        """Gives up groups that had lost ranks in them, and sets the environment of all ranks of a mesh anew.
+
+        Gives the actor meshes, by uid, whose `__init__` had made such a group. Does not block.
+        """
+
     def interrupted(self, cell: "ActorCell") -> bool:
         """Ends what an actor waits in that an interrupt has not ended; False where that is no process group."""
 

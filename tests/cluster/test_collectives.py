@@ -3,12 +3,13 @@ processes."""
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
+from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint, heal_mesh
 from monarch_nb.collectives.connections import CAN_CUT
 from monarch_nb.config import configured
 from tests.cluster.fault_tools import SOON, spawned
@@ -104,3 +105,47 @@ def test_twenty_times_in_a_row(trainers: Any, kind: str) -> None:
     for number in range(20):
         fails_and_goes_on(trainers, kind, number % 4)
     assert trainers.pid.call().get(SOON).values() == before
+
+
+class Joins(Actor):
+    """Joins a process group in its `__init__`."""
+
+    def __init__(self, value: int) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        self.value = value + dist.get_rank()
+
+    @endpoint
+    def total(self) -> float:
+        import torch
+
+        tensor = torch.tensor([float(self.value)])
+        torch.distributed.all_reduce(tensor)
+        return tensor.item()
+
+    @endpoint
+    def environment(self) -> list[str]:
+        return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_heal_of_actors_that_join_a_group_in_init_constructs_all_of_them(host: Any, shown: list[Any]) -> None:
+    with spawned(host, 3, name="healed") as procs:
+        joins: Any = procs.spawn("joins", Joins, 10)
+        assert joins.total.call().get(SOON).values() == [33.0] * 3
+        pids, before = joins.pid.call().get(SOON).values(), joins.environment.call().get(SOON).values()
+        for rank in (2, 0):
+            os.kill(joins.pid.call().get(SOON).values()[rank], signal.SIGKILL)
+            with pytest.raises(SupervisionError):
+                joins.total.call().get(SOON)
+            heal_mesh(procs, timeout=SOON)
+            assert joins.total.call().get(SOON).values() == [33.0] * 3
+        now = joins.environment.call().get(SOON).values()
+        assert [each[:3] for each in now] == [each[:3] for each in before]
+        assert len({each[3] for each in now}) == 1
+        after = joins.pid.call().get(SOON).values()
+        assert [old == new for old, new in zip(pids, after, strict=True)] == [False, True, False]

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
 STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before, which may not have arrived yet
+ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
 STRUCK = "__interrupted__"  # of actors of the library whose endpoints are hit by interrupts only where they say so
 
@@ -55,6 +56,7 @@ class ActorCell(AnsweringActor):
         self.inbox: Inbox[Any] = Inbox()
         self.running = None
         self.began: tuple[str, float] | None = None  # the last call, and when
+        self.constructing = False  # its `__init__` runs
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
         self.task: asyncio.Task[Any] | None = None
@@ -149,7 +151,7 @@ class ActorCell(AnsweringActor):
                 obj = _new(cls, args, kwargs)
                 self.process.arm(self, cls)
                 init = obj.__init__ if self.watch is None else self.watch(obj.__init__)
-                self._exposed = True
+                self._exposed = self.constructing = True
                 init(*args, **kwargs)
                 self._cover()
                 self.obj = obj
@@ -165,6 +167,7 @@ class ActorCell(AnsweringActor):
             else:  # it was stopped before it had begun
                 self._refuse_current(header)
         finally:
+            self.constructing = False
             self._spawn = (header, None)
             self.process.log.end(origin)
             current.reset(token)
@@ -186,6 +189,8 @@ class ActorCell(AnsweringActor):
             return self.process.run_in_actor, (self.obj, self.cell_namespace, *args), kwargs
         if header.method == RELOAD:
             return self._reload, args, kwargs
+        if header.method == ANEW:
+            return self._make_anew, args, kwargs
         if header.method == HOOK:
             return self.obj.__healed__, args, kwargs
         endpoint = self.endpoints.get(header.method)
@@ -216,6 +221,17 @@ class ActorCell(AnsweringActor):
         self.endpoints = endpoints_of(cls)
         hook = getattr(self.obj, RELOAD, None)
         return hook(old) if hook is not None else None
+
+    def _make_anew(self, cls: type, arguments: Any) -> None:
+        """Another object of the same arguments takes the place of the one there is."""
+        args, kwargs = arguments.load(self.process)
+        obj = _new(cls, args, kwargs)
+        self.constructing = True
+        try:
+            obj.__init__(*args, **kwargs)
+        finally:
+            self.constructing = False
+        self.obj, self.endpoints = obj, endpoints_of(cls)
 
     def _begin(self, header: Header, parcel: "Parcel") -> tuple[Any, Any] | None:
         """None where the message names a place that there is not; its sender has been told."""
