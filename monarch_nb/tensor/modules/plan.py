@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from monarch_nb.tensor.modules.styles import Style, style_of
+from monarch_nb.tensor.modules.own_plans import AUTO, own_plan
+from monarch_nb.tensor.modules.styles import Style, styles_of
 from monarch_nb.tensor.propagation import Layout, Placements
 from monarch_nb.tensor.sharding import placements_of
 
@@ -32,7 +33,9 @@ class Plan:
     parameter, in which `*` stands for anything, and a later one overrides an earlier. It stands for "column" (the
     outputs of a Linear, the columns of an Embedding), "row" (the inputs of a Linear, the vocabulary of an Embedding),
     "sequence" (what norms and dropouts work on, along dimension 1), one of PyTorch's `ParallelStyle`s, or, for
-    parameters, a sharding spec. What no pattern names is whole on every rank.
+    parameters, a sharding spec. "column" of a MultiheadAttention cuts its heads, and of PyTorch's layers of transformers
+    all that they have. What no pattern names is whole on every rank. "auto" in the place of a mapping is the plan that
+    the model brings with it, as those of Transformers do in `tp_plan`.
 
     Batches are cut along the mesh dimensions `data`. With `fully_sharded`, parameters are cut along these, too: they
     are gathered where a module uses them, and their gradients are summed up into shards.
@@ -41,7 +44,7 @@ class Plan:
     data, `model_parallel`, `tensor`, `tp`… for tensors; where no name says so, data has what the other has not.
     """
 
-    styles: Mapping[str, Entry] = field(default_factory=dict)
+    styles: Mapping[str, Entry] | str = field(default_factory=dict)
     data: str | Sequence[str] | None = None
     tensor: str | None = None
     fully_sharded: bool = False
@@ -54,9 +57,13 @@ class Plan:
         """
         if isinstance(plan, Plan):
             return plan
+        if plan == AUTO:
+            return cls(styles=AUTO)
         if plan is None or isinstance(plan, str):
             if plan is not None and plan not in _NAMED:
-                raise ValueError(f'plan {plan!r} is not known: "data_parallel", "fully_sharded", or {{pattern: style}}')
+                raise ValueError(
+                    f'plan {plan!r} is not known: "data_parallel", "fully_sharded", "auto", or {{pattern: style}}'
+                )
             return cls(fully_sharded=plan == "fully_sharded")
         if isinstance(plan, Mapping):
             return cls(styles=plan)
@@ -84,9 +91,16 @@ class Resolved:
             if parameter is not None
         }
         self.styles: dict[str, Style] = {}  # by the path of a module
-        self._specs: dict[str, Any] = {}  # by the name of a parameter
-        for pattern, entry in plan.styles.items():
-            self._enter(pattern, entry)
+        self._cuts: dict[str, Placement] = {}  # by the name of a parameter: along the dimension for tensors
+        self._specs: dict[str, Any] = {}  # by the name of a parameter: along all dimensions
+        if isinstance(plan.styles, str):
+            if plan.styles != AUTO:
+                raise ValueError(f'plan: styles are {{pattern: style}} or "auto", not {plan.styles!r}')
+            for path, style in own_plan(module).items():
+                self._take(path, style)
+        else:
+            for pattern, entry in plan.styles.items():
+                self._enter(pattern, entry)
 
     def _enter(self, pattern: str, entry: Entry) -> None:
         parameters = [name for name in self._owners if fnmatchcase(name, pattern)]
@@ -96,29 +110,47 @@ class Resolved:
             raise ValueError(f"plan: {pattern!r} is the name of no module and no parameter; parameters are {some}, …")
         if isinstance(entry, str | ParallelStyle):
             for path in modules or dict.fromkeys(self._owners[name][0] for name in parameters):
-                self.styles[path] = style_of(entry, path, self._modules[path])
+                for own, style in styles_of(entry, path, self._modules[path]).items():
+                    self._take(own, style)
         elif parameters:
             self._specs |= dict.fromkeys(parameters, entry)
         else:
             raise ValueError(f"plan: {entry!r} says where parameters lie, but {pattern!r} names modules")
+
+    def _take(self, path: str, style: Style) -> None:
+        assert self.tensor is not None
+        ranks = self.layout.shape[self.tensor]
+        if style.pieces is not None and style.pieces % ranks:
+            raise ValueError(
+                f"plan: {path or 'the module'} has {style.pieces} heads, which do not divide into {ranks} equal parts "
+                f"along {self.layout.names[self.tensor]!r}: leave it out of the plan, or take a mesh that fits"
+            )
+        self.styles[path] = style
+        for name, cut in style.parameters.items():
+            self._cuts[f"{path}.{name}" if path else name] = cut
 
     def placements(self, name: str, shape: Sequence[int]) -> Placements:
         """Where a parameter lies."""
         if name in self._specs:
             return placements_of(self._specs[name], self.layout, len(shape))
         placements: list[Placement] = [Replicate()] * len(self.layout.shape)
-        path, own = self._owners[name]
-        style = self.styles.get(path)
-        cut = style.parameters.get(own) if style is not None else None
-        if cut is not None:
+        placed, cut = self._cuts.get(name), None
+        if placed is not None and self._divides(placed, shape):
             assert self.tensor is not None
-            placements[self.tensor] = Shard(cut)
+            placements[self.tensor], cut = placed, getattr(placed, "dim", None)
         if self.fully_sharded:
             parts = self.data_ranks
             free = [dim for dim, size in enumerate(shape) if dim != cut and size and size % parts == 0]
             for mesh_dim in self.data if free else ():
                 placements[mesh_dim] = Shard(free[0])
         return tuple(placements)
+
+    def _divides(self, placed: Placement, shape: Sequence[int]) -> bool:
+        """Each rank has an equal share of each of several parts; else it is whole. What is one part is cut as it is."""
+        if not isinstance(placed, _StridedShard):
+            return True
+        assert self.tensor is not None
+        return shape[placed.dim] % (placed.split_factor * self.layout.shape[self.tensor]) == 0
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
         """A parameter on the mesh is cut along dimensions for data, and whole again where it is used."""
@@ -149,7 +181,7 @@ def _tensor_dimension(plan: Plan, layout: Layout) -> int | None:
     left = named or [dim for dim in range(len(layout.names)) if dim not in taken]
     if left:
         return left[-1]
-    if any(isinstance(entry, str | ParallelStyle) for entry in plan.styles.values()):
+    if isinstance(plan.styles, str) or any(isinstance(each, str | ParallelStyle) for each in plan.styles.values()):
         raise ValueError(
             f"the styles of a plan cut along one mesh dimension, and {_sizes(layout)} has none for them by name: "
             "Plan(styles, tensor=...) names it"

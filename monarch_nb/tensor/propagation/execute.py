@@ -17,7 +17,7 @@ from .specs import spec_of
 __all__ = ["Runner", "leaves", "overload"]
 
 # PyTorch registers these when they are first used, which may have been in another process.
-_REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
+_REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
 Place = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does

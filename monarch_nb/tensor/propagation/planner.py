@@ -11,7 +11,7 @@ from .draft import Draft
 from .errors import DataDependentShapeError, PropagationError
 from .gathered import gathered
 from .lines import user_line
-from .lowered import Unfit, flat, lowered
+from .lowered import Unfit, flat, lowered, reason
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
@@ -19,6 +19,7 @@ from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
 from .sharded import by_rules
+from .substitutes import Body, Trace, substitute
 from .values import VALUES
 from .world import World, imagining
 from .writing import Writer
@@ -27,7 +28,7 @@ __all__ = ["Planner"]
 
 
 class Planner:
-    """Makes plans. It asks, in this order: rewrites, our own rules, PyTorch's rules; else it gathers."""
+    """Makes plans. It asks, in this order: substitutes, rewrites, our own rules, PyTorch's rules; else it gathers."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -122,8 +123,7 @@ class Planner:
             tree = Result(0) if isinstance(slot, Slot) else slot
             registers = [slot.register] if isinstance(slot, Slot) else []
         else:
-            tree, leaves = operation.results(self._plain(operation))
-            draft, registers = self._drafted_as(operation, leaves)
+            tree, leaves, draft, registers = self._understood(operation)
         results = [at for at in registers if at is not None]
         bases = [leaf[1] for leaf in leaves if leaf is not None]
         made = tuple(draft.metas[at] for at in results)
@@ -147,7 +147,31 @@ class Planner:
         )
 
     def _drafted(self, operation: Operation) -> tuple[Draft, list[int | None]]:
-        return self._drafted_as(operation, operation.results(self._plain(operation))[1])
+        return self._understood(operation)[2:]
+
+    def _understood(self, operation: Operation) -> tuple[object, list[Leaf], Draft, list[int | None]]:
+        """The tree of what the operation returns, its leaves, the steps, and the registers of the leaves."""
+        body = substitute(operation, self._layout.device)
+        if body is not None:
+            return self._substituted(operation, body)
+        tree, leaves = operation.results(self._plain(operation))
+        return tree, leaves, *self._drafted_as(operation, leaves)
+
+    def _substituted(self, operation: Operation, body: Body) -> tuple[object, list[Leaf], Draft, list[int | None]]:
+        draft = Draft(self._worlds[0], operation.metas)
+        tensors = [self._worlds[0].whole(meta) for meta in operation.metas]
+        args, kwargs = operation.filled(tensors.__getitem__)
+        write = Writer(operation, draft, self._drafted)
+        with Trace(write, tensors) as trace:
+            result = body(*args, **kwargs)
+        tree, leaves = operation.results(result)
+        registers: list[int | None] = []
+        for leaf in leaves:
+            slot = None if leaf is None else trace.slot(leaf[0])
+            if slot is not None and slot.register < len(tensors):  # it gives what it was given
+                slot = write(torch.ops.aten.clone.default, slot)
+            registers.append(None if slot is None else slot.register)
+        return tree, leaves, draft, registers
 
     def _drafted_as(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """The steps of an operation, and the registers of its leaves."""
@@ -168,6 +192,10 @@ class Planner:
                 return self._sharded(operation, leaves)
             except Unfit as unfit:
                 self._reasons.append((operation, str(unfit)))
+            except PropagationError:
+                raise
+            except Exception as error:  # a rule that is not for such tensors: the operation itself is, or `_plain` raised
+                self._reasons.append((operation, reason(error)))
         return gathered(operation, leaves, self._worlds[0])
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:

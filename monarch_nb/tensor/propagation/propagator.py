@@ -11,6 +11,7 @@ from .meta import Layout, Meta, Placements
 from .operation import Operation
 from .plan import Plan, Scalar, Slot
 from .planner import Planner
+from .substitutes import has_kernel
 
 __all__ = ["Propagator"]
 
@@ -116,7 +117,7 @@ class Propagator:
         if known is None:
             assert isinstance(func, torch._ops.OpOverload)
             name = func._schema.name.partition("::")[2]
-            known = self._number_free[func] = (
+            known = self._number_free[func] = has_kernel(func, self.layout.device) and (
                 torch.Tag.pointwise in func.tags
                 or name in _PLAIN_NUMBERS
                 or (name.startswith(("_foreach_", "_fused_")) and "norm" not in name)

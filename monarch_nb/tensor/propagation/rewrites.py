@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -145,6 +146,18 @@ def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None]
     return [write(aten.mul.Tensor, write(aten._to_copy.default, both, dtype=dtype), each)]
 
 
+def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    """Tensors of shape (0,) go with those of any shape and add nothing, which rules do not know."""
+    given, dim = operation.argument("tensors"), operation.argument("dim")
+    assert isinstance(given, list | tuple)
+    left = [slot for slot in given if write.shape(slot) != (0,)]
+    if len(left) in (0, len(given)):
+        return None
+    made = write(aten.cat.default, left, dim)
+    dtypes = [reduce(torch.promote_types, (_meta(operation, slot).dtype for slot in each)) for each in (given, left)]
+    return [made if dtypes[0] == dtypes[1] else write(aten._to_copy.default, made, dtype=dtypes[0])]
+
+
 def _physical(func: torch._ops.OpOverload) -> Rewrite:
     """Handles have no bits for values that are to be conjugated or negated later: it is done at once."""
     return lambda operation, write: [write(func, operation.args[0])]
@@ -182,6 +195,7 @@ REWRITES: dict[str, Rewrite] = {
     "nll_loss2d_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
+    "cat": _cat,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "_conj": _physical(aten._conj_physical.default),
     "_neg_view": _physical(aten.neg.default),

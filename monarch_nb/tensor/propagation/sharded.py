@@ -108,6 +108,8 @@ def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements,
             raise Unfit("the rule takes another number of tensors")
         for at, spec in zip(positional, specs, strict=True):
             wanted[at] = tuple(spec.placements)
+            if any(getattr(p, "dim", 0) >= max(len(operation.metas[at].shape), 1) for p in wanted[at]):
+                raise Unfit("the rule would cut a dimension that a tensor does not have")
             if operation.metas[at].placements != wanted[at] and _cuts_numbers(operation.metas[at], wanted[at]):
                 raise Unfit("whole numbers cannot be cut into parts of a sum")
     named = slots(list(operation.kwargs.values()))

@@ -1,0 +1,204 @@
+"""Operations for which the ranks' kind of device has no kernel, written with others.
+
+PyTorch's own code, and that of libraries, chooses operations by the device of its tensors. Handles are on a device that
+is neither a CPU nor CUDA, so that what is chosen may exist for other devices only. It runs as the same arithmetic, by
+operations that the ranks do have.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .errors import PropagationError
+from .lines import user_line
+from .operation import Operation
+from .plan import Slot
+from .writing import Writer
+
+__all__ = ["Body", "Trace", "has_kernel", "substitute"]
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+Body = Callable[..., object]
+
+_KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
+_ANY_DEVICE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def substitute(operation: Operation, device: str) -> Body | None:
+    """What computes the same on ranks with this kind of device; None where they have a kernel.
+
+    It is called with the operation's arguments. Raises PropagationError where nothing is known to compute the same.
+    """
+    func = operation.func
+    other = _OF_NUMBERS.get(operation.packet) if device == "cpu" else None
+    if other is not None and not operation.writes and not operation.metas[0].dtype.is_floating_point:
+        return other
+    if has_kernel(func, device):
+        return None
+    found = _OURS.get(operation.packet) or _table().get(func)
+    if found is None or operation.writes:
+        raise PropagationError(
+            operation.name,
+            f"PyTorch has no kernel for it on {device}, which the processes of the mesh compute on",
+            "Write it with other operations, or register how it is: torch._decomp.register_decomposition",
+            user_line(),
+        )
+    return found
+
+
+@cache
+def has_kernel(func: torch._ops.OpOverload, device: str) -> bool:
+    """Whether ranks with this kind of device can run it; taken for granted where PyTorch here is built without it."""
+    key = _KEYS.get(device)
+    if key is None or not _is_registered("aten::mm", key):
+        return True
+    name = func.name()
+    return _is_registered(name, key) or any(_is_registered(name, other) for other in _ANY_DEVICE)
+
+
+def _is_registered(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def _table() -> dict[torch._ops.OperatorBase, Body]:
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+class Trace(TorchDispatchMode):
+    """While it is entered, operations on tensors whose slots are known are written down, and so are their results."""
+
+    def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._write = write
+        self._known: dict[int, tuple[Tensor, Slot]] = {id(one): (one, Slot(at)) for at, one in enumerate(tensors)}
+
+    def slot(self, tensor: Tensor) -> Slot:
+        """Where a tensor is."""
+        return self._known[id(tensor)][1]
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Do it, and write it down."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+
+        def located(value: object) -> object:
+            return self.slot(value) if isinstance(value, Tensor) else value
+
+        made = self._write.all(func, *tree_map(located, args), **tree_map(located, kwargs))
+        new = [one for one in tree_leaves(result) if isinstance(one, Tensor) and id(one) not in self._known]
+        self._known |= {id(one): (one, slot) for one, slot in zip(new, made, strict=True)}
+        return result
+
+
+# -- what devices other than CPUs have, as PyTorch computes it on a CPU --------------------------------------------------
+
+
+def _lstm_cell(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gates = _with_biases(input_gates, input_bias) + _with_biases(hidden_gates, hidden_bias)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    i, f, g, o = workspace.chunk(4, 1)
+    c = cy.tanh()
+    to_o = torch.zeros_like(c) if grad_hy is None else grad_hy * c
+    to_c = torch.zeros_like(c) if grad_hy is None else grad_hy * o * (1 - c * c)
+    if grad_cy is not None:
+        to_c = to_c + grad_cy
+    gates = torch.cat(
+        [to_c * g * i * (1 - i), to_c * cx * f * (1 - f), to_c * i * (1 - g * g), to_o * o * (1 - o)],
+        1,
+    )
+    return gates, to_c * f, gates.sum(0) if has_bias else None
+
+
+def _gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    given_r, given_z, given_n = _with_biases(input_gates, input_bias).chunk(3, 1)
+    own_r, own_z, own_n = _with_biases(hidden_gates, hidden_bias).chunk(3, 1)
+    r, z = (given_r + own_r).sigmoid(), (given_z + own_z).sigmoid()
+    n = (given_n + r * own_n).tanh()
+    return n + z * (hx - n), torch.cat([r, z, n, hx, own_n], 1)
+
+
+def _gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    r, z, n, hx, own_n = workspace.chunk(5, 1)
+    to_n = grad_hy * (1 - z) * (1 - n * n)
+    to_z = grad_hy * (hx - n) * z * (1 - z)
+    to_r = to_n * own_n * r * (1 - r)
+    given, own = torch.cat([to_r, to_z, to_n], 1), torch.cat([to_r, to_z, to_n * r], 1)
+    return given, own, grad_hy * z, given.sum(0) if has_bias else None, own.sum(0) if has_bias else None
+
+
+def _with_biases(gates: Tensor, bias: Tensor | None) -> Tensor:
+    return gates if bias is None else gates + bias
+
+
+def _wider_product(one: Tensor, other: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return one.to(out_dtype) @ other.to(out_dtype)
+
+
+def _wider_sum_and_product(
+    given: Tensor, one: Tensor, other: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    product = _wider_product(one, other, out_dtype) * alpha
+    return product if beta == 0 else given.to(out_dtype) * beta + product
+
+
+def _masked_scale(given: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return given * mask.to(given.dtype) * scale
+
+
+def _whole_numbers_in_bins(given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+    """A histogram of whole numbers, by whole numbers, as CUDA counts them."""
+    given = given.reshape(-1)
+    low, high = torch.full((), int(min), dtype=torch.int64), torch.full((), int(max), dtype=torch.int64)
+    numbers = given.to(torch.int64)
+    if min == max and given.numel():
+        low, high = numbers.amin(), numbers.amax()
+    alike = low == high  # a range of its own around one number
+    low, high = torch.where(alike, low - 1, low), torch.where(alike, high + 1, high)
+    inside = (numbers >= low) & (numbers <= high)
+    found = torch.div((numbers - low) * bins, high - low, rounding_mode="floor").clamp(0, bins - 1)
+    counts = torch.zeros(bins, dtype=torch.int64).index_add(0, found, inside.to(torch.int64))
+    return counts.to(given.dtype)
+
+
+_OURS: dict[str, Body] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_masked_scale": _masked_scale,
+    "mm": _wider_product,
+    "bmm": _wider_product,
+    "addmm": _wider_sum_and_product,
+    "baddbmm": _wider_sum_and_product,
+}
+
+# A CPU has a kernel for floating-point numbers only.
+_OF_NUMBERS: dict[str, Body] = {"histc": _whole_numbers_in_bins}

@@ -1,0 +1,94 @@
+"""One model, trained in one process and over a mesh: what differs."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import monarch_nb
+from monarch_nb.distributed import Mesh, MeshTensor, Plan
+from tests.models.zoo import Batch, Model
+
+STEPS = 3
+PARALLEL = ("data", "fully sharded", "tensor", "data + tensor", "fully sharded + tensor")
+
+
+@dataclass
+class Course:
+    """What a training gave, step by step, and the parameters at its end."""
+
+    losses: list[float]
+    norms: list[float]
+    parameters: dict[str, torch.Tensor]
+
+
+def plan_of(model: Model, parallel: str) -> Plan:
+    """On a mesh of dimensions `data` and `model`."""
+    match parallel:
+        case "data":
+            return Plan(data=("data", "model"))
+        case "fully sharded":
+            return Plan(data=("data", "model"), fully_sharded=True)
+        case "tensor":
+            return Plan(model.plan, data=(), tensor="model")
+        case "data + tensor":
+            return Plan(model.plan)
+        case "fully sharded + tensor":
+            return Plan(model.plan, fully_sharded=True)
+    raise ValueError(parallel)
+
+
+def course(model: Model, module: nn.Module, batch: Batch) -> Course:
+    """Trains it, with clipped gradients."""
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2, eps=1e-6)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model.loss(module, batch)
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), 1.0))
+        optimizer.step()
+        losses.append(loss.detach())
+    return Course([*map(float, losses)], [*map(float, norms)], {n: whole(p) for n, p in module.named_parameters()})
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, MeshTensor) else tensor).detach().clone()
+
+
+def module_and_batch(model: Model) -> tuple[nn.Module, Batch]:
+    torch.manual_seed(1)
+    module = model.make()
+    return module.train(), model.batch()
+
+
+def spread(model: Model, module: nn.Module, batch: Batch, mesh: Mesh, parallel: str) -> tuple[nn.Module, Batch]:
+    """A copy of the module on the mesh, and the batch there."""
+    plan = plan_of(model, parallel)
+    sharded = monarch_nb.module_to_mesh(copy.deepcopy(module), mesh, plan)
+    dims = {"data": ("data", "model"), "fully sharded": ("data", "model"), "tensor": None}.get(parallel, "data")
+    return sharded, {
+        name: monarch_nb.distribute(one, mesh, [dims, *[None] * (one.dim() - 1)]) for name, one in batch.items()
+    }
+
+
+@dataclass
+class Difference:
+    """The largest, relative for losses and norms."""
+
+    loss: float
+    norm: float
+    parameter: float
+
+    def equal(self) -> bool:
+        return self.loss < 1e-4 and self.norm < 1e-3 and self.parameter < 1e-3
+
+
+def difference(one: Course, other: Course) -> Difference:
+    def relative(a: list[float], b: list[float]) -> float:
+        return max(abs(x - y) / max(abs(x), 1e-6) for x, y in zip(a, b, strict=True))
+
+    parameters: Any = [(one.parameters[n] - other.parameters[n]).abs().max().item() for n in one.parameters]
+    return Difference(relative(one.losses, other.losses), relative(one.norms, other.norms), max(parameters))
