@@ -77,6 +77,20 @@ def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return issue(func, args, kwargs)
 
 
+def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The sizes of results depend on these lengths: they are fetched, and local ones are taken as they are."""
+    named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    for name in ("input_lengths", "target_lengths"):
+        lengths = named[name]
+        named[name] = (_whole(lengths, "ctc_loss") if isinstance(lengths, MeshTensor) else lengths).tolist()
+    overload = getattr(torch.ops.aten, func._schema.name.partition("::")[2]).default
+    return issue(
+        overload,
+        tuple(named.pop(argument.name) for argument in overload._schema.arguments if argument.name in named),
+        {},
+    )
+
+
 def register() -> None:
     """Has `MeshTensor` do these itself."""
     own: dict[Any, Own] = {
@@ -89,5 +103,7 @@ def register() -> None:
         aten._to_copy.default: _moved,
         aten.copy_.default: _copied,
         aten.as_strided.default: _strided,
+        aten._ctc_loss.Tensor: _with_lengths,
+        aten._ctc_loss_backward.Tensor: _with_lengths,
     }
     OWN.update(own)

@@ -26,6 +26,7 @@ def nav() -> list[Entry]:
                 {"Performance": "performance.md"},
                 {"Comparison": "comparison.md"},
                 {"Coverage of PyTorch": "tensor-coverage.md"},
+                {"Models trained": "models.md"},
                 {"Architecture": "architecture.md"},
                 {"Promises and tests": "design-tests.md"},
                 {"Faults at random": "chaos.md"},

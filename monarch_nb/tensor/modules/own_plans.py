@@ -75,8 +75,8 @@ def _styles(path: str, model: nn.Module, plan: Mapping[str, str]) -> dict[str, S
     for name, style in plan.items():
         if style not in _KNOWN:
             raise ValueError(
-                f"plan: the own plan of {type(model).__name__} has {style!r} for {name!r}, which only SPMD programs can "
-                'take: give {pattern: style} instead of "auto"'
+                f"plan: the own plan of {type(model).__name__} has {style!r} for {name!r}, which only SPMD programs "
+                'can take: give {pattern: style} instead of "auto"'
             )
         for at, part in modules.items():
             if _NUMBER.sub("*", at) == name:

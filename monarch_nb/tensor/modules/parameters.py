@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
@@ -25,6 +26,11 @@ def to_mesh(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
     found: list[tuple[nn.Module, str, MeshTensor]] = []
     for path, owner, name, tensor in _tensors(module):
         is_parameter = isinstance(tensor, nn.Parameter)
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise ValueError(
+                f"{path} of a {type(owner).__name__} has no shape before the module has run once: call it with a local "
+                "input of the size that it is for, and bring it to the mesh then"
+            )
         placements = plan.placements(path, tensor.shape) if is_parameter else replicated(mesh.layout)
         known = made.get(id(tensor))
         if known is None:

@@ -33,9 +33,9 @@ class Plan:
     parameter, in which `*` stands for anything, and a later one overrides an earlier. It stands for "column" (the
     outputs of a Linear, the columns of an Embedding), "row" (the inputs of a Linear, the vocabulary of an Embedding),
     "sequence" (what norms and dropouts work on, along dimension 1), one of PyTorch's `ParallelStyle`s, or, for
-    parameters, a sharding spec. "column" of a MultiheadAttention cuts its heads, and of PyTorch's layers of transformers
-    all that they have. What no pattern names is whole on every rank. "auto" in the place of a mapping is the plan that
-    the model brings with it, as those of Transformers do in `tp_plan`.
+    parameters, a sharding spec. "column" of a MultiheadAttention cuts its heads, and of PyTorch's layers of
+    transformers all that they have. What no pattern names is whole on every rank. "auto" in the place of a mapping is
+    the plan that the model brings with it, as those of Transformers do in `tp_plan`.
 
     Batches are cut along the mesh dimensions `data`. With `fully_sharded`, parameters are cut along these, too: they
     are gathered where a module uses them, and their gradients are summed up into shards.
@@ -102,6 +102,20 @@ class Resolved:
             for pattern, entry in plan.styles.items():
                 self._enter(pattern, entry)
 
+        self._share()
+
+    def _share(self) -> None:
+        """A parameter of several names lies as the plan says of one, where it says nothing of the others."""
+        names: dict[int, list[str]] = {}
+        for name, (path, own) in self._owners.items():
+            names.setdefault(id(self._modules[path]._parameters[own]), []).append(name)
+        for each in names.values():
+            silent = [name for name in each if name not in self._specs and name not in self._cuts]
+            said = next((name for name in each if name not in silent), None)
+            if said is not None:
+                places: dict[str, Any] = self._specs if said in self._specs else self._cuts
+                places.update(dict.fromkeys(silent, places[said]))
+
     def _enter(self, pattern: str, entry: Entry) -> None:
         parameters = [name for name in self._owners if fnmatchcase(name, pattern)]
         modules = [path for path in self._modules if fnmatchcase(path, pattern)]
@@ -150,7 +164,7 @@ class Resolved:
         if not isinstance(placed, _StridedShard):
             return True
         assert self.tensor is not None
-        return shape[placed.dim] % (placed.split_factor * self.layout.shape[self.tensor]) == 0
+        return shape[placed.dim] % (int(placed.split_factor) * self.layout.shape[self.tensor]) == 0
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
         """A parameter on the mesh is cut along dimensions for data, and whole again where it is used."""

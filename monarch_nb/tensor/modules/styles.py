@@ -64,8 +64,8 @@ class Style:
 def styles_of(wanted: str | ParallelStyle, path: str, module: nn.Module) -> dict[str, Style]:
     """What a style means for this module and those within it, by their paths.
 
-    "column" of PyTorch's layers of a transformer is attention with its heads cut, and the first of its two linear layers
-    by columns, the second by rows. Raises ValueError for a module that the style is not for.
+    "column" of PyTorch's layers of a transformer is attention with its heads cut, and the first of its two linear
+    layers by columns, the second by rows. Raises ValueError for a module that the style is not for.
     """
     if wanted == "column":
         for kind, parts in _LAYERS.items():

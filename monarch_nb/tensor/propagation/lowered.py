@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from .draft import Draft
 from .meta import Meta, Placements
 from .operation import Leaf, Operation
+from .shapes import imagined
 from .world import World
 
 __all__ = ["Unfit", "Way", "lowered"]
@@ -77,7 +78,7 @@ def _tried(
     shards = [world.fake(meta, fresh=fresh)._local_tensor for meta in given]
     args, kwargs = operation.filled(shards.__getitem__)
     try:
-        result = operation.func(*args, **kwargs)
+        result = imagined(operation, args, kwargs)
     except Exception as error:
         raise Unfit(reason(error)) from error
     if any(not shard.numel() and math.prod(meta.shape) for shard, meta in zip(shards, given, strict=True)):

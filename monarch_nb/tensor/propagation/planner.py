@@ -18,6 +18,7 @@ from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
+from .shapes import imagined
 from .sharded import by_rules
 from .substitutes import Body, Trace, substitute
 from .values import VALUES
@@ -194,7 +195,9 @@ class Planner:
                 self._reasons.append((operation, str(unfit)))
             except PropagationError:
                 raise
-            except Exception as error:  # a rule that is not for such tensors: the operation itself is, or `_plain` raised
+            except (
+                Exception
+            ) as error:  # a rule that is not for such tensors: the operation itself is, or `_plain` raised
                 self._reasons.append((operation, reason(error)))
         return gathered(operation, leaves, self._worlds[0])
 
@@ -230,12 +233,12 @@ class Planner:
 
     def _noticed(self, operation: Operation) -> tuple[Notice, ...]:
         notices = []
-        for asked, reason in self._reasons:
+        for asked, why in self._reasons:
             moved = sum(meta.nbytes for meta in asked.metas if not meta.is_replicated)
             part = "" if asked.name == operation.name else f" (a part of {operation.name})"
             text = (
                 f"{asked.name}{part} runs on whole tensors: its inputs are gathered on every rank "
-                f"({moved} bytes here), because {reason}"
+                f"({moved} bytes here), because {why}"
             )
             notices.append(Notice(asked.name, text))
         return tuple(notices)
@@ -245,7 +248,7 @@ class Planner:
         tensors = [self._worlds[0].whole(meta) for meta in operation.metas]
         args, kwargs = operation.filled(tensors.__getitem__)
         try:
-            result = operation.func(*args, **kwargs)
+            result = imagined(operation, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DataDependentShapeError(
                 operation.name,

@@ -153,7 +153,7 @@ def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
     left = [slot for slot in given if write.shape(slot) != (0,)]
     if len(left) in (0, len(given)):
         return None
-    made = write(aten.cat.default, left, dim)
+    made = write(aten.cat.default, left, dim) if len(left) > 1 else write(aten.clone.default, left[0])
     dtypes = [reduce(torch.promote_types, (_meta(operation, slot).dtype for slot in each)) for each in (given, left)]
     return [made if dtypes[0] == dtypes[1] else write(aten._to_copy.default, made, dtype=dtypes[0])]
 

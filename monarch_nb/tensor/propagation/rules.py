@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from .lowered import Unfit, Way
-from .meta import Placements
+from .meta import Meta, Placements
 from .operation import Leaf, Operation, slots
 from .partial import has_parts
 from .plan import Slot
@@ -158,6 +158,37 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
+def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Cut along rows or columns of the product that are no groups', or along what it sums over."""
+    one, other = (len(meta.shape) for meta in operation.metas[:2])
+    rows, inner, columns = Shard(one - 2), Shard(one - 1), Shard(other - 1)
+    out = 3 if one == other else 2
+    whole = [R] * (len(operation.metas) - 2)
+    found: list[Row] = []
+    if (one, other) != (2, 3):
+        found.append(([Shard(out - 2)], [rows, R, *whole]))
+    if (one, other) != (3, 2):
+        found += [
+            ([_along_last(out, cut)], [R, cut, *whole]) for cut in (columns, *_strided(operation.metas[1], other))
+        ]
+    if (one, other) != (2, 2):
+        found.append(([Partial()], [inner, Shard(other - 2), *whole]))
+    if (one, other) == (3, 3):
+        found.append(([Shard(0)], [Shard(0), Shard(0), *whole]))
+    return found
+
+
+def _strided(meta: Meta, ndim: int) -> list[Placement]:
+    """How it lies, where that is by its last dimension in several parts."""
+    return [p for p in meta.placements if isinstance(p, _StridedShard) and p.dim == ndim - 1]
+
+
+def _along_last(ndim: int, cut: Placement) -> Placement:
+    if isinstance(cut, _StridedShard):
+        return _StridedShard(ndim - 1, split_factor=cut.split_factor)
+    return Shard(ndim - 1)
+
+
 # Losses of pairs of elements, which PyTorch adds up or averages.
 LOSSES = (
     "mse_loss",
@@ -200,6 +231,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTS, _pointwise),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "_grouped_mm": _grouped_mm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }

@@ -56,8 +56,14 @@ def has_kernel(func: torch._ops.OpOverload, device: str) -> bool:
     key = _KEYS.get(device)
     if key is None or not _is_registered("aten::mm", key):
         return True
-    name = func.name()
+    name = _name(func)
+    if func.namespace == "prim":
+        return True
     return _is_registered(name, key) or any(_is_registered(name, other) for other in _ANY_DEVICE)
+
+
+def _name(func: torch._ops.OpOverload) -> str:
+    return ".".join(filter(None, (func._schema.name, func._schema.overload_name)))
 
 
 def _is_registered(name: str, key: str) -> bool:
@@ -91,6 +97,12 @@ class Trace(TorchDispatchMode):
     ) -> object:
         """Do it, and write it down."""
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # it asks a tensor of its device, and the like
+            return func(*args, **kwargs)
+        with self:  # this runs below autograd, where such operations would otherwise be taken apart
+            apart = func.decompose(*args, **kwargs) if _is_registered(_name(func), _ANY_DEVICE[0]) else NotImplemented
+        if apart is not NotImplemented:
+            return apart
         result = func(*args, **kwargs)
 
         def located(value: object) -> object:
@@ -102,7 +114,7 @@ class Trace(TorchDispatchMode):
         return result
 
 
-# -- what devices other than CPUs have, as PyTorch computes it on a CPU --------------------------------------------------
+# -- what devices other than CPUs have, as PyTorch computes it on a CPU ------------------------------------------------
 
 
 def _lstm_cell(
@@ -173,7 +185,7 @@ def _masked_scale(given: Tensor, mask: Tensor, scale: float) -> Tensor:
     return given * mask.to(given.dtype) * scale
 
 
-def _whole_numbers_in_bins(given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+def _whole_numbers_in_bins(given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """A histogram of whole numbers, by whole numbers, as CUDA counts them."""
     given = given.reshape(-1)
     low, high = torch.full((), int(min), dtype=torch.int64), torch.full((), int(max), dtype=torch.int64)

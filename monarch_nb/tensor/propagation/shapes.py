@@ -1,0 +1,65 @@
+"""What comes out of an operation, imagined: by PyTorch's meta functions, but where these refuse what kernels take."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from .operation import Operation
+
+__all__ = ["imagined"]
+
+Tensor = torch.Tensor
+_ALIGNED = 16  # bytes
+
+
+def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """What the operation gives for these fake tensors. Raises what it raises for such."""
+    call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
+    return call(*args, **kwargs)
+
+
+def _grouped_mm(
+    one: Tensor, other: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """PyTorch imagines it for bfloat16 alone."""
+    if one.dtype not in (torch.float32, torch.bfloat16, torch.float16) or one.dtype != other.dtype:
+        raise RuntimeError(f"grouped_mm is for float32, bfloat16 or float16, not {one.dtype} and {other.dtype}")
+    if one.dim() not in (2, 3) or other.dim() not in (2, 3) or bias is not None:
+        raise RuntimeError("grouped_mm is for matrices of two or three dimensions, without a bias")
+    flat = one.dim() == 2 or other.dim() == 2
+    if flat != (offs is not None):
+        raise RuntimeError("grouped_mm takes offsets where one of the matrices has two dimensions, and only then")
+    if not (one.dim() == other.dim() == 2) and one.size(-1) != other.size(-2):
+        raise RuntimeError(f"grouped_mm: {tuple(one.shape)} and {tuple(other.shape)} have no product")
+    groups = {each.size(0) for each in (one, other) if each.dim() == 3} | (
+        {offs.size(0)} if offs is not None else set()
+    )
+    if len(groups) != 1:
+        raise RuntimeError("grouped_mm: the numbers of groups differ")
+    for each in (one, other):
+        inner = min(each.stride(-1), each.stride(-2))
+        if inner != 1 or max(each.stride(-1), each.stride(-2)) * each.element_size() % _ALIGNED:
+            raise RuntimeError("grouped_mm: strides should be multiples of 16 bytes")
+    rows, columns = one.size(-2), other.size(-1)
+    each_row = -(-columns * one.element_size() // _ALIGNED) * _ALIGNED // one.element_size()
+    if one.dim() == other.dim():
+        return one.new_empty_strided(
+            (groups.pop(), rows, columns), (rows * each_row, each_row, 1), dtype=out_dtype or one.dtype
+        )
+    return one.new_empty_strided((rows, columns), (each_row, 1), dtype=out_dtype or one.dtype)
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int], *others: object
+) -> tuple[Tensor, Tensor]:
+    """PyTorch does not imagine it, though all sizes are known where lengths are numbers."""
+    longest, batch, _ = log_probs.shape
+    if len(input_lengths) != batch or len(target_lengths) != batch:
+        raise RuntimeError(
+            f"ctc_loss: lengths of {len(input_lengths)} inputs and {len(target_lengths)} targets for {batch}"
+        )
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, longest, 2 * max(target_lengths, default=0) + 1)
+
+
+_OURS: dict[str, Callable[..., object]] = {"_grouped_mm": _grouped_mm, "_ctc_loss": _ctc_loss}

@@ -1,0 +1,77 @@
+"""docs/models.md, from what trainings of the models gave."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.models.training import PARALLEL, STEPS, Outcome
+from tests.models.zoo import MODELS
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+HEAD = f"""# Models that were trained on a mesh
+
+Each of these models is trained for {STEPS} steps by one process, and for {STEPS} steps on a mesh of 2×2 processes, from
+the same weights on the same batch: the loss, its gradients, `clip_grad_norm_`, AdamW. Compared are the losses and the
+norms of all gradients of each step, and all parameters after the last. Models are as their libraries build them, small
+and with random weights; those of Transformers are built from a configuration, and nothing in them is changed for the
+mesh.
+
+"""
+
+TABLE = """
+*Data* has whole parameters everywhere and a batch in four parts, *fully sharded* parameters in four parts, too.
+*Tensor* is the plan of the second column over two processes; *data + tensor* has a batch in two parts besides, and
+*fully sharded + tensor* also parameters in two parts more. The numbers are the largest relative difference of a loss.
+
+"""
+
+GATHERED = """
+## What was gathered
+
+Where PyTorch has no way to compute on parts, or a model asks for whole tensors, these operations run on whole ones:
+the result is right, and a `GatherWarning` says so at the line.
+
+| model | operations |
+|---|---|
+"""
+
+END = """
+`python -m tests.models` writes this page; `make test-slow` trains all of it and holds this page to it, `make test` a
+few. Each of PyTorch's own modules is compared with itself there, too, by PyTorch's own samples: forward and backward,
+in training and not, whole and cut.
+"""
+
+
+def page(outcomes: Mapping[str, Mapping[str, Outcome]], versions: str) -> str:
+    """The text of the page."""
+    every = [one for by in outcomes.values() for one in by.values()]
+    equal = sum(one.is_equal() for one in every)
+    verdict = "**All of them are equal**" if equal == len(every) else f"**{equal} of {len(every)} are equal**"
+    text = HEAD + f"{verdict}, to the digits of float32, with {versions}.\n" + TABLE
+    text += "| model | plan | " + " | ".join(PARALLEL) + " |\n|---|---|" + "---|" * len(PARALLEL) + "\n"
+    for name, by in outcomes.items():
+        cells = (
+            f"equal ({by[one].loss:.0e})" if by[one].is_equal() else f"**differs** ({by[one].loss:.0e})"
+            for one in PARALLEL
+        )
+        text += f"| {name} | {_plan(name)} | {' | '.join(cells)} |\n"
+    rows = ""
+    for name, by in outcomes.items():
+        gathered = sorted({one for outcome in by.values() for one in outcome.gathered})
+        if gathered:
+            rows += f"| {name} | {', '.join(f'`{one}`' for one in gathered)} |\n"
+    return text + (GATHERED + rows if rows else "") + END
+
+
+def _plan(name: str) -> str:
+    plan = MODELS[name].plan
+    if isinstance(plan, str):
+        return f'`"{plan}"`'
+    return "<br>".join(f"`{pattern}`: `{style}`".replace("'", '"') for pattern, style in plan.items())
+
+
+def read(text: str) -> dict[str, list[bool]]:
+    """What a page says: by model, whether each way of training it is equal."""
+    rows = re.findall(r"^\| ([\w ]+) \| `.*?\| ((?:equal|\*\*differs).*) \|$", text, re.MULTILINE)
+    return {name: [cell.strip().startswith("equal") for cell in cells.split("|")] for name, cells in rows}
