@@ -195,9 +195,7 @@ class Planner:
                 self._reasons.append((operation, str(unfit)))
             except PropagationError:
                 raise
-            except (
-                Exception
-            ) as error:  # a rule that is not for such tensors: the operation itself is, or `_plain` raised
+            except Exception as error:  # of a rule: for the operation itself, these tensors are right
                 self._reasons.append((operation, reason(error)))
         return gathered(operation, leaves, self._worlds[0])
 
