@@ -11,12 +11,15 @@ from monarch_nb.telemetry.series import ByName
 class Metrics:
     """What the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
 
-    `series_of` gives the values that are kept of a mesh by its uid.
+    `series_of` gives the values that are kept of a mesh by its uid; `fetch` brings those that are on their way.
     """
 
-    def __init__(self, mesh: Any, series_of: Callable[[str], ByName]) -> None:
+    def __init__(
+        self, mesh: Any, series_of: Callable[[str], ByName], fetch: Callable[[Any], None] = lambda mesh: None
+    ) -> None:
         self._mesh = mesh
         self._series_of = series_of
+        self._fetch = fetch
 
     @property
     def mesh(self) -> Any:
@@ -30,6 +33,7 @@ class Metrics:
 
     def _read(self) -> ByName:
         """By the ranks of the mesh, or slice."""
+        self._fetch(self._mesh)
         bases = {base: index for index, base in enumerate(region_of(self._mesh).ranks())}
         by_name: ByName = {}
         for state in (state_of(self._mesh), *getattr(state_of(self._mesh), "actors", {}).values()):

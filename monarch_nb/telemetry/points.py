@@ -8,16 +8,21 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.runtime import Feature, Runtime, current, started
+from monarch_nb.store import describe
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
-from monarch_nb.telemetry.verbs import TOLD, MetricPoints
+from monarch_nb.telemetry.verbs import TAKE, TOLD, MetricPoints
 from monarch_nb.transport import TransportError
-from monarch_nb.wire import Asker, number_of
+from monarch_nb.wire import Asker, Done, number_of
 
 SENT_S = 0.2  # how long points are gathered
+TAKE_S = 1.0  # how long whoever looks at them waits for those that are gathered still,
+ASKED = 256  # of at most so many ranks
 MOST = 5000  # points that are sent at once; of more the oldest are left out
 
 
@@ -59,6 +64,7 @@ class Points:
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
+        engine.verbs.handle(TAKE, self._taken)
         engine.verbs.handle(TOLD, self._arrived)
         engine.part(MeshEvents).listeners.append(self._happened)
 
@@ -114,6 +120,31 @@ class Points:
         else:
             self._keep(message.points)
 
+    def _taken(self, _: Done, asker: Asker[MetricPoints]) -> MetricPoints:
+        with self._lock:
+            points, self._waiting = self._waiting[-MOST:], []
+        return MetricPoints(points)
+
+    def _fetch(self, mesh: Any) -> None:
+        """What the processes of a mesh still gather is kept here at once: all that was reported before a call answered.
+
+        Blocks for their answers, at most `TAKE_S`; nothing is asked of large meshes.
+        """
+        state: Any = state_of(mesh)
+        procs = getattr(state, "procs", state)
+        ranks = tuple(region_of(mesh).ranks())
+        if self._home() or len(ranks) > ASKED or state.stopped is not None:
+            return
+        failed = {rank.rank for rank in describe(procs).having("failed")}
+        addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
+        asked = [request(self._engine, address, TAKE, Done()) for address in addresses]
+        until = time.monotonic() + TAKE_S
+        for future in asked:
+            try:
+                self._keep(future.get(max(0.0, until - time.monotonic())).points)
+            except (TimeoutError, RequestError):
+                continue  # they come when they come
+
     def _keep(self, points: list[Point]) -> None:
         with self._lock:
             self._series.add(points)
@@ -127,7 +158,7 @@ class Points:
 
     def of_mesh(self, mesh: Any) -> Metrics:
         """What there is of a mesh or slice, as people look at it."""
-        return Metrics(mesh, self.of)
+        return Metrics(mesh, self.of, self._fetch)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(points)` with what comes; the result ends that. It must not block."""

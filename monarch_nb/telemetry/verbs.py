@@ -3,7 +3,7 @@
 import msgspec
 
 from monarch_nb.telemetry.series import Point
-from monarch_nb.wire import Lane, Verb
+from monarch_nb.wire import Done, Lane, Verb
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
@@ -13,3 +13,4 @@ class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
 
 
 TOLD = Verb("metrics.told", MetricPoints, doc="values that actors told of their work", lane=Lane.DATA)
+TAKE = Verb("metrics.take", Done, MetricPoints, doc="values that wait to be sent are wanted now", lane=Lane.DATA)

@@ -33,3 +33,24 @@ def test_large_objects_stay_and_data_comes(nb: Notebook) -> None:
     assert nb.run("len(_.item()['weights'])").ok().text == "5000000", "data is brought, however large"
     nb.run("%%on w gpus=0\nsmall = Net(10)\nsmall").ok()
     assert nb.run("len(_.item().weights)").ok().text == "10"
+
+
+LOGGING = """
+from monarch.telemetry import log
+
+class Loud(Actor):
+    @endpoint
+    def step(self, loss):
+        log(loss=loss)
+
+loud = w.spawn("loud", Loud)
+"""
+
+
+def test_metrics_right_after_a_call_have_what_was_logged_in_it(nb: Notebook) -> None:
+    nb.run(LOGGING).ok()
+    for number in range(1, 4):
+        shown = nb.run(f"loud.step.call({number}.5).get()\nprint(repr(loud.metrics))").ok().stdout
+        assert f"loss    4      {number}      {number}.5" in shown
+    assert "loss    4      4      9" in nb.run("loud.step.call(9).get()\nprint(repr(w.metrics))").ok().stdout
+    nb.run("%stop loud").ok()
