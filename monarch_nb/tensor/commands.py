@@ -125,4 +125,14 @@ class Cell:
     number: int
 
 
+def nbytes_of(command: object) -> int:
+    """Bytes of the local tensors that a command takes along."""
+    match command:
+        case Put():
+            return int(command.tensor.nbytes)
+        case Locals():
+            return sum(each.nbytes for each in {id(one): one for one in command.tensors}.values())
+    return 0
+
+
 Command = Open | Define | Making | Put | Locals | Parts | Revive | Run | Cell

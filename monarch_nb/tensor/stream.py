@@ -28,9 +28,9 @@ from monarch_nb.tensor.commands import (
     Cell,
     Define,
     Making,
-    Put,
     Run,
     encode_numbers,
+    nbytes_of,
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
 from monarch_nb.tensor.failure import Failure
@@ -46,9 +46,7 @@ from monarch_nb.transport import held_back, uninterrupted
 BATCH = 256  # commands that are sent together
 AHEAD = 4096  # commands that may be under way: the controller waits then
 BYTES_AHEAD = 64 << 20  # of tensors on their way to workers
-
-TOLD = 3  # further failed operations that an error names
-KEPT = 256  # failed operations that are remembered, for whoever fetches what they should have made
+TOLD, KEPT = 3, 256  # further failed operations that an error names, and those that are remembered
 
 logger = logging.getLogger(__name__)
 _flusher = Flusher()
@@ -81,8 +79,7 @@ class Stream:
         self._send, self._group = send, group
         self._context: Context = runtime().context()
         self._batches: deque[Batch] = deque()  # not answered yet
-        self._batch = count()
-        self._issued = 0  # operations that were sent
+        self._batch, self._issued = count(), 0  # numbers of batches; operations that were sent
         self._over = -1  # the generation of process groups that is over
         self._failed: dict[int, TensorError] = {}  # by operation, the last of them
         self._untold: deque[TensorError] = deque()  # those that have not been raised yet
@@ -192,6 +189,12 @@ class Stream:
         finally:
             self._lock.release()
 
+    def sent(self) -> int:
+        """How many operations were sent, with all that could be sent now. Called on a thread that must not wait."""
+        self.flush_aside()
+        with self._lock:  # another thread may be sending
+            return self._issued
+
     def tick(self) -> None:
         """Tensors that ended are let go, though nothing else is issued."""
         if self.held.ended and self.quiet:
@@ -204,17 +207,15 @@ class Stream:
         items = [queue.popleft() for _ in range(len(queue))]
         if not items or self.lost is not None:
             return None
-        commands: list[tuple[Any, ...]] = [command for command, _ in items]
-        objects: list[Any] = []
+        commands, objects = [command for command, _ in items], list[Any]()
         for at, command in enumerate(commands):
             if command[0] == OBJECT:
                 objects.append(command[1])
                 commands[at] = (OBJECT,)
-        nbytes = sum(one.tensor.nbytes for one in objects if isinstance(one, Put))
+        nbytes = sum(map(nbytes_of, objects))
         places = flat(where for command, where in items if command[0] != FREE)
         first, self._issued = self._issued, self._issued + len(places)
-        numbers = encode_numbers([*chain.from_iterable(commands)])
-        token = current.set(self._context)
+        numbers, token = encode_numbers([*chain.from_iterable(commands)]), current.set(self._context)
         try:
             future = self._send(self.number, next(self._batch), first, numbers, tuple(objects))
         except BaseException as error:

@@ -83,9 +83,44 @@ class Used(msgspec.Struct, array_like=True, frozen=True):
     spent: list[Spent] = []
 
 
+class AskValues(msgspec.Struct, array_like=True, frozen=True):
+    """Asks for what a rank has of a tensor of a stream, once it has done so many operations, or does not come to it.
+
+    `edge` is how many elements along each of the last two dimensions are wanted themselves.
+    """
+
+    group: str
+    stream: int
+    number: int
+    after: int
+    edge: int
+
+
+class Values(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank has of a tensor: `there`; or `coming`, while no operation has made it; or `lost`, with `why`.
+
+    `corner` has the first elements, row by row, in the sizes `shape`; of complex numbers, both parts of each. What is
+    counted and compared is of all that the rank has: NaN aside, and infinities aside from the mean. `behind` says that
+    the rank has not done all that was issued before.
+    """
+
+    state: str
+    why: str = ""
+    behind: bool = False
+    shape: tuple[int, ...] = ()
+    corner: tuple[float | int, ...] = ()
+    count: int = 0
+    least: float | int | None = None
+    most: float | int | None = None
+    mean: float | None = None
+    nan: int = 0
+    infinite: int = 0
+
+
 FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
 GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
 CUT = Verb("tensor.cut", Cut, doc="the process group is of no use any more: leave its collectives")
 INTERRUPTED = Verb("tensor.interrupted", Interrupted, doc="an interrupt has not ended what runs here")
 HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")
 USED = Verb("tensor.used", AskUsed, Used, doc="how much memory and time do the tensors of a stream take here?")
+VALUES = Verb("tensor.values", AskValues, Values, doc="what have you of this tensor?")

@@ -21,7 +21,7 @@ from ..session import Session
 from .channel import Message
 from .debugger import DebugRequests
 from .live import LiveViews
-from .tensors import placement
+from .tensors import placement, values
 
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not told within that time is looked at from outside
@@ -169,6 +169,9 @@ class Requests:
 
     def _do_placement(self, engine: Runtime, message: Message) -> Message:
         return placement(str(message.get("tensors")), int(message.get("number") or 0))
+
+    def _do_values(self, engine: Runtime, message: Message) -> Message:
+        return values(engine, str(message.get("tensors")), int(message.get("number") or 0))
 
     def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
         state = self._state(engine, message)

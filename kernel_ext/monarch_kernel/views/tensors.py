@@ -1,20 +1,27 @@
 """Sharded tensors shown live: a tensor alone in a cell, `%tensors`, and the section of the panel."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_nb.runtime import runtime
+from monarch_nb.mesh import state_of
+from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.store import store_of
-from monarch_nb.tensor.placement import Placement, document
+from monarch_nb.tensor.groups.asking import values_on
+from monarch_nb.tensor.placement import EDGE, Placement, document, values_document
 from monarch_nb.tensor.summary import placement_of
+from monarch_nb.tensor.verbs import AskValues
 
+from ..display.handles import lost_ranks
 from ..session import Session
 from ..tensors import TELLING, Tensors, all_streams, name_of, names_of, place_of, variables
 from .bundle import bundled
 from .live import LiveView, Shown, Watch
 
+VALUES_S = 20.0  # for ranks to look at what they have of a tensor
+COMES_S = 10.0  # for a tensor that was just issued, on processes that may have just begun
 ANSWER_S = 0.5  # for ranks to say how much they use
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"  # named, not imported: that would import torch
 
@@ -30,6 +37,38 @@ def placement(key: str, number: int) -> dict[str, Any]:
             name = names_of(variables()).get((stream.number, number), "")
             return {"placement": document(placement_of(entry.meta), name), **place_of(procs)}
     raise LookupError("this tensor is gone")
+
+
+def values(engine: Runtime, key: str, number: int) -> dict[str, Any]:
+    """The first elements of a live tensor, and a few numbers of each rank, as JSON. Blocks for some seconds at most.
+
+    Nothing is issued for that: a cell that runs, and a mesh that is being brought back, are left alone. Raises
+    LookupError with what is to be read where there are no values.
+    """
+    for stream, procs in all_streams():
+        entry = stream.table.entries.get(number) if str(stream.number) == key else None
+        if entry is None:
+            continue
+        if stream.lost is not None or number in stream.held.gone:
+            raise LookupError(_contents_gone(stream.lost or stream.held.gone[number]))
+        if number in stream.held.stale:
+            raise LookupError("it is a view of a tensor that has changed since: it is made again when a cell uses it")
+        asked = AskValues(state_of(procs).uid, stream.number, number, stream.sent(), EDGE)
+        until = time.monotonic() + COMES_S
+        while True:
+            parts = values_on(engine, procs, asked, lost_ranks(stream), VALUES_S)
+            coming = [one for one in parts if not isinstance(one, str) and one.state == "coming"]
+            if not coming or time.monotonic() > until:
+                break
+            time.sleep(0.1)
+        if all(isinstance(one, str) for one in parts):
+            raise LookupError(f"no rank of {stream.title} says what it has: {parts[0]}")
+        return values_document(placement_of(entry.meta), parts)
+    raise LookupError("this tensor is gone: nothing refers to it any more")
+
+
+def _contents_gone(why: str) -> str:
+    return f"its contents are gone: {why.strip().partition(chr(10))[0].rstrip(':,')}"
 
 
 def tensors(session: Session, line: str) -> Tensors:
@@ -52,7 +91,10 @@ def _shown(tensor: Any) -> Shown:
     stream = tensor.reference.stream
     told = document(placement_of(tensor.meta), name_of(variables(), tensor))
     place = next((place_of(procs) for one, procs in all_streams() if one is stream), {})
-    return Shown({"placement": told, **place}, ("tensor", stream.number, tensor.reference.number, told["name"]))
+    of = [str(stream.number), tensor.reference.number]
+    return Shown(
+        {"placement": told, "of": of, **place}, ("tensor", stream.number, tensor.reference.number, told["name"])
+    )
 
 
 def _list(listed: Tensors) -> Shown:

@@ -9,14 +9,15 @@ from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.groups.world import Place, StoreAt, World
-from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, Cut, GoOn, Interrupted, RankFailed, Used
+from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, AskValues, Cut, GoOn, Interrupted, RankFailed, Used, Values
 
 REACTS_S = 0.3  # for an interrupt to end what runs by itself
 
 
 class Membership:
     """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done, `runs`
-    what it does now: a number that is another one for each batch, 0 for nothing; `usage` what a stream takes here.
+    what it does now: a number that is another one for each batch, 0 for nothing; `usage` what a stream takes here;
+    `values` what there is of a tensor, for which it blocks.
     """
 
     def __init__(
@@ -25,9 +26,10 @@ class Membership:
         progress: Callable[[int], int],
         runs: Callable[[], int],
         usage: Callable[[int], Used],
+        values: Callable[[AskValues], Values],
     ) -> None:
         self.world = World()
-        self.progress, self._runs, self.usage = progress, runs, usage
+        self.progress, self._runs, self.usage, self.values = progress, runs, usage, values
         self.group = ""
         self.over: Cut | None = None  # what ended this generation
         self._engine = engine

@@ -1,10 +1,22 @@
 """What a process hears of process groups while operations run: in workers and in the controller."""
 
+import threading
 from typing import TYPE_CHECKING
 
 from monarch_nb.runtime import Feature, Runtime
 from monarch_nb.tensor import verbs
-from monarch_nb.tensor.verbs import AskUsed, Cut, GoOn, HowFar, Interrupted, Progress, RankFailed, Used
+from monarch_nb.tensor.verbs import (
+    AskUsed,
+    AskValues,
+    Cut,
+    GoOn,
+    HowFar,
+    Interrupted,
+    Progress,
+    RankFailed,
+    Used,
+    Values,
+)
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
@@ -24,6 +36,7 @@ class Groups:
         engine.verbs.handle(verbs.CUT, self._cut)
         engine.verbs.handle(verbs.HOW_FAR, self._how_far)
         engine.verbs.handle(verbs.USED, self._used)
+        engine.verbs.handle(verbs.VALUES, self._values)
 
     def _failed(self, told: RankFailed, asker: Asker[None]) -> None:
         keeper = self.kept.get(told.group)
@@ -52,6 +65,21 @@ class Groups:
     def _used(self, asked: AskUsed, asker: Asker[Used]) -> Used:
         member = self.membership
         return Used() if member is None or member.group != asked.group else member.usage(asked.stream)
+
+    def _values(self, asked: AskValues, asker: Asker[Values]) -> None:
+        member = self.membership
+        if member is None or member.group != asked.group:
+            asker.reply(Values("coming"))
+            return
+        values = member.values
+
+        def answer() -> None:
+            try:
+                asker.reply(values(asked))
+            except Exception as error:
+                asker.refuse(f"{type(error).__name__}: {error}")
+
+        threading.Thread(target=answer, name="monarch-values", daemon=True).start()
 
 
 GROUPS: Feature[Groups] = Feature("tensor")

@@ -8,8 +8,10 @@ from monarch_nb.tensor.placement.kinds import Kind, Partial, Replicate, Shard, k
 from monarch_nb.tensor.placement.placement import Block, Placement, place
 from monarch_nb.tensor.placement.sizes import shape_text, size_text
 from monarch_nb.tensor.placement.text import text_of
+from monarch_nb.tensor.placement.values import EDGE, values_document
 
 __all__ = [
+    "EDGE",
     "Block",
     "Kind",
     "Partial",
@@ -22,4 +24,5 @@ __all__ = [
     "shape_text",
     "size_text",
     "text_of",
+    "values_document",
 ]

@@ -1,11 +1,13 @@
 """The actor that executes tensor operations: one in each process of a mesh, with a thread of its own."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+import msgspec
 import torch
 
 from monarch_nb.runtime import Actor, Instance, current, endpoint, runtime
@@ -13,12 +15,15 @@ from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import Place, StoreAt
-from monarch_nb.tensor.verbs import Used
+from monarch_nb.tensor.verbs import AskValues, Used, Values
 from monarch_nb.tensor.workers.session import Session
+from monarch_nb.tensor.workers.values import values_of
 
 # What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
 # groups that was over before all had run; -1 for none.
 Receipt = tuple[list[Failure], list[Any], int]
+_PATIENCE_S = 2.0  # for operations that were issued before somebody looks at a tensor
+_LOOK_S = 0.01
 
 
 class TensorWorker(Actor):
@@ -27,7 +32,7 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(runtime(), self._progress, lambda: self._busy, self._usage)
+        self._member = Membership(runtime(), self._progress, lambda: self._busy, self._usage, self._values)
         self._busy = 0  # what it does now: another number each time, 0 for nothing
         self._does = count(1)
         self._sessions: dict[int, Session] = {}
@@ -125,6 +130,16 @@ class TensorWorker(Actor):
     def _usage(self, stream: int) -> Used:
         session = self._sessions.get(stream)
         return session.usage() if session is not None else Used()
+
+    def _values(self, asked: AskValues) -> Values:
+        """Waits for the operations that were issued before, unless that takes long. Called on a thread of its own."""
+        until = time.monotonic() + _PATIENCE_S
+        while self._progress(asked.stream) < asked.after and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        behind = self._progress(asked.stream) < asked.after
+        session = self._sessions.get(asked.stream)
+        found = values_of(None if session is None else session.env.get(asked.number), asked.edge)
+        return msgspec.structs.replace(found, behind=behind)
 
     @contextmanager
     def _doing(self) -> Iterator[None]:
