@@ -401,6 +401,15 @@ plt.show()
         ".mnb-images img",
     ),
     "placement": Scene("w", ".mnb-drawing", before=TENSORS, height=700),
+    "placement-values": Scene(
+        "logits = (w + 2).log()\nlogits",
+        ".mnb-drawing",
+        lambda shown, output: (
+            output.locator("button", has_text="show values").click(),
+            output.locator(".mnb-corner").wait_for(),
+        ),
+        height=900,
+    ),
     "placement-parts": Scene("result", ".mnb-drawing", height=700),
     "placement-cube": Scene(
         """

@@ -161,3 +161,61 @@ describe("the list of tensors", () => {
     again.end();
   });
 });
+
+describe("the values of a tensor", () => {
+  const LOOK = { corner: [["1", "nan"], ["3", "4"]], index: "[0:2, 0:2]", columns: ["ranks", "elements", "min", "max", "mean", "NaN", "inf"], rows: [["0-1", "8", "1", "4", "2.6667", "1", "0"]], notes: ["rank 3: its process has ended"] };
+
+  const shown = (answer: (id: string) => FromKernel): { root: HTMLElement; tell: (message: FromKernel) => void; asked: object[] } => {
+    let tell: (message: FromKernel) => void = () => undefined;
+    const asked: object[] = [];
+    const channel = {
+      send: (message: { type?: string; id?: string; verb?: string }) => {
+        if (message.verb !== "values") return;
+        asked.push(message);
+        queueMicrotask(() => tell(answer(message.id ?? "")));
+      },
+      onMessage: (callback: (message: FromKernel) => void) => {
+        tell = callback;
+        return () => undefined;
+      },
+    };
+    const root = document.createElement("div");
+    document.body.replaceChildren(root);
+    tensorView(new Cluster(channel), root, { placement: PLACEMENT, mesh: "u", ranks: [0], of: ["1", 5] });
+    return { root, tell, asked };
+  };
+  const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
+  const button = (root: HTMLElement, text: string): HTMLButtonElement | undefined => [...root.querySelectorAll<HTMLButtonElement>(".mnb-values button")].find((one) => one.textContent === text && !one.hidden);
+
+  it("are said to be had by a cell where there is no kernel, and asked for where there is one", async () => {
+    const { root, tell, asked } = shown((id) => ({ type: "reply", id, ok: true, result: LOOK }));
+    expect(root.querySelector(".mnb-values")?.textContent).toContain("t.full_tensor()");
+    expect(button(root, "show values")).toBeUndefined();
+    tell({ type: "snapshot", seq: 0, state: {} });
+    await frame();
+    button(root, "show values")?.click();
+    await frame();
+    expect(asked).toMatchObject([{ tensors: "1", number: 5 }]);
+    expect([...root.querySelectorAll(".mnb-corner td")].map((cell) => cell.textContent)).toEqual(["1", "nan", "3", "4"]);
+    expect([...root.querySelectorAll(".mnb-odd")].map((cell) => cell.textContent)).toEqual(["nan", "1"]);
+    expect(root.querySelector(".mnb-found")?.textContent).toContain("t[0:2, 0:2]");
+    expect(root.querySelector(".mnb-note")?.textContent).toBe("rank 3: its process has ended");
+    button(root, "hide")?.click();
+    expect(root.querySelector(".mnb-found")?.childElementCount).toBe(0);
+    expect(button(root, "show values")).toBeDefined();
+  });
+
+  it("go away where they cannot be had any more, and the line says why", async () => {
+    const answers: FromKernel[] = [];
+    const { root, tell } = shown((id) => ({ ...(answers.shift() as FromKernel), id }) as FromKernel);
+    tell({ type: "snapshot", seq: 0, state: {} });
+    await frame();
+    answers.push({ type: "reply", id: "", ok: true, result: LOOK }, { type: "reply", id: "", ok: false, error: "this tensor is gone: nothing refers to it any more" });
+    button(root, "show values")?.click();
+    await frame();
+    button(root, "show again")?.click();
+    await frame();
+    expect(root.querySelectorAll(".mnb-corner")).toHaveLength(0);
+    expect(root.querySelector(".mnb-values .mnb-wrong")?.textContent).toContain("nothing refers to it any more");
+  });
+});

@@ -182,7 +182,8 @@ class MeshTensor(torch.Tensor):
         return issue(func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"MeshTensor({tuple(self.shape)}, {self.dtype}, {self.meta.placements})"
+        shape, placements = tuple(self.shape), self.meta.placements
+        return f"MeshTensor({shape}, {self.dtype}, {placements}; full_tensor() gives its values)"
 
 
 class Redistribution(torch.autograd.Function):

@@ -1,10 +1,13 @@
 """A mesh of tensors in a notebook whose cells are interrupted, stopped, looked at and broken."""
 
 import re
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.notebook.notebook import Cell, Notebook
+from tests.notebook.view_client import ViewClient
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -142,6 +145,74 @@ def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(n
         assert "0.0 ms along" not in told
     nb.run("pass").ok()
     assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
+
+
+LOOKED_AT = """
+looked = monarch.distribute(torch.tensor([[1.0, float("nan")], [float("inf"), 4.0]]), mesh, ["data", None])
+parts = [torch.distributed.tensor.Partial()]
+rows = monarch.distribute(torch.arange(100).reshape(10, 10), mesh).redistribute(placements=parts)
+
+def broken(part):
+    if part[0].start:
+        raise ValueError("no such part")
+    return torch.ones(part[0].stop - part[0].start)
+
+half = mesh.from_parts(broken, size=(4,), sharding_spec=["data"])
+def number(t):
+    print(t.reference.stream.number, t.reference.number)
+"""
+
+
+def look(nb: Notebook, view: ViewClient, name: str) -> dict[str, Any]:
+    key, number = nb.run(f"number({name})").ok().stdout.split()
+    return view.ask("values", tensors=key, number=int(number))
+
+
+def test_a_view_shows_values_while_a_cell_runs_and_says_why_there_are_none(nb: Notebook) -> None:
+    nb.run(LOOKED_AT).ok()
+    assert "full_tensor() gives its values" in nb.run("repr(t)").text
+    assert nb.run("t").ok().text.endswith("its values: t.full_tensor(), by rank: t.local_shards()")
+    with closing(ViewClient(nb)) as view:
+        view.watch()
+        found = look(nb, view, "looked")["result"]
+        assert (found["corner"], found["index"], found["notes"]) == ([["1", "nan"], ["inf", "4"]], "", [])
+        assert found["rows"] == [["0", "2", "1", "1", "1", "1", "0"], ["1", "2", "4", "inf", "4", "0", "1"]]
+        found = look(nb, view, "rows")["result"]
+        assert found["corner"][7] == [str(number) for number in range(70, 78)]
+        assert found["index"] == "[0:8, 0:8]"
+        assert "each rank has a part of every value" in found["notes"][0]
+        found = look(nb, view, "half")["result"]
+        assert found["corner"] == [["1", "1", "·", "·"]]
+        assert found["notes"] == ["rank 1: the operation that makes it has failed: ValueError: no such part"]
+        assert "no such part" in nb.run("half.sum().item()").traceback  # who looks takes nothing away from who waits
+
+        key, number = nb.run("number(looked)").ok().stdout.split()
+        request, cell = nb.start("mesh.execute(asleep)"), Cell()
+        nb.until(request, cell, "asleep")
+        found = view.ask("values", tensors=key, number=int(number))["result"]
+        assert found["corner"] == [["1", "nan"], ["inf", "4"]]
+        assert found["notes"] == ["ranks 0-1: it still does what was issued before: these are its values now"]
+        nb.interrupt()
+        nb.until(request, cell, AGAIN)
+        nb.interrupt()
+        nb.finish(request)
+
+        nb.run("del looked\nimport gc; gc.collect()").ok()
+        gone = view.ask("values", tensors=key, number=int(number))
+        assert (gone["ok"], gone["error"]) == (False, "this tensor is gone: nothing refers to it any more")
+
+
+def test_a_view_says_that_values_went_with_a_process(nb: Notebook) -> None:
+    nb.run("mortal = Mesh(shape=(2,), mesh_dim_names=('data',), name='mortal')").ok()
+    nb.run("left = monarch.distribute(torch.arange(4), mortal, ['data'])").ok()
+    nb.run("os.kill(mortal.execute(os.getpid).values()[1], signal.SIGKILL)").ok()
+    assert "mortal" in nb.run("left.sum().item()").traceback
+    with closing(ViewClient(nb)) as view:
+        view.watch()
+        error = look(nb, view, "left")["error"]
+    assert error.startswith("its contents are gone: ")
+    assert "process" in error
+    nb.run("mortal.stop().get()").ok()
 
 
 @pytest.mark.slow

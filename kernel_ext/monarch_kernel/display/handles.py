@@ -45,13 +45,19 @@ class HandleForms:
         """Where it lies."""
         stream = tensor.reference.stream
         gone = "" if stream.lost is None else _first_line(stream.lost)
-        return placement_html(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream), gone)
+        name = self._name(tensor)
+        return placement_html(
+            placement_of(tensor.meta), name, lost_ranks(stream), gone, calls=() if gone else _calls(name)
+        )
 
     def text(self, tensor: Any) -> str:
         """The same as text."""
         stream = tensor.reference.stream
-        told = text_of(placement_of(tensor.meta), self._name(tensor), lost_ranks(stream))
-        return told if stream.lost is None else f"{told}\n  {_first_line(stream.lost)}"
+        name = self._name(tensor)
+        told = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
+        if stream.lost is not None:
+            return f"{told}\n  {_first_line(stream.lost)}"
+        return f"{told}\n  {', '.join(f'{what}: {call}' for what, call in _calls(name))}"
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""
@@ -88,6 +94,12 @@ def lost_ranks(stream: Any) -> tuple[int, ...]:
     if procs is None:
         return ()
     return tuple(at for at, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
+
+
+def _calls(name: str) -> tuple[tuple[str, str], ...]:
+    """How a cell shows values of a tensor that has this name."""
+    called = name or "t"
+    return ("its values", f"{called}.full_tensor()"), ("by rank", f"{called}.local_shards()")
 
 
 def _first_line(text: str) -> str:

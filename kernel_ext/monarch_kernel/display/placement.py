@@ -47,8 +47,17 @@ STYLE = """
 """.replace("\n", "")
 
 
-def placement_html(placement: Placement, name: str = "", lost: Collection[int] = (), *facts: str) -> str:
-    """All that is to be seen of where a tensor lies; `lost` ranks are marked."""
+def placement_html(
+    placement: Placement,
+    name: str = "",
+    lost: Collection[int] = (),
+    *facts: str,
+    calls: Sequence[tuple[str, str]] = (),
+) -> str:
+    """All that is to be seen of where a tensor lies; `lost` ranks are marked.
+
+    `calls` say what a cell may ask for besides, and by what code.
+    """
     linked = len(placement.blocks) <= _LINKED
     lights = (
         "".join(f".mnb-p:has(.b{at}:hover) .b{at}{{--mnb-on:1}}" for at in range(len(placement.blocks)))
@@ -81,6 +90,7 @@ def placement_html(placement: Placement, name: str = "", lost: Collection[int] =
         f'<div class="mnb-pics" hidden="hidden">{_svg(*tensor, linked)}{_svg(*mesh, linked, gone)}</div>',
         f'<div class="mnb-say" hidden="hidden"><span class="hint">{hint}</span>{told}</div>' if linked else "",
         table(("mesh", "placement", ""), dimension_rows(placement)) if placement.labels else "",
+        ", ".join(f'<span class="mnb-s">{escape(what)}:</span> <code>{escape(code)}</code>' for what, code in calls),
         kind="mnb-p",
     )
 

@@ -88,6 +88,15 @@ export interface PlacementData {
   mesh: DrawingData;
 }
 
+/** A look at the values of a tensor: its first elements, and a few numbers of each rank. */
+export interface TensorValues {
+  corner: string[][];
+  index: string;
+  columns: string[];
+  rows: string[][];
+  notes: string[];
+}
+
 export interface DrawingData {
   width: number;
   height: number;
@@ -169,6 +178,7 @@ export interface Requests {
   view: { takes: { name: string }; gives: { script: string; style: string } };
   variables: { takes: object; gives: { variables: Record<string, string> } };
   placement: { takes: { tensors: string; number: number }; gives: { placement: PlacementData; mesh: string; ranks: number[] } };
+  values: { takes: { tensors: string; number: number }; gives: TensorValues };
   debug: { takes: DebugCommand; gives: Said & Partial<Values> & { locals?: (Values & { name: string })[] } };
 }
 

@@ -8,6 +8,7 @@ import { eachFrame, h, say, svg } from "../page/dom";
 import { SIGNS, size } from "../page/words";
 import { busyText, byDimension, factsOf, movedText } from "./moves";
 import { PlacementPicture } from "./placement";
+import { ValuesOf } from "./values";
 import type { View } from "./view";
 
 import "./tensors.css";
@@ -17,6 +18,8 @@ export interface TensorOptions {
   placement?: PlacementData;
   mesh?: string;
   ranks?: number[];
+  /** The key of its mesh of tensors, and its number there. */
+  of?: [tensors: string, number: number];
   tensors?: Record<string, Tensors>;
   waits?: boolean;
   /** Which tensor is open, where that outlives the view. */
@@ -24,7 +27,7 @@ export interface TensorOptions {
 }
 
 export const tensorView: View<TensorOptions> = (cluster, root, options) => {
-  const view = options.placement ? new OneTensor(cluster, root, options.placement, options.mesh ?? "", options.ranks ?? []) : new TensorList(cluster, root, options);
+  const view = options.placement ? new OneTensor(cluster, root, options.placement, options.mesh ?? "", options.ranks ?? [], options.of) : new TensorList(cluster, root, options);
   return () => view.end();
 };
 
@@ -38,9 +41,11 @@ class OneTensor {
     placement: PlacementData,
     private _mesh: string,
     private _ranks: number[],
+    of?: [tensors: string, number: number],
   ) {
     this._picture = new PlacementPicture(placement);
     root.append(this._picture.element);
+    if (of) this._values = new ValuesOf(_cluster, this._picture.element, placement.name, of);
     this._draw();
     this._unwatch = _cluster.watch(() => this._frames.soon());
   }
@@ -58,11 +63,13 @@ class OneTensor {
       const how = rankOf(state, this._mesh, this._ranks[rank] ?? rank).state;
       return ILL.has(how) ? (SIGNS[how] ?? "") : "";
     });
+    this._values?.draw();
   }
 
   private _frames = eachFrame(() => this._draw());
   private _picture: PlacementPicture;
   private _unwatch: () => void;
+  private _values: ValuesOf | undefined;
 }
 
 const COLUMNS = ["", "name", "tensor", "placement", "on a rank", "made at"];
@@ -154,7 +161,7 @@ class TensorList {
     try {
       const { placement, mesh, ranks } = await this._cluster.request("placement", { tensors: key, number: Number(number) });
       if (this._opened?.row !== row) return;
-      const picture = new OneTensor(this._cluster, cell, placement, mesh, ranks);
+      const picture = new OneTensor(this._cluster, cell, placement, mesh, ranks, [key, Number(number)]);
       this._opened.end = () => picture.end();
     } catch (error) {
       say(cell, (error as Error).message);

@@ -120,7 +120,8 @@ def _rows(there: Mapping[int, Values]) -> Iterable[tuple[str, ...]]:
     """The numbers of the ranks, those that have equal ones together."""
     together: dict[tuple[str, ...], list[int]] = {}
     for rank, one in there.items():
-        row = tuple(map(number_text, (one.count, one.least, one.most, one.mean, one.nan, one.infinite)))
+        numbers = map(number_text, (one.least, one.most, one.mean))
+        row = (f"{one.count:,}", *numbers, f"{one.nan:,}", f"{one.infinite:,}")
         together.setdefault(row, []).append(rank)
     for row, ranks in together.items():
         yield (spans(ranks), *row)

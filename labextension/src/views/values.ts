@@ -1,0 +1,71 @@
+// The values of a tensor, when they are asked for: its first elements, and a few numbers of each rank.
+
+import type { Cluster } from "../cluster/client";
+import type { TensorValues } from "../cluster/messages";
+import { askButton, messageLine } from "../page/buttons";
+import { h, say } from "../page/dom";
+
+import "./values.css";
+
+const ASK = "show values";
+
+export class ValuesOf {
+  constructor(
+    private _cluster: Cluster,
+    root: HTMLElement,
+    name: string,
+    of: [tensors: string, number: number],
+  ) {
+    this._name = name === "Tensor" ? "t" : name; // as a program calls it
+    const { message, tell } = messageLine();
+    const ask = async (): Promise<void> => this._show(await this._cluster.request("values", { tensors: of[0], number: of[1] }));
+    const title = "the first elements, and the least, the largest and the mean of each rank; no cell need run for that";
+    this._button = askButton(ASK, ask, (text, wrong) => this._tell(tell, text, wrong), { title });
+    this._hide = h("button", { class: "mnb-b", type: "button", text: "hide", onclick: () => this._clear() });
+    this._hint.append("its values: ", h("code", { text: `${this._name}.full_tensor()` }), ", by rank: ", h("code", { text: `${this._name}.local_shards()` }));
+    root.append(h("div", { class: "mnb-values" }, h("div", { class: "mnb-tools" }, this._button, this._hide, this._hint), message, this._found));
+    this.draw();
+  }
+
+  /** Without a kernel nobody can be asked: how a cell shows them stays. */
+  draw(): void {
+    this._button.hidden = !this._cluster.live;
+    this._hide.hidden = !this._found.childElementCount;
+  }
+
+  private _tell(tell: (text: string, wrong?: boolean) => void, text: string, wrong?: boolean): void {
+    if (wrong) this._clear(); // what was there before is not what is there now
+    tell(text, wrong);
+  }
+
+  private _show({ corner, index, columns, rows, notes }: TensorValues): void {
+    const head = h("tr", {}, ...columns.map((text) => h("th", { text, scope: "col" })));
+    const ranks = rows.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))));
+    const counted = (row: HTMLElement): HTMLElement => {
+      for (const cell of [...row.children].slice(columns.indexOf("NaN"))) cell.classList.toggle("mnb-odd", cell.textContent !== "0");
+      return row;
+    };
+    this._found.replaceChildren(
+      ...(corner.length ? [h("div", { class: "mnb-dim", text: index ? `${this._name}${index}, the first of its elements` : "all elements" })] : []),
+      h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-corner", "aria-label": "elements" }, h("tbody", {}, ...corner.map((row) => h("tr", {}, ...row.map((text) => h("td", { text, class: ODD.test(text) ? "mnb-odd" : null }))))))),
+      ...notes.map((text) => h("div", { class: "mnb-note", text })),
+      ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": "values by rank" }, h("thead", {}, head), h("tbody", {}, ...ranks.map(counted))))] : []),
+    );
+    say(this._button, "show again");
+    this.draw();
+  }
+
+  private _clear(): void {
+    this._found.replaceChildren();
+    say(this._button, ASK);
+    this.draw();
+  }
+
+  private _button: HTMLButtonElement;
+  private _found = h("div", { class: "mnb-found" });
+  private _hide: HTMLButtonElement;
+  private _hint = h("span", { class: "mnb-dim" });
+  private _name: string;
+}
+
+const ODD = /nan|inf/; // numbers that most programs do not want

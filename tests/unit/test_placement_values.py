@@ -1,0 +1,96 @@
+"""A look at values: the first elements of a tensor, put together of what ranks have of them."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.tensor.placement import EDGE, Partial, Placement, Replicate, Shard, place, values_document
+from monarch_nb.tensor.verbs import Values
+
+IDENTITY = {"sum": 0, "product": 1, "max": -1, "min": 10**6}
+
+
+def answers(placement: Placement) -> list[Values | str]:
+    """What ranks would answer, of a tensor whose elements are 0, 1, 2, …; of several parts the first has all."""
+    shape = placement.shape
+    found: list[Values | str] = []
+    for rank, block in enumerate(placement.block_of):
+        spans = placement.blocks[block].spans if block >= 0 else tuple(() for _ in shape)
+        along = [[at for span in held for at in range(*span)] for held in spans]
+        if block < 0:
+            along = [[] for _ in shape]
+        parts = [
+            (at, kind.op)
+            for at, kind in zip(placement.point(rank), placement.kinds, strict=True)
+            if isinstance(kind, Partial)
+        ]
+        fill = next((IDENTITY[op] for at, op in parts if at), None)
+        firsts = [each[: EDGE if dim >= len(shape) - 2 else 1] for dim, each in enumerate(along)]
+        corner = [
+            sum(at * math.prod(shape[dim + 1 :]) for dim, at in enumerate(element)) if fill is None else fill
+            for element in itertools.product(*firsts)
+        ]
+        sizes = tuple(map(len, firsts))
+        found.append(Values("there", "", False, sizes, tuple(corner), math.prod(map(len, along))))
+    return found
+
+
+def expected(shape: tuple[int, ...]) -> list[list[str]]:
+    shown = [min(size, EDGE if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)]
+    each = [
+        str(sum(at * math.prod(shape[dim + 1 :]) for dim, at in enumerate(element)))
+        for element in itertools.product(*map(range, shown))
+    ]
+    across = max(shown[-1], 1) if shown else 1
+    return [each[at : at + across] for at in range(0, len(each), across)]
+
+
+@given(st.data())
+def test_the_first_elements_are_right_however_a_tensor_is_cut_or_in_parts(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 19), max_size=4)))
+    sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    op = data.draw(st.sampled_from(sorted(IDENTITY)))
+    kinds: list[Any] = [Replicate(), Partial(op), *(Shard(dim) for dim in range(len(shape)))]
+    placements = [data.draw(st.sampled_from(kinds)) for _ in sizes]
+    placement = place(shape, "int64", 8, tuple(f"d{at}" for at in range(len(sizes))), sizes, placements)
+    found = values_document(placement, answers(placement))
+    assert found["corner"] == expected(shape)
+    assert (found["index"] == "") == all(
+        size <= (EDGE if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)
+    )
+
+
+def test_an_element_that_no_rank_tells_is_left_open_and_why_is_noted() -> None:
+    placement = place((4,), "float32", 4, ("data", "copy"), (2, 2), [Shard(0), Replicate()])
+    there = Values("there", "", False, (2,), (1.0, math.nan), 2, 1.0, 1.0, 1.0, 1, 0)
+    ended = "its process has ended"
+    found = values_document(placement, [ended, there, ended, Values("lost", "ValueError: no")])
+    assert found["corner"] == [["1", "nan", "·", "·"]]  # a copy of what the first rank had is there
+    assert found["rows"] == [["1", "2", "1", "1", "1", "1", "0"]]
+    assert found["notes"] == [
+        "ranks 0,2: its process has ended",
+        "rank 3: the operation that makes it has failed: ValueError: no",
+    ]
+    found = values_document(placement, [there, Values("coming"), there])
+    assert found["notes"] == [
+        "rank 1: it has not come to the operation that makes it",
+        "the first 3 of 4 ranks were asked",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "corner", "told"),
+    [
+        ("complex64", (1.0, -2.0), "1-2j"),
+        ("bool", (1,), "True"),
+        ("float16", (1 / 3,), "0.33333"),
+        ("int8", (-7,), "-7"),
+    ],
+)
+def test_numbers_are_told_as_people_read_them(dtype: str, corner: tuple[float, ...], told: str) -> None:
+    placement = place((), dtype, 1, ("data",), (1,), [Replicate()])
+    assert values_document(placement, [Values("there", corner=corner)])["corner"] == [[told]]
