@@ -61,7 +61,7 @@ WITH_TORCH = re.compile(
 # Modules of sharded tensors: they are built on what PyTorch has since this release.
 TENSORS = re.compile(
     r"tests/(random_programs/|models/|cluster/test_tensor_|notebook/test_tensors_|notebook/test_example_tensors"
-    r"|unit/test_tensor_|unit/test_placement)"
+    r"|unit/test_tensor_|unit/test_placement|unit/test_site)"
 )
 TENSORS_SINCE = (2, 10)
 

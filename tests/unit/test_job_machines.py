@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.job import Agent, Running
-from monarch_nb.job.ssh.places import host_of, refusal, unused
+from monarch_nb.job.ssh.places import refusal, unused
 
 pytestmark = pytest.mark.timeout(20)
 OPTIONS = {"machines": {"trainers": ["a", "b", "b"], "loaders": ["c"]}, "more": ["d", "b"]}
@@ -29,4 +29,3 @@ def test_a_refusal_names_what_is_in_use_what_was_tried_and_what_to_do() -> None:
     assert refusal(job, 1, ("d",), {"d": "d: no connection"}) == (
         "agents could not be started on d:\n  d: no connection"
     )
-    assert [host_of(each) for each in ("me@n1:22", "n2", "me@n3")] == ["n1", "n2", "n3"]
