@@ -27,6 +27,7 @@ from .files import cell_name
 from .forgotten import Forgotten
 from .front import Front
 from .guide import GuideMagics
+from .importing import ImportNotices
 from .leaving import LeavingMagics, Notebook
 from .magics import MonarchMagics
 from .output import CellOutput, Cells
@@ -167,12 +168,14 @@ class _Attached:
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
         self.stopping = Stopping(front, engine, self._name)
+        self._imports = ImportNotices(front)
         self.forgotten = Forgotten(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(engine), widgets, self._output.flush)
         notebook_mode(self.notices.show)
         engine.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))
         self.prompt.install()
         self.stopping.install()
+        self._imports.install()
         self.forgotten.install()
         file_names.namers.append(self._name)
         self._leave_waits = waiting.join(
@@ -191,6 +194,7 @@ class _Attached:
         self._reruns.close()
         self._notebook.close()
         self.stopping.uninstall()
+        self._imports.uninstall()
         self.forgotten.uninstall()
         file_names.namers.remove(self._name)
         self._logs.present(None)

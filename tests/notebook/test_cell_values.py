@@ -1,8 +1,10 @@
 """What a cell on ranks ends with: values come back, and what cannot or need not is shown by its repr."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.notebook.notebook import Notebook
+from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,3 +56,31 @@ def test_metrics_right_after_a_call_have_what_was_logged_in_it(nb: Notebook) -> 
         assert f"loss    4      {number}      {number}.5" in shown
     assert "loss    4      4      9" in nb.run("loud.step.call(9).get()\nprint(repr(w.metrics))").ok().stdout
     nb.run("%stop loud").ok()
+
+
+SLOW = """
+import os, pathlib, sys, time
+folder = pathlib.Path({folder!r})
+(folder / "slow_to_import.py").write_text('''
+import os, time
+class Grain:
+    pass
+if os.getpid() == {pid}:
+    until = time.monotonic() + 20
+    while not os.path.exists({gate!r}) and time.monotonic() < until:
+        time.sleep(0.01)
+''')
+sys.path.insert(0, str(folder))
+"""
+
+
+def test_an_answer_whose_package_takes_long_to_import_says_so_and_leaves_nothing(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    nb.run(SLOW.format(folder=str(tmp_path), gate=str(gate), pid=nb.pid)).ok()
+    nb.run(f"%%on w\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})").ok()
+    cell = Cell()
+    request = nb.start("%%on w gpus=0\nimport slow_to_import\nslow_to_import.Grain()")
+    nb.until(request, cell, "the answer is here; reading it imports slow_to_import into this kernel, once")
+    gate.touch()
+    assert "Grain" in nb.finish(request).ok().text
+    nb.run("import slow_to_import, time; time.sleep(0.2)").ok()

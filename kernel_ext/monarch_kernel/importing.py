@@ -1,0 +1,59 @@
+"""A line while reading an answer imports what it is made of, as torch for a tensor: that may take seconds."""
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from monarch_nb.wire import decode
+
+from .front import Front, Line
+
+AFTER_SECONDS = 1.0
+LOOKS_EVERY = 0.1
+
+
+class ImportNotices:
+    """A finder of modules that finds none: it only sees which package is imported first while an answer is read."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._reading = False
+
+    def install(self) -> None:
+        """From now on such imports are shown."""
+        sys.meta_path.insert(0, self)
+
+    def uninstall(self) -> None:
+        """Not any more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Called by each import of a module that is not loaded yet."""
+        if "." in name or self._reading or not self._front.in_cell or not _reads(sys._getframe()):
+            return
+        self._reading = True
+        threading.Thread(target=self._watch, args=(name,), name="monarch-import", daemon=True).start()
+
+    def _watch(self, name: str) -> None:
+        line, ended, main = Line(self._front), threading.Event(), threading.main_thread().ident
+        waited = 0.0
+        try:
+            while (frame := sys._current_frames().get(main or 0)) is not None and _reads(frame):
+                ended.wait(LOOKS_EVERY)
+                waited += LOOKS_EVERY
+                if waited >= AFTER_SECONDS:
+                    line.show(f"⏳ the answer is here; reading it imports {name} into this kernel, once")
+        finally:
+            line.clear()
+            self._reading = False
+
+
+def _reads(frame: FrameType | None) -> bool:
+    """Whether this is within the reading of an answer."""
+    while frame is not None:
+        if frame.f_code is decode.__code__:
+            return True
+        frame = frame.f_back
+    return False
