@@ -1,0 +1,228 @@
+"""A program on a mesh, and what is to be said of it."""
+
+import itertools
+import linecache
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import monarch_nb
+from monarch_nb.distributed import Mesh, MeshTensor, TensorError
+from monarch_nb.supervision import DeviceMeshError, SupervisionError
+from monarch_nb.tensor.propagation import PropagationError
+from tests.random_programs.gather import ShardsDiffer, wholes
+from tests.random_programs.local import Expected, Wanted, expect
+from tests.random_programs.program import Input, Program, names_of_torch, stacked, stacked_placements, values
+
+EQUAL, REFUSED, WRONG, HUNG, DEAD = "equal", "refused", "wrong", "hung", "dead"
+PATIENCE = 60  # seconds for a program
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program: `kind` is one of the five, `reason` what groups it with others, `text` all of it."""
+
+    kind: str
+    reason: str = ""
+    text: str = ""
+
+
+class Hung(BaseException):
+    """The time was up."""
+
+
+@contextmanager
+def bounded(seconds: int) -> Iterator[None]:
+    """Raises Hung in the main thread once so many seconds have gone by."""
+
+    def expired(*_: Any) -> None:
+        raise Hung
+
+    previous = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def judged(program: Program, mesh: Mesh, expected: Expected | None = None, patience: int = PATIENCE) -> Outcome:
+    """Runs a program on a mesh of its shape. Raises Unjudged where local torch does not run it as its lines say.
+
+    After one that hung, or in which a process died, the mesh is of no use any more.
+    """
+    expected = expected or expect(program)
+    run = _Run(program, mesh)
+    try:
+        with bounded(patience), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run.judged(expected)
+    except Hung:
+        return Outcome(HUNG, "hung", f"no end after {patience} s, {run.where}")
+    except (DeviceMeshError, SupervisionError) as error:
+        return Outcome(DEAD, type(error).__name__, f"{run.where}: {error}")
+
+
+class Differs(Exception):
+    """What the text says."""
+
+
+class _Run:
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        self._program, self._mesh = program, mesh
+        self._file = f"<program {next(_numbers)}>"
+        self._texts = [line.text for line in program.lines]
+        if program.heads:
+            heads = ", ".join(head.name for head in program.heads)
+            self._texts.append(f"torch.autograd.backward([{heads}], gradients)")
+        self.where = "at its inputs"
+        self._tensors: dict[str, Any] = {}
+        self._names = names_of_torch(torch, lambda tensor, placements: tensor.redistribute(placements).clone())
+        self._parts: list[str] = []
+
+    def judged(self, expected: Expected) -> Outcome:
+        program = self._program
+        linecache.cache[self._file] = (0, None, [text + "\n" for text in self._texts], self._file)
+        try:
+            for one in program.inputs:
+                self._tensors[one.name] = self._begun(one)
+            for number, line in enumerate(program.lines):
+                self._line(number, line.raises)
+            gradients: dict[str, Any] = {}
+            if program.heads:
+                self._names["gradients"] = [
+                    monarch_nb.distribute(values(head.seed, head.shape, head.dtype), self._mesh, head.placements)
+                    for head in program.heads
+                ]
+                self._line(len(program.lines), bool(expected.backward_raises))
+                if not expected.backward_raises:
+                    gradients = {one.name: self._tensors[one.name].grad for one in program.inputs if one.grad}
+            self.where = "at its end"
+            self._compare(expected, gradients)
+        except PropagationError as error:
+            return self._refused(error)
+        except (Differs, ShardsDiffer) as error:
+            return Outcome(WRONG, _reason(str(error)), f"{self.where}: {error}")
+        except (DeviceMeshError, SupervisionError):
+            raise
+        except Exception as error:
+            return Outcome(WRONG, f"{type(error).__name__}: {_reason(str(error))}", f"{self.where}: {type(error).__name__}: {error}")
+        finally:
+            linecache.cache.pop(self._file, None)
+        return Outcome(EQUAL)
+
+    def _begun(self, one: Input) -> Any:
+        tensor = monarch_nb.distribute(stacked(one, self._program.mesh), self._mesh, stacked_placements(one))
+        if one.parts:
+            tensor = tensor.sum(list(range(one.parts)), dtype=one.dtype)
+            if tensor.placements != one.placements:
+                tensor = tensor.redistribute(one.placements)  # type: ignore[attr-defined]
+        return tensor.detach().requires_grad_() if one.grad else tensor
+
+    def _line(self, number: int, raises: bool) -> None:
+        text = self._texts[number]
+        self.where = f"at line {number + 1}, {text}"
+        code = compile("\n" * number + text, self._file, "exec")
+        if not raises:
+            exec(code, self._names, self._tensors)
+            return
+        try:
+            exec(code, self._names, self._tensors)
+            self._mesh.synchronise()
+        except (DeviceMeshError, SupervisionError):
+            raise
+        except Exception:
+            return
+        raise Differs("local torch raises an error here, and sharded tensors do not")
+
+    def _refused(self, error: PropagationError) -> Outcome:
+        """It has to say where, and what to do."""
+        line = f"{self._file}:"
+        reason = f"{type(error).__name__} {error.operation}: {error.reason}"
+        if line not in str(error):
+            return Outcome(WRONG, f"refused without a line: {reason}", f"{self.where}: {error}")
+        if not error.instead:
+            return Outcome(WRONG, f"refused without a remedy: {reason}", f"{self.where}: {error}")
+        return Outcome(REFUSED, _reason(reason), f"{self.where}: {error}")
+
+    def _compare(self, expected: Expected, gradients: dict[str, Any]) -> None:
+        compared: list[tuple[str, Wanted, MeshTensor]] = []
+        for name, want in expected.values.items():
+            compared.append((name, want, self._tensors[name]))
+        for name, grad in gradients.items():
+            want_or_none = expected.gradients[name]
+            if (want_or_none is None) != (grad is None):
+                raise Differs(f"the gradient of {name} is {'there' if want_or_none is None else 'missing'}")
+            if want_or_none is not None:
+                compared.append((f"{name}.grad", want_or_none, grad))
+        for name, want, found in compared:
+            _compare_facts(name, want.value, found)
+        for (name, want, handle), whole in zip(compared, wholes(self._mesh, [found for _, _, found in compared]), strict=True):
+            try:
+                difference = off(want, whole())
+            except ShardsDiffer as error:
+                difference = str(error)
+            if difference:
+                raise Differs(f"{name} is wrong ({self._made_by(name)}): {difference}, placed {handle.placements}")
+
+    def _made_by(self, name: str) -> str:
+        return next((line.text for line in self._program.lines if name in line.makes), "an input")
+
+
+def _compare_facts(name: str, want: torch.Tensor, found: Any) -> None:
+    if not isinstance(found, MeshTensor):
+        raise Differs(f"{name} is a {type(found).__name__}")
+    is_gradient = name.endswith(".grad")
+    facts = {
+        "shape": (tuple(want.shape), tuple(found.shape)),
+        "dtype": (want.dtype, found.dtype),
+        "requires_grad": (want.requires_grad, found.requires_grad),
+    }
+    if not is_gradient:
+        facts["stride"] = (_steps(want), _steps(found))
+        facts["is_leaf"] = (want.is_leaf, found.is_leaf)
+    for fact, (one, other) in facts.items():
+        if one != other:
+            raise Differs(f"{name} has {fact} {other} in place of {one}")
+
+
+def _steps(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of dimensions where these say anything."""
+    return tuple(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1) if tensor.numel() else ()
+
+
+def off(want: Wanted, found: torch.Tensor) -> str:
+    """What a value differs by; "" where it is right."""
+    value = want.value.detach()
+    if not value.is_floating_point():
+        if torch.equal(value, found):
+            return ""
+        return f"{found.tolist()} in place of {value.tolist()}"
+    one, other = value.double(), found.double()
+    special = ~one.isfinite()
+    same = one.isnan() == other.isnan()
+    within = (one - other).abs() <= want.within
+    right = torch.where(special, same & ((one == other) | one.isnan()), within)
+    if bool(right.all()):
+        return ""
+    apart = (one - other).abs()[~right].nan_to_num(float("inf")).max().item()
+    return f"off by {apart:.3g}, {want.within:.3g} would be rounding: {found.tolist()} in place of {value.tolist()}"
+
+
+def _reason(text: str) -> str:
+    """A text without what is of one program only."""
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    first = re.sub(r"<program \d+>:\d+", "<line>", first)
+    first = re.sub(r"\bv\d+\b", "v", first)
+    return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", first)[:160]
+
+
+__all__ = ["DEAD", "EQUAL", "HUNG", "REFUSED", "WRONG", "Hung", "Outcome", "TensorError", "bounded", "judged"]

@@ -1,0 +1,182 @@
+"""What local torch makes of a program, and how far from that a right answer can be.
+
+A program runs three times: as it is, with 64 bits in place of less, and so with inputs that differ a little. What the
+first two differ by is rounding; what the last two do says how much a value depends on what comes before it. A line
+that such differences change entirely (the order of values that are alike, a quotient of next to nothing) cannot be
+judged, and is in no program.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.random_programs.program import Program, Wide, names_of_torch, placed_alike, stacked, values
+
+NEAR = 1e-6  # how much inputs are changed, of each value
+LARGEST = 1e6  # magnitudes that are let in
+SLACK = 64  # times the rounding of one operation
+LOOSEST = 0.02  # of the magnitude of a tensor: what is less exact cannot be told from what is wrong
+ROUNDING = {torch.float64: 2.0**-50, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+TYPES = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+
+
+class Unjudged(Exception):
+    """Nobody could say whether a result is right."""
+
+
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Local:
+    """One of the three runs."""
+
+    def __init__(self, program: Program, *, wide: bool = False, noise: int = 0) -> None:
+        self.dtype = torch.float64 if wide else torch.float32
+        self._wide = wide
+        self.names = names_of_torch(Wide() if wide else torch, placed_alike)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for one in program.inputs:
+            whole = stacked(one, program.mesh)
+            if one.parts:
+                whole = whole.sum(list(range(one.parts)), dtype=whole.dtype)
+            whole = self._made(whole)
+            if noise and whole.is_floating_point():
+                generator = torch.Generator().manual_seed(noise + one.seed)
+                whole = whole * (1 + NEAR * (2 * torch.rand(whole.shape, generator=generator, dtype=whole.dtype) - 1))
+            self.tensors[one.name] = whole.requires_grad_(one.grad)
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(TYPES.get(tensor.dtype, tensor.dtype)) if self._wide else tensor
+
+    def run(self, text: str, made: tuple[str, ...] = ()) -> None:
+        """One line. Raises what it raises."""
+        code = compiled(text)
+        with by_default(self.dtype):
+            exec(code, self.names, self.tensors)
+        for name in made:
+            if not isinstance(self.tensors[name], torch.Tensor):
+                raise Unjudged
+
+    def backward(self, program: Program) -> dict[str, torch.Tensor | None]:
+        """Gradients by input."""
+        gradients = [self._made(values(head.seed, head.shape, head.dtype)) for head in program.heads]
+        torch.autograd.backward([self.tensors[head.name] for head in program.heads], gradients)
+        return {one.name: self.tensors[one.name].grad for one in program.inputs if one.grad}
+
+
+_compiled: dict[str, Any] = {}
+
+
+def compiled(text: str, filename: str = "<line>") -> Any:
+    found = _compiled.get(text)
+    if found is None:
+        if len(_compiled) > 20_000:
+            _compiled.clear()
+        found = _compiled[text] = compile(text, filename, "exec")
+    return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A value as it should be, and how much each of its elements may differ from that. Whole numbers may not."""
+
+    value: torch.Tensor
+    within: float
+
+
+def wanted(plain: torch.Tensor, wide: torch.Tensor, near: torch.Tensor, rounding: float) -> Wanted:
+    """From the three runs. Raises Unjudged where they differ by more than rounding."""
+    if not plain.is_floating_point():
+        if not (torch.equal(plain, wide) and torch.equal(plain, near)):
+            raise Unjudged
+        return Wanted(plain, 0.0)
+    if not plain.numel():
+        return Wanted(plain, 0.0)
+    one, true, other = plain.detach().double(), wide.detach().double(), near.detach().double()
+    finite = true.isfinite()
+    if not finite.all():
+        for each in (one, other):
+            if not torch.equal(each.nan_to_num(0.5, 2.0, -2.0)[~finite], true.nan_to_num(0.5, 2.0, -2.0)[~finite]):
+                raise Unjudged
+        one, true, other = one[finite], true[finite], other[finite]
+        if not true.numel():
+            return Wanted(plain, 0.0)
+    scale, rounded, moved = (each.abs().max().item() for each in (true, one - true, other - true))
+    within = 8 * rounded + SLACK * rounding * (moved / NEAR + scale)
+    if not (scale < LARGEST and within <= max(LOOSEST * scale, 1e-12)):
+        raise Unjudged
+    return Wanted(plain, within)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a program should come to: its tensors at the end, and gradients; None where it has none."""
+
+    values: dict[str, Wanted]
+    gradients: dict[str, Wanted | None]
+    backward_raises: str = ""
+
+
+def expect(program: Program) -> Expected:
+    """What local torch says. Raises Unjudged where the program does not run as its lines say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runs = [Local(program), Local(program, wide=True), Local(program, wide=True, noise=1)]
+        rounding = coarsest(one.dtype for one in program.inputs)
+        for line in program.lines:
+            for run in runs:
+                run_line(run, line.text, line.makes, line.raises)
+            rounding = max(rounding, coarsest(t.dtype for t in runs[0].tensors.values()))
+        found: dict[str, Wanted] = {}
+        gradients: dict[str, Wanted | None] = {}
+        raised = ""
+        for name in program.names:
+            found[name] = wanted(*(run.tensors[name] for run in runs), rounding)
+        if program.heads:
+            raised = ""
+            each: list[dict[str, torch.Tensor | None]] = []
+            for run in runs:
+                try:
+                    each.append(run.backward(program))
+                except RuntimeError as error:
+                    raised = raised or type(error).__name__
+            if raised:
+                if each:
+                    raise Unjudged
+            else:
+                for name, plain in each[0].items():
+                    others = [one[name] for one in each[1:]]
+                    if plain is None or None in (type(other) if other is None else 0 for other in others):
+                        gradients[name] = None
+                    else:
+                        gradients[name] = wanted(plain, *others, rounding)  # type: ignore[arg-type]
+        return Expected(found, gradients, raised)
+
+
+def run_line(run: Local, text: str, makes: tuple[str, ...], raises: bool) -> None:
+    """A line in one of the runs, which must raise if it says so, and only then."""
+    try:
+        run.run(text, makes)
+    except Unjudged:
+        raise
+    except Exception as error:
+        if not raises:
+            raise Unjudged from error
+        return
+    if raises:
+        raise Unjudged
+
+
+def coarsest(dtypes: Any) -> float:
+    return max((ROUNDING.get(dtype, 2.0**-50) for dtype in dtypes), default=2.0**-50)

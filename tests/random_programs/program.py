@@ -1,0 +1,211 @@
+"""A program: inputs with placements, lines of source text, and the gradients that a backward pass begins with.
+
+The text of a line is what runs, on local tensors and on sharded ones, and what is printed.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+Placements = tuple[Any, ...]
+NAMES = "abc"  # of the dimensions of a mesh
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a program begins with; of `Partial` placements each rank has a part that is drawn by itself."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    placements: Placements
+    grad: bool = False
+    below: int = 0  # whole numbers from 0 to this, which index a dimension; 0 for any values
+
+    @property
+    def parts(self) -> int:
+        """How many of its leading dimensions are summed to make it: one for each mesh dimension with parts."""
+        return sum(one.is_partial() for one in self.placements)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One statement. `raises` says that local torch raises an error there."""
+
+    text: str
+    makes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    raises: bool = False
+
+
+@dataclass(frozen=True)
+class Head:
+    """A result from which the backward pass goes out, with a gradient of these placements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    placements: Placements
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs on a mesh of the shape `mesh`. `seed` is the seed that it was drawn with."""
+
+    seed: int
+    mesh: tuple[int, ...]
+    inputs: tuple[Input, ...]
+    lines: tuple[Line, ...]
+    heads: tuple[Head, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors that it has at its end, in order."""
+        return list(dict.fromkeys([*(one.name for one in self.inputs), *(n for line in self.lines for n in line.makes)]))
+
+
+def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype, below: int = 0) -> torch.Tensor:
+    """Values that follow from the seed: floating ones differ from each other, and are multiples of a power of two.
+
+    Sums of them are exact in any order.
+    """
+    count = torch.Size(shape).numel()
+    draw = random.Random(seed)
+    if below:
+        return torch.tensor([draw.randrange(below) for _ in range(count)], dtype=dtype).view(shape)
+    if dtype == torch.bool:
+        return torch.tensor([draw.random() < 0.5 for _ in range(count)], dtype=dtype).view(shape)
+    numbers = list(range(count))
+    draw.shuffle(numbers)
+    if not dtype.is_floating_point:
+        return torch.tensor([n % 9 - 4 for n in numbers], dtype=dtype).view(shape)
+    step = 1.0 if count < 4 else 0.5 if count < 16 else 0.125 if count < 64 else 0.03125
+    return torch.tensor([(2 * n - count + 1) / 2 * step + step / 4 for n in numbers], dtype=torch.float64).to(dtype).view(shape)
+
+
+def stacked(one: Input, mesh: tuple[int, ...]) -> torch.Tensor:
+    """The values of an input; where ranks have parts, these along leading dimensions."""
+    leading = [size for size, placement in zip(mesh, one.placements, strict=True) if placement.is_partial()]
+    return values(one.seed, (*leading, *one.shape), one.dtype, one.below)
+
+
+def stacked_placements(one: Input) -> Placements:
+    """How the stacked values lie: cut along the leading dimensions where the input is in parts."""
+    leading = iter(range(one.parts))
+    return tuple(
+        Shard(next(leading)) if p.is_partial() else Shard(p.dim + one.parts) if isinstance(p, Shard) else p
+        for p in one.placements
+    )
+
+
+class Wide:
+    """`torch`, in which all floating types have 64 bits."""
+
+    float32 = float16 = bfloat16 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def placed_alike(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
+    """What placing a local tensor otherwise comes to."""
+    return tensor.clone()
+
+
+def names_of_torch(torch_: Any, place: Callable[..., Any]) -> dict[str, Any]:
+    """What the lines of a program refer to, besides its tensors."""
+    return {
+        "torch": torch_,
+        "F": torch.nn.functional,
+        "place": place,
+        "Shard": Shard,
+        "Replicate": Replicate,
+        "Partial": Partial,
+    }
+
+
+def placements_text(placements: Placements) -> str:
+    """As source text."""
+    return f"[{', '.join(_placement_text(one) for one in placements)}]"
+
+
+def _placement_text(placement: Any) -> str:
+    if isinstance(placement, Shard):
+        return f"Shard({placement.dim})"
+    return "Partial()" if placement.is_partial() else "Replicate()"
+
+
+def pasted(program: Program) -> str:
+    """The program as one that can be pasted into a cell: it prints what differs from local torch."""
+    body, local, sharded = [], [], []
+    for one in program.inputs:
+        whole = stacked(one, program.mesh)
+        source = f"torch.tensor({whole.tolist()!r}, dtype={whole.dtype})" + ("" if whole.numel() else f".view({tuple(whole.shape)})")
+        local.append(f"    {one.name}={source},")
+        placements = placements_text(stacked_placements(one))
+        dims = f", {list(range(one.parts))}" if one.parts else ""
+        sharded.append(f"    {one.name}=({placements}{dims}),")
+    for head in program.heads:
+        whole = values(head.seed, head.shape, head.dtype)
+        local.append(f"    grad_{head.name}=torch.tensor({whole.tolist()!r}, dtype={whole.dtype}),")
+        sharded.append(f"    grad_{head.name}=({placements_text(head.placements)},),")
+    grads = [one.name for one in program.inputs if one.grad]
+    for line in program.lines:
+        if line.raises:
+            body += ["try:", f"    {line.text}", "except Exception as error:", "    print('raised', type(error).__name__)"]
+        else:
+            body.append(line.text)
+    if program.heads:
+        heads = ", ".join(head.name for head in program.heads)
+        body.append(f"torch.autograd.backward([{heads}], [{', '.join(f'grad_{head.name}' for head in program.heads)}])")
+    shown = [f"{name}={name}" for name in program.names] + (
+        [f"grad_of_{name}={name}.grad" for name in grads] if program.heads else []
+    )
+    arguments = [one.name for one in program.inputs] + [f"grad_{head.name}" for head in program.heads]
+    text = "\n".join(f"    {line}" for line in body)
+    names = "abc"[: len(program.mesh)]
+    return f"""# seed {program.seed}
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import Partial, Replicate, Shard
+import monarch
+from monarch.distributed import Mesh
+
+mesh = Mesh(shape={program.mesh}, mesh_dim_names={tuple(names)})
+wholes = dict(
+{chr(10).join(local)}
+)
+placements = dict(
+{chr(10).join(sharded)}
+)
+needs_grad = {grads!r}
+
+def program({', '.join(arguments)}, place):
+{text}
+    return dict({', '.join(shown)})
+
+def begun(name, mesh=None):
+    whole, (placed, *dims) = wholes[name].clone(), placements[name]
+    tensor = whole if mesh is None else monarch.distribute(whole, mesh, placed)
+    for summed in dims:
+        tensor = tensor.sum(summed, dtype=tensor.dtype)
+    return tensor.detach().requires_grad_() if name in needs_grad else tensor
+
+expected = program(*(begun(name) for name in wholes), lambda tensor, placed: tensor.clone())
+found = program(*(begun(name, mesh) for name in wholes), lambda tensor, placed: tensor.redistribute(placed).clone())
+for name, one in expected.items():
+    other = found[name]
+    whole = None if other is None else other.full_tensor()
+    if (one is None) != (whole is None) or one is not None and not (
+        one.shape == whole.shape and one.dtype == whole.dtype
+        and torch.allclose(one.detach().double(), whole.double(), 1e-3, 1e-4, equal_nan=True)
+    ):
+        print(name, "should be", one, "and is", whole, "placed", getattr(other, "placements", None), sep="\\n")
+mesh.stop().get()
+"""
