@@ -20,8 +20,13 @@ class Fleet:
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._used: dict[tuple[int, ...], int] = {}
         for shape in sorted(self._shapes, key=math.prod, reverse=True):
+            self._host_of(shape)
+
+    def _host_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if shape not in self._hosts:
             fitting = (large for large in self._hosts.values() if _taken(shape, large) is not None)
             self._hosts[shape] = next(fitting, shape)
+        return self._hosts[shape]
 
     def mesh(self, shape: tuple[int, ...]) -> Mesh:
         """The mesh of this shape, new where there is none."""
@@ -29,7 +34,7 @@ class Fleet:
         if used % LASTS == 0:
             self._meshes.pop(shape, None)
         if shape not in self._meshes:
-            large = self._hosts[shape]
+            large = self._host_of(shape)
             procs = self._procs.get(large)
             if procs is None:
                 names = dict(zip(NAMES, large, strict=False))
@@ -37,7 +42,7 @@ class Fleet:
                 procs.initialized.get(60)
             taken = _taken(shape, large)
             assert taken is not None
-            part = procs.slice(**{name: one for name, one in zip(NAMES, taken, strict=False)})
+            part = procs.slice(**dict(zip(NAMES, taken, strict=False)))
             self._meshes[shape] = Mesh.of(part)
         return self._meshes[shape]
 

@@ -85,7 +85,9 @@ class _Pieces:
         first, second = (torch.frombuffer(bytearray(data), dtype=self.dtype) for data in (one, other))
         return torch.allclose(first.double(), second.double(), 1e-5, 1e-6, equal_nan=True)
 
-    def _reduced(self, parts: dict[tuple[int, ...], torch.Tensor], placement: Any) -> dict[tuple[int, ...], torch.Tensor]:
+    def _reduced(
+        self, parts: dict[tuple[int, ...], torch.Tensor], placement: Any
+    ) -> dict[tuple[int, ...], torch.Tensor]:
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for key, part in parts.items():
             groups.setdefault(key[:-1], []).append(part)

@@ -85,7 +85,9 @@ class _Maker:
             shapes.append(first[-1:])
         elif kind < 0.8:
             shapes.append(tuple(1 if draw.chance(0.4) else size for size in first))
-        found = [self._input(shape, draw.choice([torch.float32] * 12 + [torch.float64, torch.bfloat16])) for shape in shapes]
+        found = [
+            self._input(shape, draw.choice([torch.float32] * 12 + [torch.float64, torch.bfloat16])) for shape in shapes
+        ]
         if draw.chance(0.35):
             size = max(first[:1] or (1,))
             found.append(self._input((draw.randint(1, 4),), torch.int64, below=size or 1))
@@ -157,7 +159,7 @@ class _Maker:
             for run in runs:
                 run.run(text, makes)
             self._judged(makes)
-        except Exception as error:
+        except Exception:
             if is_write:
                 if self._is_the_same(saved) and self._draw.chance(0.1) and self._raises(text):
                     self._lines.append(Line(text, (), tuple(names_in(text)), raises=True))
@@ -199,7 +201,7 @@ class _Maker:
 
     def _is_the_same(self, saved: list[list[torch.Tensor]]) -> bool:
         return all(
-            one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+            one.shape == other.shape and torch.equal(one.detach().nan_to_num(), other.nan_to_num())
             for run, before in zip(self._runs, saved, strict=True)
             for one, other in zip(run.tensors.values(), before, strict=True)
         )

@@ -67,7 +67,9 @@ class Program:
     @property
     def names(self) -> list[str]:
         """All tensors that it has at its end, in order."""
-        return list(dict.fromkeys([*(one.name for one in self.inputs), *(n for line in self.lines for n in line.makes)]))
+        return list(
+            dict.fromkeys([*(one.name for one in self.inputs), *(n for line in self.lines for n in line.makes)])
+        )
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype, below: int = 0) -> torch.Tensor:
@@ -86,7 +88,11 @@ def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype, below: int = 0
     if not dtype.is_floating_point:
         return torch.tensor([n % 9 - 4 for n in numbers], dtype=dtype).view(shape)
     step = 1.0 if count < 4 else 0.5 if count < 16 else 0.125 if count < 64 else 0.03125
-    return torch.tensor([(2 * n - count + 1) / 2 * step + step / 4 for n in numbers], dtype=torch.float64).to(dtype).view(shape)
+    return (
+        torch.tensor([(2 * n - count + 1) / 2 * step + step / 4 for n in numbers], dtype=torch.float64)
+        .to(dtype)
+        .view(shape)
+    )
 
 
 def stacked(one: Input, mesh: tuple[int, ...]) -> torch.Tensor:
@@ -146,11 +152,13 @@ def pasted(program: Program) -> str:
     body, local, sharded = [], [], []
     for one in program.inputs:
         whole = stacked(one, program.mesh)
-        source = f"torch.tensor({whole.tolist()!r}, dtype={whole.dtype})" + ("" if whole.numel() else f".view({tuple(whole.shape)})")
+        source = f"torch.tensor({whole.tolist()!r}, dtype={whole.dtype})" + (
+            "" if whole.numel() else f".view({tuple(whole.shape)})"
+        )
         local.append(f"    {one.name}={source},")
         placements = placements_text(stacked_placements(one))
-        dims = f", {list(range(one.parts))}" if one.parts else ""
-        sharded.append(f"    {one.name}=({placements}{dims}),")
+        dims = f" {list(range(one.parts))}," if one.parts else ""
+        sharded.append(f"    {one.name}=({placements},{dims}),")
     for head in program.heads:
         whole = values(head.seed, head.shape, head.dtype)
         local.append(f"    grad_{head.name}=torch.tensor({whole.tolist()!r}, dtype={whole.dtype}),")
@@ -159,6 +167,7 @@ def pasted(program: Program) -> str:
     for line in program.lines:
         if line.raises:
             body += ["try:", f"    {line.text}", "except Exception as error:", "    print('raised', type(error).__name__)"]
+            body += ["else:", "    print('raised no error')"]
         else:
             body.append(line.text)
     if program.heads:
@@ -186,9 +195,9 @@ placements = dict(
 )
 needs_grad = {grads!r}
 
-def program({', '.join(arguments)}, place):
+def program({", ".join(arguments)}, place):
 {text}
-    return dict({', '.join(shown)})
+    return dict({", ".join(shown)})
 
 def begun(name, mesh=None):
     whole, (placed, *dims) = wholes[name].clone(), placements[name]

@@ -46,7 +46,10 @@ class Draw(random.Random):
         if self.chance(0.15):
             entries.insert(self.randrange(len(entries) + 1), "None")
         if self.chance(0.2):
-            entries = ["...", *(str(self.index(shape[-1])) if shape[-1] and self.chance(0.5) else self.span(shape[-1]) for _ in [0])]
+            entries = [
+                "...",
+                *(str(self.index(shape[-1])) if shape[-1] and self.chance(0.5) else self.span(shape[-1]) for _ in [0]),
+            ]
         return ", ".join(entries)
 
     def split(self, size: int) -> list[int]:
@@ -200,7 +203,9 @@ def mixed(d: Draw, s: Scope) -> str | None:
 @entry("elements", 2)
 def typed(d: Draw, s: Scope) -> str | None:
     found = s.pick()
-    kind = d.choice(["float64", "float32", "float32", "bfloat16", "float16", "int64", "bool", "int32", "uint8", "int16"])
+    kind = d.choice(
+        ["float64", "float32", "float32", "bfloat16", "float16", "int64", "bool", "int32", "uint8", "int16"]
+    )
     return found and f"{found}.to(torch.{kind})"
 
 
@@ -226,7 +231,9 @@ def any_pairs(d: Draw, s: Scope) -> str | None:
     assert found is not None
     x, tensor = found
     y = s.fitting(tensor, real=False)
-    return y and d.choice([f"{x} + {y}", f"{x} * {y}", f"{x} == {y}", f"{x} >= {y}", f"torch.where({x} != 0, {y}, {x})"])
+    return y and d.choice(
+        [f"{x} + {y}", f"{x} * {y}", f"{x} == {y}", f"{x} >= {y}", f"torch.where({x} != 0, {y}, {x})"]
+    )
 
 
 @entry("elements", 2)
@@ -242,7 +249,10 @@ def masks(d: Draw, s: Scope) -> str | None:
         return None
     x, tensor = found
     y = s.fitting(tensor) or x
-    mask = s.pick(lambda t: t.dtype == torch.bool and broadcast(t.shape, tensor.shape) == tuple(tensor.shape)) or f"({x} > 0.25)"
+    mask = (
+        s.pick(lambda t: t.dtype == torch.bool and broadcast(t.shape, tensor.shape) == tuple(tensor.shape))
+        or f"({x} > 0.25)"
+    )
     return d.choice(
         [f"torch.where({mask}, {x}, {y})", f"torch.where({mask}, {x}, 0.0)", f"{x}.masked_fill({mask}, {d.number()})",
          f"{x} * {mask}", f"torch.where({mask}, -1.0, {x})", f"{x}.masked_fill(~{mask}, float('-inf')).softmax({d.dim(tensor.dim())})",
@@ -274,7 +284,10 @@ def reshaped(d: Draw, s: Scope) -> str | None:
     dim = d.dim(ndim)
     size = shape[dim]
     order = d.sample(range(ndim), ndim)
-    kinds = [f"{x}.permute({', '.join(map(str, (n - ndim if d.chance(0.3) else n for n in order)))})", f"{x}.unsqueeze({d.dim(ndim + 1)})"]
+    kinds = [
+        f"{x}.permute({', '.join(map(str, (n - ndim if d.chance(0.3) else n for n in order)))})",
+        f"{x}.unsqueeze({d.dim(ndim + 1)})",
+    ]
     kinds.append(f"{x}.expand({d.randint(1, 2)}, {', '.join('-1' if d.chance(0.5) else str(n) for n in shape)})")
     kinds.append(f"{x}.repeat({', '.join(str(d.randint(1, 2)) for _ in shape)})")
     kinds.append(f"{x}.narrow({dim}, {d.randint(0, size)}, 0)" if d.chance(0.1) else f"{x}.unflatten({dim}, (1, -1))")
@@ -282,15 +295,27 @@ def reshaped(d: Draw, s: Scope) -> str | None:
         rows = d.choice([n for n in range(1, count + 1) if count % n == 0])
         kinds += [f"{x}.reshape({rows}, -1)", f"{x}.reshape(-1, {rows})"]
         if ndim > 1:
-            kinds += [f"{x}.flatten({d.randrange(ndim - 1)})", f"{x}.reshape({shape[0]}, -1)", f"{x}.view(-1, {shape[-1]})"]
+            kinds += [
+                f"{x}.flatten({d.randrange(ndim - 1)})",
+                f"{x}.reshape({shape[0]}, -1)",
+                f"{x}.view(-1, {shape[-1]})",
+            ]
     if size:
         factor = d.choice([n for n in range(1, size + 1) if size % n == 0])
         start = d.randrange(size)
         kinds += [f"{x}.unflatten({dim}, ({factor}, -1))", f"{x}.unflatten({dim}, (-1, {factor}))"]
-        kinds += [f"{x}.narrow({dim}, {start}, {d.randint(1, size - start)})", f"{x}.select({dim}, {d.index(size)})"] * 2
+        kinds += [
+            f"{x}.narrow({dim}, {start}, {d.randint(1, size - start)})",
+            f"{x}.select({dim}, {d.index(size)})",
+        ] * 2
     if ndim >= 2:
         one, other = d.sample(range(ndim), 2)
-        kinds += [f"{x}.transpose({one}, {other - ndim})", f"{x}.diagonal({d.randint(-1, 1)}, {one}, {other})", f"{x}.tril()", f"{x}.triu(1)"]
+        kinds += [
+            f"{x}.transpose({one}, {other - ndim})",
+            f"{x}.diagonal({d.randint(-1, 1)}, {one}, {other})",
+            f"{x}.tril()",
+            f"{x}.triu(1)",
+        ]
         kinds += [f"{x}.movedim({one}, {other - ndim})", f"torch.rot90({x}, 1, ({one}, {other}))"]
     return d.choice(kinds)
 
@@ -367,16 +392,34 @@ def joined(d: Draw, s: Scope) -> str | None:
     x, tensor = found
     same = s.pick(lambda t: t.shape == tensor.shape and t.is_floating_point()) or x
     dim, wide = d.dim(tensor.dim()), d.dim(tensor.dim() + 1)
-    kinds = [f"torch.stack([{x}, {same}], {wide})", f"torch.stack([{x}, {x} * 2, {same}], {wide})", f"torch.hstack([{x}, {same}])"]
+    kinds = [
+        f"torch.stack([{x}, {same}], {wide})",
+        f"torch.stack([{x}, {x} * 2, {same}], {wide})",
+        f"torch.hstack([{x}, {same}])",
+    ]
     if tensor.dim():
         other = s.pick(
-            lambda t: t.dim() == tensor.dim()
-            and t.is_floating_point()
-            and all(a == b for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True)) if at != dim % tensor.dim())
+            lambda t: (
+                t.dim() == tensor.dim()
+                and t.is_floating_point()
+                and all(
+                    a == b
+                    for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True))
+                    if at != dim % tensor.dim()
+                )
+            )
         )
-        kinds += [f"torch.cat([{x}, {other or same}], {dim})", f"torch.cat([{other or same}, {x}, {x} + 1], dim={dim})"] * 2
+        kinds += [
+            f"torch.cat([{x}, {other or same}], {dim})",
+            f"torch.cat([{other or same}, {x}, {x} + 1], dim={dim})",
+        ] * 2
         pad = ", ".join(str(d.randint(0, 2)) for _ in range(2))
-        kinds += [f"F.pad({x}, ({pad}))", f"{x}.repeat_interleave(2, dim={dim})", f"torch.vstack([{x}, {same}])", f"{x}.tile(2)"]
+        kinds += [
+            f"F.pad({x}, ({pad}))",
+            f"{x}.repeat_interleave(2, dim={dim})",
+            f"torch.vstack([{x}, {same}])",
+            f"{x}.tile(2)",
+        ]
     return d.choice(kinds)
 
 
@@ -412,21 +455,37 @@ def products(d: Draw, s: Scope) -> str | None:
     weight = pick(lambda t: t.dim() == 2 and t.shape[1] == size)
     if weight:
         bias = pick(lambda t: t.shape == s.tensors[weight].shape[:1])
-        kinds += [f"F.linear({x}, {weight})", f"{x} @ {weight}.T", f"F.linear({x}, {weight}{f', {bias}' if bias else ''})"]
+        kinds += [
+            f"F.linear({x}, {weight})",
+            f"{x} @ {weight}.T",
+            f"F.linear({x}, {weight}{f', {bias}' if bias else ''})",
+        ]
         if tensor.dim() == 2:
-            kinds += [f"torch.einsum('ik,jk->ij', {x}, {weight})", f"torch.cdist({x}, {weight} + 5)", f"{x}.mm({weight}.t())"]
+            kinds += [
+                f"torch.einsum('ik,jk->ij', {x}, {weight})",
+                f"torch.cdist({x}, {weight} + 5)",
+                f"{x}.mm({weight}.t())",
+            ]
             kinds += [f"torch.addmm({x}[:, :1], {x}, {weight}.t(), beta=0.5)"]
     right = pick(lambda t: t.dim() >= 2 and t.shape[-2] == size)
     if right:
         kinds += [f"{x} @ {right}"] * 2
     same = pick(lambda t: t.shape == tensor.shape)
     if same and tensor.dim() == 3:
-        kinds += [f"torch.bmm({x}, {same}.transpose(1, 2))", f"torch.einsum('bik,bjk->bij', {x}, {same})", f"{x}.mT.bmm({same})"]
+        kinds += [
+            f"torch.bmm({x}, {same}.transpose(1, 2))",
+            f"torch.einsum('bik,bjk->bij', {x}, {same})",
+            f"{x}.mT.bmm({same})",
+        ]
         kinds += [f"torch.baddbmm({x}[:, :, :1], {x}, {same}.mT)"]
     if same and tensor.dim() == 1:
         kinds += [f"{x}.dot({same})", f"torch.inner({x}, {same})"]
     if same and tensor.dim() >= 2:
-        kinds += [f"torch.tensordot({x}, {same}, dims=([0], [0]))", f"torch.einsum('...ij,...ij->...i', {x}, {same})", f"F.cosine_similarity({x}, {same}, dim={d.dim(tensor.dim())})"]
+        kinds += [
+            f"torch.tensordot({x}, {same}, dims=([0], [0]))",
+            f"torch.einsum('...ij,...ij->...i', {x}, {same})",
+            f"F.cosine_similarity({x}, {same}, dim={d.dim(tensor.dim())})",
+        ]
     return d.choice(kinds)
 
 
@@ -443,7 +502,12 @@ def norms(d: Draw, s: Scope) -> str | None:
     if tensor.dim() >= 2:
         kinds += [f"F.layer_norm({x}, {tuple(tensor.shape[-2:])})"]
         same = s.pick(lambda t: t.shape == tensor.shape and t.dtype == tensor.dtype) or x
-        kinds += [f"F.mse_loss({x}, {same} + 1)", f"F.smooth_l1_loss({x}, {same} * 0.5)", f"F.l1_loss({x}, {same} + 2)", f"F.huber_loss({x}, {same}, reduction='none')"]
+        kinds += [
+            f"F.mse_loss({x}, {same} + 1)",
+            f"F.smooth_l1_loss({x}, {same} * 0.5)",
+            f"F.l1_loss({x}, {same} + 2)",
+            f"F.huber_loss({x}, {same}, reduction='none')",
+        ]
         rows = torch.Size(tensor.shape[:-1]).numel()
         kinds += [f"F.cross_entropy({x}.reshape({rows}, {last}), torch.arange({rows}, device={x}.device) % {last})"]
         kinds += [f"F.group_norm({x}, 1)"] if tensor.shape[1] else []
@@ -461,7 +525,9 @@ def top(d: Draw, s: Scope) -> str | None:
         return None
     x, tensor = found
     dim = d.dim(tensor.dim())
-    return f"{x}.topk({d.randint(0 if d.chance(0.1) else 1, max(tensor.shape[dim], 1))}, {dim}, largest={d.chance(0.6)})"
+    return (
+        f"{x}.topk({d.randint(0 if d.chance(0.1) else 1, max(tensor.shape[dim], 1))}, {dim}, largest={d.chance(0.6)})"
+    )
 
 
 @entry("writes", 7)
@@ -485,27 +551,58 @@ def writes(d: Draw, s: Scope) -> str | None:
     source = s.filling(part.shape, tensor.dtype)
     kinds = [f"{target}.fill_(2)", f"{target}.zero_()"]
     if tensor.dtype != torch.bool:
-        kinds += [f"{target}.add_(1)", f"{target}.mul_(2)", f"{target}.sub_(3)", f"{target}.neg_()", f"{target}.clamp_(-2, 2)", f"{target}.abs_()"]
+        kinds += [
+            f"{target}.add_(1)",
+            f"{target}.mul_(2)",
+            f"{target}.sub_(3)",
+            f"{target}.neg_()",
+            f"{target}.clamp_(-2, 2)",
+            f"{target}.abs_()",
+        ]
     if source:
         kinds += [f"{target}.copy_({source})"] * 2
         if tensor.dtype != torch.bool:
             kinds += [f"{target}.add_({source})", f"{target}.mul_({source})", f"{target}.sub_({source})"] * 2
         if tensor.is_floating_point():
-            kinds += [f"{target}.add_({source}, alpha=0.5)", f"{target}.lerp_({source}, 0.25)", f"{target}.addcmul_({source}, {source})"]
+            kinds += [
+                f"{target}.add_({source}, alpha=0.5)",
+                f"{target}.lerp_({source}, 0.25)",
+                f"{target}.addcmul_({source}, {source})",
+            ]
     if tensor.is_floating_point():
-        kinds += [f"{target}.tanh_()", f"{target}.relu_()", f"{target}.masked_fill_({target} > 0.5, 0.25)", f"{target}.div_(2)", f"{target}.sigmoid_()"]
+        kinds += [
+            f"{target}.tanh_()",
+            f"{target}.relu_()",
+            f"{target}.masked_fill_({target} > 0.5, 0.25)",
+            f"{target}.div_(2)",
+            f"{target}.sigmoid_()",
+        ]
         mask = s.pick(lambda t: t.dtype == torch.bool and broadcast(t.shape, part.shape) == tuple(part.shape))
         kinds += [f"{target}.masked_fill_({mask}, -1.5)"] * 2 if mask else []
         if part.dim():
             dim = d.dim(part.dim())
-            kinds += [f"{target}.cumsum_({dim})", f"{target}.copy_({target}.flip({dim}))", f"{target}.sub_({target}.mean({dim}, keepdim=True))"]
+            kinds += [
+                f"{target}.cumsum_({dim})",
+                f"{target}.copy_({target}.flip({dim}))",
+                f"{target}.sub_({target}.mean({dim}, keepdim=True))",
+            ]
             if part.shape[dim]:
                 rows = [d.randrange(part.shape[dim])]
                 index = f"torch.tensor({rows}, device={x}.device)"
-                kinds += [f"{target}.index_fill_({dim}, {index}, 0.5)", f"{target}.index_add_({dim}, {index}, {target}.index_select({dim}, {index}))"]
-                kinds += [f"{target}.index_copy_({dim}, {index}, {target}.index_select({dim}, {index}) * 2)", f"{target}.select({dim}, -1).mul_(0.5)"]
+                kinds += [
+                    f"{target}.index_fill_({dim}, {index}, 0.5)",
+                    f"{target}.index_add_({dim}, {index}, {target}.index_select({dim}, {index}))",
+                ]
+                kinds += [
+                    f"{target}.index_copy_({dim}, {index}, {target}.index_select({dim}, {index}) * 2)",
+                    f"{target}.select({dim}, -1).mul_(0.5)",
+                ]
                 kinds += [f"{target}.scatter_({dim}, {target}.argsort({dim}), {target} * 2)"]
-            kinds += [f"{target}.squeeze_({dim})", f"{target}.unsqueeze_({dim})", f"{target}.transpose_({dim}, 0)"] if target == x else []
+            kinds += (
+                [f"{target}.squeeze_({dim})", f"{target}.unsqueeze_({dim})", f"{target}.transpose_({dim}, 0)"]
+                if target == x
+                else []
+            )
     return d.choice(kinds)
 
 
@@ -562,7 +659,17 @@ def bad_writes(d: Draw, s: Scope) -> str | None:
 @wrong
 def bad_types(d: Draw, s: Scope) -> str | None:
     x = s.pick(lambda t: t.is_floating_point() and t.dim() == 2)
-    return x and d.choice([f"{x} @ {x}.mT.to(torch.int64)", f"{x}[{x}]", f"~{x}", f"{x}.index_select(0, {x}[0])", f"{x} & {x}", f"{x}.mm({x}.mT.double().long())", f"F.embedding({x}, {x})"])
+    return x and d.choice(
+        [
+            f"{x} @ {x}.mT.to(torch.int64)",
+            f"{x}[{x}]",
+            f"~{x}",
+            f"{x}.index_select(0, {x}[0])",
+            f"{x} & {x}",
+            f"{x}.mm({x}.mT.double().long())",
+            f"F.embedding({x}, {x})",
+        ]
+    )
 
 
 @wrong

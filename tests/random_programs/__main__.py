@@ -1,0 +1,82 @@
+"""Runs random programs, and says what comes of them: `python -m tests.random_programs --count 1000`."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+
+from tests.random_programs.runner import MESHES, Report, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.random_programs", description=__doc__)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the first program; others follow (default: the time)"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="how many programs")
+    parser.add_argument("--meshes", nargs="+", default=None, metavar="2x2", help="shapes of meshes, taken in turn")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="processes, each with meshes of its own")
+    parser.add_argument("--no-shrink", action="store_true", help="print failing programs as they are")
+    parser.add_argument("--show", action="store_true", help="print the programs, and run none")
+    parser.add_argument("--report", type=int, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    meshes = [tuple(map(int, one.split("x"))) for one in options.meshes] if options.meshes else list(MESHES)
+    if options.report is not None:
+        work(options.report, meshes, not options.no_shrink)
+        return 0
+    seed = options.seed if options.seed is not None else int(time.time()) % 1_000_000 * 100_000
+    seeds = range(seed, seed + options.count)
+    if options.show:
+        show(seeds, meshes)
+        return 0
+    print(f"{options.count} programs from seed {seed}", flush=True)
+    seen = 0
+
+    def told(report: Report) -> None:
+        nonlocal seen
+        seen += 1
+        if report.kind not in ("equal", "refused"):
+            print(report, flush=True)
+        if seen % 100 == 0:
+            print(
+                f"{seen} of {options.count}, {seen / (time.monotonic() - begun):.1f} a second",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    begun = time.monotonic()
+    tally = run(seeds, meshes, jobs=min(options.jobs, options.count), told=told, shrink=not options.no_shrink)
+    print(tally)
+    return 1 if tally.failures else 0
+
+
+def show(seeds: range, meshes: list[tuple[int, ...]]) -> None:
+    from tests.random_programs.generator import generated
+    from tests.random_programs.program import pasted
+    from tests.random_programs.runner import mesh_of
+
+    for seed in seeds:
+        print(pasted(generated(seed, mesh_of(seed, meshes))))
+
+
+def work(report: int, meshes: list[tuple[int, ...]], shrink: bool) -> None:
+    import torch
+
+    from tests.random_programs.fleet import Fleet
+    from tests.random_programs.worker import reports
+
+    torch.set_num_threads(1)
+    seeds = json.loads(sys.stdin.readline())
+    fleet = Fleet(meshes)
+    try:
+        with os.fdopen(report, "w", buffering=1) as out:
+            for one in reports(seeds, fleet, meshes, shrink):
+                out.write(json.dumps(asdict(one)) + "\n")
+    finally:
+        fleet.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Many random programs, in processes that each have meshes of their own; those that end or stop answering cost one."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.effort import AS_LATER
+
+MESHES = ((2,), (2, 2), (3,), (2, 1, 2), (2,), (2, 2), (3, 2), (2, 2, 2))  # a program of each in turn
+QUIET = 300  # seconds without a word after which a process is ended
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of the program of one seed. `smallest` is a program to paste, for those that failed."""
+
+    seed: int
+    mesh: tuple[int, ...]
+    kind: str
+    reason: str = ""
+    text: str = ""
+    smallest: str = ""
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.mesh))
+        return f"seed {self.seed} on {size}: {self.kind}, {self.reason}\n{self.text}\n{self.smallest}"
+
+
+@dataclass
+class Tally:
+    """What came of all."""
+
+    begun: float = field(default_factory=time.monotonic)
+    kinds: Counter[str] = field(default_factory=Counter)
+    refusals: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    failures: list[Report] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        self.kinds[report.kind] += 1
+        if report.kind == "refused":
+            self.refusals[report.reason].append(report.seed)
+        elif report.kind != "equal":
+            self.failures.append(report)
+
+    @property
+    def count(self) -> int:
+        return sum(self.kinds.values())
+
+    def line(self) -> str:
+        took = time.monotonic() - self.begun
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
+        return f"{self.count} programs in {took:.0f} s, {self.count / max(took, 0.01):.1f} a second: {counts}"
+
+    def __str__(self) -> str:
+        lines = [self.line()]
+        for reason, seeds in sorted(self.refusals.items(), key=lambda item: -len(item[1])):
+            lines.append(f"  {len(seeds)} refused: {reason} (seed {seeds[0]})")
+        return "\n".join(lines)
+
+
+def mesh_of(seed: int, meshes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return meshes[seed % len(meshes)]
+
+
+def run(
+    seeds: Sequence[int],
+    meshes: Sequence[tuple[int, ...]] = MESHES,
+    *,
+    jobs: int = 2,
+    told: Callable[[Report], object] = lambda report: None,
+    shrink: bool = True,
+) -> Tally:
+    """Runs the programs of these seeds, `jobs` at a time."""
+    tally = Tally()
+    workers = [_Worker(list(seeds[first::jobs]), meshes, shrink) for first in range(jobs)]
+    try:
+        while any(not worker.done for worker in workers):
+            ready, _, _ = select.select([worker.pipe for worker in workers if not worker.done], [], [], 5.0)
+            for worker in workers:
+                for report in worker.heard(worker.pipe in ready) if not worker.done else ():
+                    tally.add(report)
+                    told(report)
+    finally:
+        for worker in workers:
+            worker.end()
+    return tally
+
+
+class _Worker:
+    """A process that runs programs, and says what comes of each."""
+
+    def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], shrink: bool) -> None:
+        self._left, self._meshes, self._shrink = seeds, meshes, shrink
+        self.done = not seeds
+        self.pipe = -1
+        if seeds:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.pipe, write = os.pipe()
+        self._buffer = b""
+        self._last = time.monotonic()
+        command = [sys.executable, "-m", "tests.random_programs", "--report", str(write)]
+        command += ["--meshes", *("x".join(map(str, mesh)) for mesh in self._meshes)]
+        command += [] if self._shrink else ["--no-shrink"]
+        self._process = subprocess.Popen(
+            command, pass_fds=(write,), stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True,
+            env={**os.environ, "MONARCH_NB_PRELOAD": AS_LATER}, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(write)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write((json.dumps(self._left) + "\n").encode())
+            self._process.stdin.close()
+
+    def heard(self, ready: bool) -> Iterator[Report]:
+        """What has come. Begins another process in place of one that has ended."""
+        if ready:
+            self._last = time.monotonic()
+            data = os.read(self.pipe, 1 << 16)
+            self._buffer += data
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                told: dict[str, Any] = json.loads(line)
+                told["mesh"] = tuple(told["mesh"])
+                self._left.remove(told["seed"])
+                yield Report(**told)
+            if not data:
+                status = self._process.wait()
+                yield from self._without_answer("dead", f"its controller ended with status {status}")
+        elif time.monotonic() - self._last > QUIET:
+            self.end()
+            yield from self._without_answer("hung", f"no word for {QUIET} s")
+
+    def _without_answer(self, kind: str, text: str) -> Iterator[Report]:
+        os.close(self.pipe)
+        self.pipe = -1
+        if self._left:
+            seed = self._left.pop(0)
+            yield Report(seed, mesh_of(seed, self._meshes), kind, text, text)
+        if self._left:
+            self._begin()
+        else:
+            self.done = True
+
+    def end(self) -> None:
+        """Ends its process, if that runs still."""
+        if self.pipe >= 0 and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

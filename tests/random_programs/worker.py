@@ -1,0 +1,48 @@
+"""The programs of many seeds, one after the other in this process."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tests.random_programs.fleet import Fleet
+from tests.random_programs.generator import generated
+from tests.random_programs.judge import DEAD, EQUAL, HUNG, REFUSED, Outcome, judged
+from tests.random_programs.local import Expected
+from tests.random_programs.program import Program, pasted
+from tests.random_programs.runner import Report, mesh_of
+from tests.random_programs.shrink import MOST, shrunk
+
+SHRUNK = 3  # failures of one reason that are made smaller: others are likely the same
+
+
+def reports(
+    seeds: Iterable[int],
+    fleet: Fleet,
+    meshes: Sequence[tuple[int, ...]],
+    shrink: bool = True,
+) -> Iterable[Report]:
+    """What comes of each."""
+    seen: dict[str, int] = {}
+    for seed in seeds:
+        shape = mesh_of(seed, meshes)
+        program = generated(seed, shape)
+        outcome = judged(program, fleet.mesh(shape))
+        smallest = ""
+        if outcome.kind in (HUNG, DEAD):
+            fleet.renew(shape)
+        if outcome.kind not in (EQUAL, REFUSED):
+            seen[outcome.reason] = seen.get(outcome.reason, 0) + 1
+            if shrink and seen[outcome.reason] <= SHRUNK:
+                program = shrunk(program, failing(fleet, outcome), MOST if outcome.kind != HUNG else 10)
+            smallest = pasted(program)
+        yield Report(seed, shape, outcome.kind, outcome.reason, outcome.text, smallest)
+
+
+def failing(fleet: Fleet, before: Outcome) -> Callable[[Program, Expected], bool]:
+    """Whether a program fails in this way, run on a mesh of its shape."""
+
+    def fails(program: Program, expected: Expected) -> bool:
+        outcome = judged(program, fleet.mesh(program.mesh), expected, patience=20)
+        if outcome.kind in (HUNG, DEAD):
+            fleet.renew(program.mesh)
+        return (outcome.kind, outcome.reason) == (before.kind, before.reason)
+
+    return fails
