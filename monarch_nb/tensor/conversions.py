@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from monarch_nb.tensor.factories import refill
-from monarch_nb.tensor.handle import OWN, MeshTensor, current, issue, upload
+from monarch_nb.tensor.handle import OWN, MeshTensor, current, is_leaf, issue, upload
 from monarch_nb.tensor.propagation import PropagationError, replicated, user_line
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
 def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Another handle of the same tensor."""
     tensor = args[0]
-    if tensor.requires_grad and tensor.is_leaf:
+    if tensor.requires_grad and is_leaf(tensor):
         tensor.reference.stream.held.note_leaf(tensor.reference.number, tensor)
     return MeshTensor(tensor.meta, tensor.reference)
 

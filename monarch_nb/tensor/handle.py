@@ -261,7 +261,7 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     numbers = [tensor.reference.number for tensor in given]
     held = stream.held
     for tensor in given:
-        if tensor.requires_grad and tensor.is_leaf:
+        if tensor.requires_grad and is_leaf(tensor):
             held.note_leaf(tensor.reference.number, tensor)
     if held.gone:
         held.refuse_gone(numbers)
@@ -298,6 +298,16 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     if plan.rebinds:
         given[0].meta, given[0].reference = made[0].meta, made[0].reference
     return plan.build(made, given)
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires gradients has no history; within an operation, too.
+
+    A view of a tensor with a history has one. Autograd would make it again there, if the tensor was written to since,
+    which fails below autograd.
+    """
+    base = tensor._base
+    return (base is None or not base.requires_grad) and tensor.is_leaf
 
 
 def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Stream:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.random_programs.program import Program, Wide, names_of_torch, placed_alike, stacked, values
 
@@ -62,6 +63,7 @@ class Local:
     def run(self, text: str, made: tuple[str, ...] = ()) -> None:
         """One line. Raises what it raises."""
         code = compiled(text)
+        torch._C._set_view_replay_enabled(False)  # operations on a mesh set it for their thread
         with by_default(self.dtype):
             exec(code, self.names, self.tensors)
         for name in made:
@@ -70,6 +72,7 @@ class Local:
 
     def backward(self, program: Program) -> dict[str, torch.Tensor | None]:
         """Gradients by input."""
+        torch._C._set_view_replay_enabled(False)
         gradients = [self._made(values(head.seed, head.shape, head.dtype)) for head in program.heads]
         torch.autograd.backward([self.tensors[head.name] for head in program.heads], gradients)
         return {one.name: self.tensors[one.name].grad for one in program.inputs if one.grad}
@@ -176,6 +179,23 @@ def run_line(run: Local, text: str, makes: tuple[str, ...], raises: bool) -> Non
         return
     if raises:
         raise Unjudged
+
+
+def steps(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of dimensions where these say anything."""
+    sized = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(step for size, step in sized if size > 1) if tensor.numel() else ()
+
+
+def imagined_steps(program: Program, name: str) -> tuple[int, ...]:
+    """Strides that PyTorch's fake tensors have at the end of a program; for a few operations these are others."""
+    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
+        run = Local(program)
+        for line in program.lines:
+            if not line.raises:
+                run.run(line.text, line.makes)
+        return steps(run.tensors[name])
+    return ()
 
 
 def coarsest(dtypes: Any) -> float:

@@ -166,7 +166,12 @@ def pasted(program: Program) -> str:
     grads = [one.name for one in program.inputs if one.grad]
     for line in program.lines:
         if line.raises:
-            body += ["try:", f"    {line.text}", "except Exception as error:", "    print('raised', type(error).__name__)"]
+            body += [
+                "try:",
+                f"    {line.text}",
+                "except Exception as error:",
+                "    print('raised', type(error).__name__)",
+            ]
             body += ["else:", "    print('raised no error')"]
         else:
             body.append(line.text)

@@ -652,7 +652,7 @@ def bad_writes(d: Draw, s: Scope) -> str | None:
     x, tensor = found
     return d.choice(
         [f"{x}.add_({x}.new_zeros(5, 7, 11))", f"{x}.copy_({x}.new_zeros(5, 7, 11))", f"{x}[0] = {x}.new_zeros(5, 7, 11)", f"{x}.t_()" if tensor.dim() > 2 else f"{x}.mul_({x}.new_zeros(3, 5, 7))",
-         f"{x}.masked_fill_({x}, 1.0)", f"{x}.unsqueeze(0).expand(2, {', '.join('-1' for _ in tensor.shape)}).add_({x}.new_zeros(5, 5, 5, 5))"]
+         f"{x}.unsqueeze(0).expand(2, {', '.join('-1' for _ in tensor.shape)}).add_({x}.new_zeros(5, 5, 5, 5))"]
     )  # fmt: skip
 
 

@@ -49,6 +49,17 @@ class Draft:
         self.collectives += redistribution(self._imagined, meta, placements)
         return out
 
+    def laid_out(self, source: int, stride: Sequence[int]) -> int:
+        """The register with the tensor in memory in the order of these strides: the same one where it already is."""
+        meta = self.metas[source]
+        wanted = Meta.of(meta.layout, meta.shape, meta.dtype, meta.placements, stride=stride)
+        sizes = zip(meta.shape, meta.stride, wanted.stride, strict=True)
+        if 0 in meta.shape or all(one == other for size, one, other in sizes if size > 1):
+            return source
+        out = self.register(wanted)
+        self.steps.append(Redistribute(source, wanted, out))
+        return out
+
     def gather(self, source: int) -> int:
         """The register with the whole tensor on every rank."""
         return self.redistribute(source, replicated(self.metas[source].layout))

@@ -14,7 +14,7 @@ from .lines import user_line
 from .lowered import Unfit, flat, lowered, reason
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
-from .partial import carries_parts, has_parts, summed
+from .partial import adds_up, carries_parts, has_parts, summed
 from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
@@ -201,11 +201,22 @@ class Planner:
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
-        return draft, [None if at is None else _settled(draft, at) for at in registers]
+        several = operation.packet.startswith("_foreach_")  # whose results are added up at once, later
+        return draft, [None if at is None else _settled(draft, at, several) for at in registers]
 
     def _with_sums_taken(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         """The operation on sums that are taken first, each with one all-reduce."""
-        if any(has_parts(operation.metas[at]) for at in operation.writes):
+        written = [operation.metas[at] for at in operation.writes if has_parts(operation.metas[at])]
+        for placement in (one for meta in written for one in meta.placements if one.is_partial()):
+            if type(placement) is not Partial:
+                raise PropagationError(
+                    operation.name,
+                    f"ranks hold parts of the tensor that it changes in place, {placement!r}, which cannot be made of "
+                    "just any values",
+                    "Make a new tensor instead, or use t.redistribute(...) first, with Replicate() where t has parts",
+                    user_line(),
+                )
+        if written:
             return gathered(operation, leaves, self._worlds[0])
         draft = Draft(self._worlds[0], operation.metas)
         taken = [draft.redistribute(at, summed(meta.placements)) for at, meta in enumerate(operation.metas)]
@@ -303,19 +314,23 @@ def _refuse_parts(meta: Meta, placements: Placements) -> None:
         raise PropagationError("redistribute", reason, instead, user_line())
 
 
-def _settled(draft: Draft, register: int) -> int:
-    """The register of a result, made whole where it is a sum that DTensor cannot carry further.
+def _settled(draft: Draft, register: int, several: bool) -> int:
+    """The register of a result, made whole where ranks have parts of it that are not simply added up.
 
-    Sums over masked shards may be asked for once only; averages cannot be changed in place.
+    Sums over masked shards may be asked for once only; what becomes an average, a largest value or a norm cannot be
+    changed in place.
     """
-    placements = draft.metas[register].placements
-    if any(p.is_partial("avg") or type(p).__name__.endswith("MaskPartial") for p in placements):
-        return draft.redistribute(register, summed(placements))
+    meta = draft.metas[register]
+    masked = any(type(p).__name__.endswith("MaskPartial") for p in meta.placements)
+    if masked or not (adds_up(meta) or several):
+        return draft.redistribute(register, summed(meta.placements))
     return register
 
 
 def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
-    """The register of a result; where PyTorch has a view, this has memory of its own."""
+    """The register of a result, laid out as PyTorch's; where PyTorch has a view, this has memory of its own."""
+    if leaf is not None:
+        slot = Slot(draft.laid_out(slot.register, leaf[0].stride()))
     if leaf is not None and leaf[1]:
         meta = draft.metas[slot.register]
         draft.metas[slot.register] = Meta.of(

@@ -70,7 +70,8 @@ def _log_softmax(operation: Operation, write: Writer) -> list[Slot | None] | Non
     given, dim = operation.args[0], operation.args[1]
     assert isinstance(given, Slot)
     assert isinstance(dim, int)
-    if not _sharded_along(_meta(operation, given), dim) or operation.args[2] or not _meta(operation, given).shape:
+    meta = _meta(operation, given)
+    if not _sharded_along(meta, dim) or operation.args[2] or not meta.shape or 0 in meta.shape:
         return None
     given = write.summed(given)
     below = write(aten.sub.Tensor, given, write.whole(write(aten.amax.default, given, [dim], True)))
