@@ -51,7 +51,7 @@ class Local:
             whole = stacked(one, program.mesh)
             if one.parts:
                 whole = whole.sum(list(range(one.parts)), dtype=whole.dtype)
-            whole = self._made(whole)
+            whole = self._made(whole.clone())  # no view of anything
             if noise and whole.is_floating_point():
                 generator = torch.Generator().manual_seed(noise + one.seed)
                 whole = whole * (1 + NEAR * (2 * torch.rand(whole.shape, generator=generator, dtype=whole.dtype) - 1))

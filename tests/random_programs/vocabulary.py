@@ -70,11 +70,17 @@ class Scope:
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda tensor: True) -> str | None:
         """The name of a tensor, rather of a recent one."""
-        found = [name for name, tensor in self.tensors.items() if fits(tensor)]
+        found = [name for name, tensor in self.tensors.items() if self._fits(fits, tensor)]
         recent = [name for name in found if name in self.recent]
         if recent and self.draw.chance(0.7):
             return self.draw.choice(recent)
         return self.draw.choice(found) if found else None
+
+    def _fits(self, fits: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
+        try:
+            return fits(tensor)
+        except RuntimeError:  # a view that autograd cannot follow any more
+            return False
 
     def real(self, least: int = 0) -> tuple[str, torch.Tensor] | None:
         """A tensor of floating numbers, with so many dimensions."""
@@ -533,7 +539,7 @@ def top(d: Draw, s: Scope) -> str | None:
 @entry("writes", 7)
 def writes(d: Draw, s: Scope) -> str | None:
     """In place: on a tensor itself, or through a view of it."""
-    found = s.some(lambda t: not (t.is_leaf and t.requires_grad))
+    found = s.some(lambda t: t.grad_fn is not None or not t.requires_grad)
     if found is None:
         return None
     x, tensor = found
