@@ -1,8 +1,5 @@
 """What a mesh computes is what local tensors give, or an error: views and writes, random programs, what is refused."""
 
-import copy
-import linecache
-import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,11 +11,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import monarch_nb
 from monarch_nb.config import configured
-from monarch_nb.distributed import GatherWarning, Mesh, TensorError
+from monarch_nb.distributed import GatherWarning, Mesh
 from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from tests.cluster.actor_tools import spawned
-from tests.cluster.tensor_programs import difference
-from tests.effort import daily, tries
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -300,170 +295,3 @@ def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:
     assert len(threads) == 4
     assert len(set(threads)) == 1
     assert torch.equal(weight.grad.full_tensor(), numbers(4, 2) * 4)
-
-
-# -- random programs --------------------------------------------------------------------------------------------------
-
-Pool = list[torch.Tensor]
-Move = Callable[[Pool], torch.Tensor | None]
-
-
-def a_view(draw: random.Random, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Some view of a tensor of this shape."""
-    dim = draw.randrange(x.dim()) if x.dim() else 0
-    size = x.shape[dim] if x.dim() else 1
-    start = draw.randrange(size) if size else 0
-    stop = draw.randint(start, size)
-    other = draw.randrange(x.dim()) if x.dim() else 0
-    pieces = max(1, draw.randint(1, max(size, 1)))
-    number = x.numel()
-    choices: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda t: t.detach(),
-        lambda t: t.data,
-        lambda t: t.view_as(t),
-        lambda t: t.unsqueeze(dim),
-        lambda t: t.view(-1),
-        lambda t: t.view(number // 2, 2),
-        lambda t: t.reshape(-1),
-        lambda t: t.squeeze(),
-    ]
-    if x.dim():
-        choices += [
-            lambda t: t.select(dim, start),
-            lambda t: t.narrow(dim, start, stop - start),
-            lambda t: t.unbind(dim)[start],
-            lambda t: t.chunk(pieces, dim)[-1],
-            lambda t: t.split(pieces, dim)[0],
-            lambda t: t.transpose(dim, other),
-            lambda t: t.flatten(),
-            lambda t: t[start:],
-            lambda t: t[..., ::2],
-            lambda t: t.unfold(dim, min(2, size), 1),
-            lambda t: t.unsqueeze(0).expand(2, *t.shape),
-        ]
-    if x.dim() >= 2:
-        choices += [lambda t: t.diagonal(), lambda t: t.T if t.dim() == 2 else t.mT, lambda t: t[:, start % t.shape[1]]]
-    return draw.choice(choices)
-
-
-def a_write(draw: random.Random, x: torch.Tensor, others: list[int]) -> Callable[[Pool, torch.Tensor], object]:
-    """Something that changes a tensor of this shape in place; `others` are those of the pool that fit it."""
-    number = float(draw.randint(1, 3))
-    dim = draw.randrange(x.dim()) if x.dim() else 0
-    start = draw.randrange(x.shape[dim]) if x.dim() and x.shape[dim] else 0
-    choices: list[Callable[[Pool, torch.Tensor], object]] = [
-        lambda pool, t: t.add_(number),
-        lambda pool, t: t.mul_(number),
-        lambda pool, t: t.fill_(number),
-        lambda pool, t: t.zero_(),
-        lambda pool, t: t.masked_fill_(t > number, number),
-        lambda pool, t: t.clamp_(max=number * 5),
-        lambda pool, t: torch.add(t, number, out=t),
-        lambda pool, t: t.unsqueeze_(0),
-    ]
-    if x.dim():
-        choices += [
-            lambda pool, t: t.__setitem__(start, number),
-            lambda pool, t: t.__setitem__(slice(start, None), number),
-            lambda pool, t: t.select(dim, start).add_(number),
-            lambda pool, t: t.cumsum_(dim),
-            lambda pool, t: t.masked_fill_(torch.arange(float(t.shape[-1]), device=t.device) >= start, number),
-            lambda pool, t: t.index_fill_(dim, torch.tensor([start], device=t.device), number),
-            lambda pool, t: t.index_put_((torch.tensor([start % max(t.shape[0], 1)], device=t.device),), t[:1] * 2),
-            lambda pool, t: t.transpose_(0, dim),
-        ]
-    if others:
-        at = draw.choice(others)
-        choices += 2 * [lambda pool, t: t.copy_(pool[at] * 1), lambda pool, t: t.add_(pool[at] * 2)]
-    return draw.choice(choices)
-
-
-def a_move(draw: random.Random, pool: Pool) -> tuple[str, Callable[[Pool], torch.Tensor | None]]:
-    at = draw.randrange(len(pool))
-    kind = draw.random()
-    if kind < 0.5:
-        view = a_view(draw, pool[at])
-        return "view", lambda tensors: view(tensors[at])
-    if kind < 0.92:
-        write = a_write(draw, pool[at], [n for n, one in enumerate(pool) if one.shape == pool[at].shape])
-
-        def written(tensors: Pool) -> None:
-            write(tensors, tensors[at])
-
-        return "write", written
-    if len(pool) > 2:
-
-        def dropped(tensors: Pool) -> None:
-            del tensors[at]
-
-        return "drop", dropped
-    return "copy", lambda tensors: tensors[at].clone()
-
-
-def a_program(seed: int, mesh: Mesh, length: int) -> None:
-    """Runs the same random program here and there; fails where a value differs."""
-    draw = random.Random(seed)
-    whole = numbers(*draw.choice([(4, 3), (5, 2), (3, 4), (6,), (2, 3, 2)]))
-    placed = [draw.choice(PLACEMENTS if whole.dim() > 1 else PLACEMENTS[:2]) for _ in mesh.shape]
-    local: Pool = [whole.clone()]
-    ours: Pool = [monarch_nb.distribute(whole, mesh, placed)]
-    story = [f"seed {seed} on {mesh.shape}: {tuple(whole.shape)} {placed}"]
-    for _ in range(length):
-        _, move = a_move(draw, local)
-        trial = copy.deepcopy(local)
-        try:
-            expected = move(trial)
-        except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
-            continue  # local tensors cannot do it either
-        try:
-            found = move(ours)
-        except TensorError:
-            raise
-        except PropagationError as error:
-            story.append(f"refused {error}")
-            continue
-        local = trial
-        if expected is not None and found is not None:
-            local.append(expected)
-            ours.append(found)
-        story.append(", ".join(told(cell.cell_contents) for cell in move.__closure__ or ()))
-        if draw.random() < 0.3:
-            compare(local, ours, story)
-    compare(local, ours, story)
-
-
-def told(value: object) -> str:
-    """A move by its line here, what it is done to as it is."""
-    code = getattr(value, "__code__", None)
-    return linecache.getline(code.co_filename, code.co_firstlineno).strip() if code is not None else str(value)
-
-
-def compare(local: Pool, ours: Pool, story: list[str]) -> None:
-    for at, (one, other) in enumerate(zip(local, ours, strict=True)):
-        values: Any = other
-        assert one.shape == values.shape, (at, story)
-        assert torch.equal(one, values.full_tensor()), (at, one, values.full_tensor(), "\n".join(story))
-
-
-@pytest.mark.parametrize("seed", daily(range(tries(12)), 3))
-def test_random_programs_of_views_and_writes_see_what_local_tensors_see(mesh: Mesh, seed: int) -> None:
-    a_program(seed, mesh, 14)
-
-
-# -- random values ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", daily(range(tries(6)), 2))
-def test_random_programs_compute_what_local_tensors_do_forward_and_backward(mesh: Mesh, seed: int) -> None:
-    assert not (text := difference(seed, mesh, 8)), text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore")  # of local tensors: PyTorch warns of some of what programs do
-def test_many_random_programs_compute_what_local_tensors_do_on_two_dimensions(mesh: Mesh, grid: Mesh) -> None:
-    for seed in range(1000, 1000 + tries(60)):
-        assert not (text := difference(seed, grid, 8)), text
-        assert not (text := difference(seed, mesh, 8)), text
-        a_program(seed, mesh, 16)
-        a_program(seed, grid, 16)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from tests.random_programs.draw import LIMIT, Draw, Scope
 from tests.random_programs.local import Local, Unjudged, coarsest, expect, wanted
+from tests.random_programs.mistakes import WRONG
 from tests.random_programs.program import Head, Input, Line, Placements, Program, placements_text
-from tests.random_programs.vocabulary import LIMIT, VOCABULARY, WRONG, Draw, Scope
+from tests.random_programs.vocabulary import VOCABULARY
 
 SIZES = (0, 1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 6)
 TRIES = 40  # of lines, until one fits

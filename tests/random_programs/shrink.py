@@ -84,7 +84,7 @@ def _without_line(program: Program, at: int) -> Iterator[Program]:
         yield replace(program, lines=(*before, *after), heads=heads)
         return
     for source in line.reads:
-        renamed = [other for other in after]
+        renamed = list(after)
         for name in read:
             renamed = [_renamed(other, name, source) for other in renamed]
         yield replace(program, lines=(*before, *renamed), heads=heads)

@@ -1,115 +1,16 @@
 """The operations that random programs are made of: each draws the text of a line for tensors that there are.
 
-A line that fits no tensor is not written (None). Those in `WRONG` are errors in local torch.
+A line that fits no tensor is not written (None).
 """
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 
-Tensors = Mapping[str, torch.Tensor]
-LIMIT = 300  # elements of a tensor
-
-
-class Draw(random.Random):
-    """Random choices that programs are made of."""
-
-    def chance(self, likely: float) -> bool:
-        return self.random() < likely
-
-    def dim(self, ndim: int) -> int:
-        """A dimension, counted from the front or from the back."""
-        return self.randrange(-ndim, ndim) if ndim else self.choice((0, -1))
-
-    def dims(self, ndim: int) -> tuple[int, ...]:
-        """Some dimensions, each counted from the front or from the back."""
-        found = self.sample(range(ndim), self.randint(1, ndim)) if ndim else []
-        return tuple(dim - ndim if self.chance(0.4) else dim for dim in found)
-
-    def index(self, size: int) -> int:
-        return self.randrange(-size, size)
-
-    def span(self, size: int) -> str:
-        """A slice."""
-        start, stop = sorted((self.randint(0, size), self.randint(0, size)))
-        first = "" if not start or self.chance(0.2) else start - size if self.chance(0.3) else start
-        last = "" if stop == size or self.chance(0.2) else stop - size if self.chance(0.3) else stop
-        return f"{first}:{last}" + (self.choice([":2", ":3"]) if self.chance(0.25) else "")
-
-    def subscript(self, shape: Sequence[int]) -> str:
-        """Integers, slices, None and an ellipsis, as they stand in brackets."""
-        entries = []
-        for size in shape[: self.randint(1, len(shape))]:
-            kind = self.random()
-            entries.append(str(self.index(size)) if size and kind < 0.4 else self.span(size) if kind < 0.8 else ":")
-        if self.chance(0.15):
-            entries.insert(self.randrange(len(entries) + 1), "None")
-        if self.chance(0.2):
-            entries = [
-                "...",
-                *(str(self.index(shape[-1])) if shape[-1] and self.chance(0.5) else self.span(shape[-1]) for _ in [0]),
-            ]
-        return ", ".join(entries)
-
-    def split(self, size: int) -> list[int]:
-        """Sizes that add up to this."""
-        cuts = sorted(self.randint(0, size) for _ in range(self.randint(1, 2)))
-        return [stop - start for start, stop in zip([0, *cuts], [*cuts, size], strict=True)]
-
-    def number(self) -> str:
-        return self.choice(["0.5", "2.0", "-1.5", "3", "-2", "0.25"])
-
-
-class Scope:
-    """The tensors that a line may name."""
-
-    def __init__(self, draw: Draw, tensors: Tensors) -> None:
-        self.draw, self.tensors = draw, tensors
-        self.recent = list(tensors)[-4:]
-
-    def pick(self, fits: Callable[[torch.Tensor], bool] = lambda tensor: True) -> str | None:
-        """The name of a tensor, rather of a recent one."""
-        found = [name for name, tensor in self.tensors.items() if self._fits(fits, tensor)]
-        recent = [name for name in found if name in self.recent]
-        if recent and self.draw.chance(0.7):
-            return self.draw.choice(recent)
-        return self.draw.choice(found) if found else None
-
-    def _fits(self, fits: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
-        try:
-            return fits(tensor)
-        except RuntimeError:  # a view that autograd cannot follow any more
-            return False
-
-    def real(self, least: int = 0) -> tuple[str, torch.Tensor] | None:
-        """A tensor of floating numbers, with so many dimensions."""
-        return self.some(lambda t: t.is_floating_point() and t.dim() >= least)
-
-    def some(self, fits: Callable[[torch.Tensor], bool]) -> tuple[str, torch.Tensor] | None:
-        name = self.pick(fits)
-        return None if name is None else (name, self.tensors[name])
-
-    def fitting(self, x: torch.Tensor, real: bool = True) -> str | None:
-        """A tensor that can be broadcast with this one."""
-        return self.pick(lambda t: (t.is_floating_point() or not real) and broadcast(t.shape, x.shape) is not None)
-
-    def filling(self, shape: Sequence[int], dtype: torch.dtype) -> str | None:
-        """A tensor that can be broadcast to this shape."""
-        return self.pick(lambda t: t.dtype == dtype and broadcast(t.shape, shape) == tuple(shape))
-
-
-def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | None:
-    try:
-        found = tuple(torch.broadcast_shapes(tuple(one), tuple(other)))
-    except RuntimeError:
-        return None
-    return found if torch.Size(found).numel() <= LIMIT else None
-
+from tests.random_programs.draw import Draw, Scope, broadcast
 
 Entry = Callable[[Draw, Scope], str | None]
 VOCABULARY: list[tuple[float, str, Entry]] = []
-WRONG: list[Entry] = []
 
 
 def entry(group: str, weight: float = 1.0) -> Callable[[Entry], Entry]:
@@ -135,54 +36,171 @@ def unary(group: str, least: int, *texts: str, weight: float = 1.0) -> None:
 
 
 unary(
-    "elements", 0,
-    "X.tanh()", "X.relu()", "F.gelu(X)", "F.silu(X)", "X.sigmoid()", "X.abs()", "-X", "X ** 2", "1 - X", "X * 0.5",
-    "X.clamp(-0.5, 0.75)", "X.clamp(min=0.1)", "X / 4", "2.0 / (X.abs() + 1)", "X.sin()", "(X * 0.1).exp()",
-    "(X.abs() + 0.5).log()", "(X.abs() + 0.25).sqrt()", "F.hardtanh(X)", "F.elu(X)", "F.softplus(X)", "X.sign() * X",
-    "X.clone()", "X.detach()", "X.contiguous()", "X.square()", "(X.abs() + 1).rsqrt()", "X.erf()", "X.lerp(X * 2, 0.25)",
-    "torch.zeros_like(X) + X", "torch.ones_like(X) * X", "X.new_zeros(X.shape) - X", "X.floor()", "X.round()",
-    "F.leaky_relu(X, 0.2)", "F.hardswish(X)", "F.dropout(X, 0.5, training=False)", "X.nan_to_num()", "X % 3",
-    "X // 2", "X.logit(0.1)", "torch.full_like(X, 0.5) * X", "X.remainder(2.5)",
+    "elements",
+    0,
+    "X.tanh()",
+    "X.relu()",
+    "F.gelu(X)",
+    "F.silu(X)",
+    "X.sigmoid()",
+    "X.abs()",
+    "-X",
+    "X ** 2",
+    "1 - X",
+    "X * 0.5",
+    "X.clamp(-0.5, 0.75)",
+    "X.clamp(min=0.1)",
+    "X / 4",
+    "2.0 / (X.abs() + 1)",
+    "X.sin()",
+    "(X * 0.1).exp()",
+    "(X.abs() + 0.5).log()",
+    "(X.abs() + 0.25).sqrt()",
+    "F.hardtanh(X)",
+    "F.elu(X)",
+    "F.softplus(X)",
+    "X.sign() * X",
+    "X.clone()",
+    "X.detach()",
+    "X.contiguous()",
+    "X.square()",
+    "(X.abs() + 1).rsqrt()",
+    "X.erf()",
+    "X.lerp(X * 2, 0.25)",
+    "torch.zeros_like(X) + X",
+    "torch.ones_like(X) * X",
+    "X.new_zeros(X.shape) - X",
+    "X.floor()",
+    "X.round()",
+    "F.leaky_relu(X, 0.2)",
+    "F.hardswish(X)",
+    "F.dropout(X, 0.5, training=False)",
+    "X.nan_to_num()",
+    "X % 3",
+    "X // 2",
+    "X.logit(0.1)",
+    "torch.full_like(X, 0.5) * X",
+    "X.remainder(2.5)",
     weight=6,
-)  # fmt: skip
+)
 unary(
-    "reductions", 0,
-    "X.sum()", "X.mean()", "X.norm()", "X.sum(D, keepdim=K)", "X.mean(D, keepdim=K)", "X.sum(D)", "X.logsumexp(D)",
-    "X.square().sum()", "X.var(D, unbiased=False, keepdim=K)", "X.std(D, correction=0)", "X.prod(D, keepdim=K)",
-    "X.norm(dim=D, keepdim=K)", "torch.linalg.vector_norm(X, 1, D)", "torch.linalg.vector_norm(X, float('inf'), D)",
-    "torch.linalg.vector_norm(X, 3)", "X.amax(D, keepdim=K)", "X.amin(D, keepdim=K)", "X.abs().amax()", "X.amax()",
-    "X.max(D, keepdim=K)", "X.min(D)", "X.argmax(D, keepdim=K)", "X.argmin(D)", "(X > 0.25).any(D)",
-    "(X > -1.5).all(D, keepdim=K)", "(X > 0).sum(D)", "X.median(D)", "X.aminmax(dim=D)", "X.nansum(D)", "X.count_nonzero(D)",
-    "torch.var_mean(X, D, correction=0)", "X.max()", "X.prod()", "(X > 0).sum()", "X.std(correction=0)", "X.argmax()",
-    "X.kthvalue(1, D)", "X.quantile(0.5, D)", "X.nanmean(D, keepdim=K)", "(X > 0.5).any()", "X.mode(D)",
+    "reductions",
+    0,
+    "X.sum()",
+    "X.mean()",
+    "X.norm()",
+    "X.sum(D, keepdim=K)",
+    "X.mean(D, keepdim=K)",
+    "X.sum(D)",
+    "X.logsumexp(D)",
+    "X.square().sum()",
+    "X.var(D, unbiased=False, keepdim=K)",
+    "X.std(D, correction=0)",
+    "X.prod(D, keepdim=K)",
+    "X.norm(dim=D, keepdim=K)",
+    "torch.linalg.vector_norm(X, 1, D)",
+    "torch.linalg.vector_norm(X, float('inf'), D)",
+    "torch.linalg.vector_norm(X, 3)",
+    "X.amax(D, keepdim=K)",
+    "X.amin(D, keepdim=K)",
+    "X.abs().amax()",
+    "X.amax()",
+    "X.max(D, keepdim=K)",
+    "X.min(D)",
+    "X.argmax(D, keepdim=K)",
+    "X.argmin(D)",
+    "(X > 0.25).any(D)",
+    "(X > -1.5).all(D, keepdim=K)",
+    "(X > 0).sum(D)",
+    "X.median(D)",
+    "X.aminmax(dim=D)",
+    "X.nansum(D)",
+    "X.count_nonzero(D)",
+    "torch.var_mean(X, D, correction=0)",
+    "X.max()",
+    "X.prod()",
+    "(X > 0).sum()",
+    "X.std(correction=0)",
+    "X.argmax()",
+    "X.kthvalue(1, D)",
+    "X.quantile(0.5, D)",
+    "X.nanmean(D, keepdim=K)",
+    "(X > 0.5).any()",
+    "X.mode(D)",
     weight=8,
-)  # fmt: skip
+)
 unary(
-    "scans", 0,
-    "X.cumsum(D)", "X.cumsum(D)", "(X * 0.5).cumprod(D)", "X.logcumsumexp(D)", "X.cummax(D)", "X.cummin(D)",
-    "X.diff(dim=D)", "X.clone().cumsum_(D)", "X.to(torch.float64).cumsum(D)", "torch.cumsum(X, dim=D)",
-    "torch.cumulative_trapezoid(X, dim=D)", "torch.trapezoid(X, dim=D)", "X.cumsum(D, dtype=torch.float64)",
+    "scans",
+    0,
+    "X.cumsum(D)",
+    "X.cumsum(D)",
+    "(X * 0.5).cumprod(D)",
+    "X.logcumsumexp(D)",
+    "X.cummax(D)",
+    "X.cummin(D)",
+    "X.diff(dim=D)",
+    "X.clone().cumsum_(D)",
+    "X.to(torch.float64).cumsum(D)",
+    "torch.cumsum(X, dim=D)",
+    "torch.cumulative_trapezoid(X, dim=D)",
+    "torch.trapezoid(X, dim=D)",
+    "X.cumsum(D, dtype=torch.float64)",
     weight=5,
-)  # fmt: skip
+)
 unary(
-    "softmax", 0,
-    "X.softmax(D)", "X.log_softmax(D)", "F.softmax(X, D)", "F.softmin(X, D)", "F.normalize(X, dim=D)",
+    "softmax",
+    0,
+    "X.softmax(D)",
+    "X.log_softmax(D)",
+    "F.softmax(X, D)",
+    "F.softmin(X, D)",
+    "F.normalize(X, dim=D)",
     weight=2,
-)  # fmt: skip
+)
 unary(
-    "order", 0,
-    "X.sort(D)", "X.sort(D, descending=True)", "X.argsort(D)", "X.sort(D, stable=True)", "X.flip(D)", "X.msort()",
-    "X.roll(1, D)", "X.roll(-2, D)", "torch.searchsorted(X.detach().flatten().sort().values, X.detach())",
+    "order",
+    0,
+    "X.sort(D)",
+    "X.sort(D, descending=True)",
+    "X.argsort(D)",
+    "X.sort(D, stable=True)",
+    "X.flip(D)",
+    "X.msort()",
+    "X.roll(1, D)",
+    "X.roll(-2, D)",
+    "torch.searchsorted(X.detach().flatten().sort().values, X.detach())",
     weight=3,
-)  # fmt: skip
+)
 unary(
-    "views", 1,
-    "X.unbind(D)", "X.squeeze(D)", "X.movedim(D, 0)", "X.swapaxes(D, -1)", "X.flatten()", "X.mT.contiguous()",
-    "X.transpose(D, 0)", "X.transpose(D, -1)", "X.flatten(0, D)", "X.view(-1)", "X.reshape(-1)", "X.ravel()",
-    "X.squeeze()", "X[None]", "X[..., None]", "X.view(X.shape)", "X.mT", "X.diagonal()", "X.t()", "X.unfold(D, 2, 1)",
-    "X.narrow_copy(D, 0, 1)", "X.view_as(X)", "X.flatten(-2, -1)", "X.adjoint()", "X.T if X.dim() == 2 else X.mT",
+    "views",
+    1,
+    "X.unbind(D)",
+    "X.squeeze(D)",
+    "X.movedim(D, 0)",
+    "X.swapaxes(D, -1)",
+    "X.flatten()",
+    "X.mT.contiguous()",
+    "X.transpose(D, 0)",
+    "X.transpose(D, -1)",
+    "X.flatten(0, D)",
+    "X.view(-1)",
+    "X.reshape(-1)",
+    "X.ravel()",
+    "X.squeeze()",
+    "X[None]",
+    "X[..., None]",
+    "X.view(X.shape)",
+    "X.mT",
+    "X.diagonal()",
+    "X.t()",
+    "X.unfold(D, 2, 1)",
+    "X.narrow_copy(D, 0, 1)",
+    "X.view_as(X)",
+    "X.flatten(-2, -1)",
+    "X.adjoint()",
+    "X.T if X.dim() == 2 else X.mT",
     weight=6,
-)  # fmt: skip
+)
 
 
 @entry("elements", 3)
@@ -195,15 +213,48 @@ def mixed(d: Draw, s: Scope) -> str | None:
     dim, keep = d.dim(tensor.dim()), d.chance(0.5)
     if tensor.dtype == torch.bool:
         return d.choice(
-            [f"~{x}", f"{x}.any()", f"{x}.sum({dim})", f"{x}.all({dim}, keepdim={keep})", f"{x}.to(torch.float32)",
-             f"{x}.logical_not()", f"{x} * 2", f"{x}.cumsum({dim})", f"{x}.to(torch.int64)", f"{x}.sum()", f"{x} & True"]
-        )  # fmt: skip
+            [
+                f"~{x}",
+                f"{x}.any()",
+                f"{x}.sum({dim})",
+                f"{x}.all({dim}, keepdim={keep})",
+                f"{x}.to(torch.float32)",
+                f"{x}.logical_not()",
+                f"{x} * 2",
+                f"{x}.cumsum({dim})",
+                f"{x}.to(torch.int64)",
+                f"{x}.sum()",
+                f"{x} & True",
+            ]
+        )
     return d.choice(
-        [f"{x} + 1", f"{x} * 3", f"{x}.sum({dim}, keepdim={keep})", f"{x}.cumsum({dim})", f"{x}.to(torch.float32)", f"{x} // 2",
-         f"{x} % 3", f"{x} > 0", f"{x}.amax({dim}, keepdim={keep})", f"{x}.sum()", f"{x}.abs()", f"{x} / 2", f"{x}.bool()",
-         f"{x}.prod({dim})", f"{x}.bitwise_and(3)", f"{x}.flip({dim})", f"{x}.max()", f"{x}.cumprod({dim})", f"{x}.clamp(-1, 2)",
-         f"{x}.to(torch.float32).mean({dim})", f"{x}.amin()", f"{x} == {x}.flip({dim})", f"{x}.neg()", f"{x}.to(torch.int32)"]
-    )  # fmt: skip
+        [
+            f"{x} + 1",
+            f"{x} * 3",
+            f"{x}.sum({dim}, keepdim={keep})",
+            f"{x}.cumsum({dim})",
+            f"{x}.to(torch.float32)",
+            f"{x} // 2",
+            f"{x} % 3",
+            f"{x} > 0",
+            f"{x}.amax({dim}, keepdim={keep})",
+            f"{x}.sum()",
+            f"{x}.abs()",
+            f"{x} / 2",
+            f"{x}.bool()",
+            f"{x}.prod({dim})",
+            f"{x}.bitwise_and(3)",
+            f"{x}.flip({dim})",
+            f"{x}.max()",
+            f"{x}.cumprod({dim})",
+            f"{x}.clamp(-1, 2)",
+            f"{x}.to(torch.float32).mean({dim})",
+            f"{x}.amin()",
+            f"{x} == {x}.flip({dim})",
+            f"{x}.neg()",
+            f"{x}.to(torch.int32)",
+        ]
+    )
 
 
 @entry("elements", 2)
@@ -223,12 +274,31 @@ def pairs(d: Draw, s: Scope) -> str | None:
     x, tensor = found
     y = s.fitting(tensor)
     return y and d.choice(
-        [f"{x} + {y}", f"{x} - {y}", f"{x} * {y}", f"{x} / ({y}.abs() + 1)", f"torch.maximum({x}, {y})", f"torch.atan2({x}, {y})",
-         f"torch.minimum({x}, {y})", f"{x}.lerp({y}.to({x}.dtype), 0.3)", f"torch.where({x} > {y}, {x}, {y} * 2)", f"{x} > {y}",
-         f"torch.add({x}, {y}, alpha=2)", f"{y} - {x} * 0.5", f"torch.hypot({x}, {y})", f"({x} - {y}).square()", f"{x} + 2 * {y}",
-         f"torch.sub({x}, {y}, alpha=0.5)", f"torch.addcmul({x}, {y}, {y}, value=0.5)", f"torch.logaddexp({x}, {y})",
-         f"torch.fmod({x}, {y}.abs() + 1)", f"torch.copysign({x}, {y})", f"{x}.eq({y})", f"torch.broadcast_tensors({x}, {y})"]
-    )  # fmt: skip
+        [
+            f"{x} + {y}",
+            f"{x} - {y}",
+            f"{x} * {y}",
+            f"{x} / ({y}.abs() + 1)",
+            f"torch.maximum({x}, {y})",
+            f"torch.atan2({x}, {y})",
+            f"torch.minimum({x}, {y})",
+            f"{x}.lerp({y}.to({x}.dtype), 0.3)",
+            f"torch.where({x} > {y}, {x}, {y} * 2)",
+            f"{x} > {y}",
+            f"torch.add({x}, {y}, alpha=2)",
+            f"{y} - {x} * 0.5",
+            f"torch.hypot({x}, {y})",
+            f"({x} - {y}).square()",
+            f"{x} + 2 * {y}",
+            f"torch.sub({x}, {y}, alpha=0.5)",
+            f"torch.addcmul({x}, {y}, {y}, value=0.5)",
+            f"torch.logaddexp({x}, {y})",
+            f"torch.fmod({x}, {y}.abs() + 1)",
+            f"torch.copysign({x}, {y})",
+            f"{x}.eq({y})",
+            f"torch.broadcast_tensors({x}, {y})",
+        ]
+    )
 
 
 @entry("elements", 2)
@@ -260,10 +330,18 @@ def masks(d: Draw, s: Scope) -> str | None:
         or f"({x} > 0.25)"
     )
     return d.choice(
-        [f"torch.where({mask}, {x}, {y})", f"torch.where({mask}, {x}, 0.0)", f"{x}.masked_fill({mask}, {d.number()})",
-         f"{x} * {mask}", f"torch.where({mask}, -1.0, {x})", f"{x}.masked_fill(~{mask}, float('-inf')).softmax({d.dim(tensor.dim())})",
-         f"torch.where({mask}, {x}, {x}.new_zeros(()))", f"{x}.where({mask}, {y})", f"{x}.masked_fill({mask}, {x}.new_ones(()))"]
-    )  # fmt: skip
+        [
+            f"torch.where({mask}, {x}, {y})",
+            f"torch.where({mask}, {x}, 0.0)",
+            f"{x}.masked_fill({mask}, {d.number()})",
+            f"{x} * {mask}",
+            f"torch.where({mask}, -1.0, {x})",
+            f"{x}.masked_fill(~{mask}, float('-inf')).softmax({d.dim(tensor.dim())})",
+            f"torch.where({mask}, {x}, {x}.new_zeros(()))",
+            f"{x}.where({mask}, {y})",
+            f"{x}.masked_fill({mask}, {x}.new_ones(()))",
+        ]
+    )
 
 
 @entry("reductions", 2)
@@ -274,10 +352,20 @@ def over_dims(d: Draw, s: Scope) -> str | None:
     x, tensor = found
     dims, keep = d.dims(tensor.dim()), d.chance(0.5)
     return d.choice(
-        [f"{x}.sum({dims}, keepdim={keep})", f"{x}.mean({dims}, keepdim={keep})", f"{x}.amax({dims})", f"{x}.var({dims}, correction=0)",
-         f"{x}.amin({dims}, keepdim={keep})", f"torch.linalg.vector_norm({x}, 2, {dims}, keepdim={keep})", f"{x}.logsumexp({dims})",
-         f"{x}.flip({dims})", f"({x} > 0).any({dims})", f"{x}.std({dims}, correction=0, keepdim={keep})", f"{x}.sum({dims}, dtype=torch.float64)"]
-    )  # fmt: skip
+        [
+            f"{x}.sum({dims}, keepdim={keep})",
+            f"{x}.mean({dims}, keepdim={keep})",
+            f"{x}.amax({dims})",
+            f"{x}.var({dims}, correction=0)",
+            f"{x}.amin({dims}, keepdim={keep})",
+            f"torch.linalg.vector_norm({x}, 2, {dims}, keepdim={keep})",
+            f"{x}.logsumexp({dims})",
+            f"{x}.flip({dims})",
+            f"({x} > 0).any({dims})",
+            f"{x}.std({dims}, correction=0, keepdim={keep})",
+            f"{x}.sum({dims}, dtype=torch.float64)",
+        ]
+    )
 
 
 @entry("views", 5)
@@ -346,9 +434,15 @@ def gathered(d: Draw, s: Scope) -> str | None:
     signed = f"torch.tensor({[d.index(tensor.shape[0]) for _ in range(d.randint(1, 4))]}, device={x}.device)"
     index = s.pick(lambda t: t.dtype == torch.int64 and t.dim() == 1 and bool(((t >= 0) & (t < size)).all()))
     same = s.pick(
-        lambda t: t.dtype == torch.int64 and t.dim() == tensor.dim() and bool(((t >= 0) & (t < size)).all())
-        and all(a <= b for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True)) if at != dim % tensor.dim())
-    )  # fmt: skip
+        lambda t: (
+            t.dtype == torch.int64
+            and t.dim() == tensor.dim()
+            and bool(((t >= 0) & (t < size)).all())
+            and all(
+                a <= b for at, (a, b) in enumerate(zip(t.shape, tensor.shape, strict=True)) if at != dim % tensor.dim()
+            )
+        )
+    )
     kinds = [f"{x}.index_select({dim}, {picked})", f"{x}[{signed}]", f"{x}[..., {[d.index(tensor.shape[-1] or 1)]}]"]
     kinds += [f"{x}.take_along_dim({x}.argsort({dim}), {dim})", f"{x}.gather({dim}, {x}.argsort({dim}))"]
     if index:
@@ -379,15 +473,20 @@ def scattered(d: Draw, s: Scope) -> str | None:
     index = f"torch.tensor({rows}, device={x}.device)"
     at = d.index(size)
     return d.choice(
-        [f"{x}.index_fill({dim}, {index}, {d.number()})", f"{x}.select_scatter({x}.select({dim}, 0) * 2, {dim}, {at})",
-         f"{x}.index_add({dim}, {index}, {x}.index_select({dim}, {index}), alpha=2)",
-         f"{x}.index_copy({dim}, {index}, {x}.index_select({dim}, {index}) * 3)",
-         f"{x}.scatter({dim}, {x}.argsort({dim}), {x} * 2)", f"{x}.scatter_add({dim}, {x}.argsort({dim}), {x})",
-         f"{x}.slice_scatter({x}.narrow({dim}, 0, 1) * 2, {dim}, {at % size}, {at % size + 1})",
-         f"{x}.scatter({dim}, {x}.argmax({dim}, keepdim=True), 0.5)", f"{x}.take({index})",
-         f"{x}.scatter_reduce({dim}, {x}.argsort({dim}), {x} * 2, 'amax')",
-         f"{x}.index_put(({x}.new_zeros((), dtype=torch.int64),), {x}[0] * 2)"]
-    )  # fmt: skip
+        [
+            f"{x}.index_fill({dim}, {index}, {d.number()})",
+            f"{x}.select_scatter({x}.select({dim}, 0) * 2, {dim}, {at})",
+            f"{x}.index_add({dim}, {index}, {x}.index_select({dim}, {index}), alpha=2)",
+            f"{x}.index_copy({dim}, {index}, {x}.index_select({dim}, {index}) * 3)",
+            f"{x}.scatter({dim}, {x}.argsort({dim}), {x} * 2)",
+            f"{x}.scatter_add({dim}, {x}.argsort({dim}), {x})",
+            f"{x}.slice_scatter({x}.narrow({dim}, 0, 1) * 2, {dim}, {at % size}, {at % size + 1})",
+            f"{x}.scatter({dim}, {x}.argmax({dim}, keepdim=True), 0.5)",
+            f"{x}.take({index})",
+            f"{x}.scatter_reduce({dim}, {x}.argsort({dim}), {x} * 2, 'amax')",
+            f"{x}.index_put(({x}.new_zeros((), dtype=torch.int64),), {x}[0] * 2)",
+        ]
+    )
 
 
 @entry("joins", 4)
@@ -438,9 +537,15 @@ def split(d: Draw, s: Scope) -> str | None:
     dim = d.dim(tensor.dim())
     size = tensor.shape[dim]
     return d.choice(
-        [f"{x}.split({d.randint(1, max(size, 1))}, {dim})", f"{x}.split({d.split(size)}, dim={dim})", f"{x}.chunk({d.randint(1, 3)}, {dim})",
-         f"{x}.tensor_split({d.randint(1, 3)}, {dim})", f"{x}.tensor_split(({d.randint(0, size)},), dim={dim})", f"{x}.unbind({dim})"]
-    )  # fmt: skip
+        [
+            f"{x}.split({d.randint(1, max(size, 1))}, {dim})",
+            f"{x}.split({d.split(size)}, dim={dim})",
+            f"{x}.chunk({d.randint(1, 3)}, {dim})",
+            f"{x}.tensor_split({d.randint(1, 3)}, {dim})",
+            f"{x}.tensor_split(({d.randint(0, size)},), dim={dim})",
+            f"{x}.unbind({dim})",
+        ]
+    )
 
 
 @entry("products", 5)
@@ -623,66 +728,3 @@ def places(d: Draw, s: Scope) -> str | None:
     """PLACED stands for placements that the generator draws."""
     found = s.some(lambda t: True)
     return found and f"place({found[0]}, PLACED)"
-
-
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
-def wrong(function: Entry) -> Entry:
-    WRONG.append(function)
-    return function
-
-
-@wrong
-def bad_dims(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
-        return None
-    x, tensor = found
-    n = tensor.dim()
-    bad = d.choice([n, -n - 1, n + 2])
-    return d.choice(
-        [f"{x}.sum({bad})", f"{x}.cumsum({bad})", f"{x}.softmax({bad})", f"{x}.select({bad}, 0)", f"{x}.transpose(0, {bad})", f"{x}.amax({bad})",
-         f"{x}.sort({bad})", f"torch.cat([{x}, {x}], {bad})", f"{x}.split(1, {bad})", f"{x}.squeeze({bad})", f"{x}.narrow({bad}, 0, 1)",
-         f"{x}.select(0, {tensor.shape[0]})", f"{x}[{-tensor.shape[0] - 1}]", f"{x}.narrow(0, 0, {tensor.shape[0] + 1})", f"{x}.view(7, 11)",
-         f"{x}.topk({tensor.shape[0] + 1}, 0)", f"{x}.permute({', '.join(['0'] * (n + 1))})", f"{x}.reshape(-1, 0)", f"{x}.expand(3, 0)", f"{x}.split([{tensor.shape[0] + 1}], 0)",
-         f"{x} @ {x}.new_zeros(13)", f"{x} + {x}.new_zeros(11, 13)", f"{x}.sum((0, 0))", f"{x}.max(dim={bad})", f"{x}.flip({bad})"]
-    )  # fmt: skip
-
-
-@wrong
-def bad_writes(d: Draw, s: Scope) -> str | None:
-    found = s.real(1)
-    if found is None:
-        return None
-    x, tensor = found
-    return d.choice(
-        [f"{x}.add_({x}.new_zeros(5, 7, 11))", f"{x}.copy_({x}.new_zeros(5, 7, 11))", f"{x}[0] = {x}.new_zeros(5, 7, 11)", f"{x}.t_()" if tensor.dim() > 2 else f"{x}.mul_({x}.new_zeros(3, 5, 7))",
-         f"{x}.unsqueeze(0).expand(2, {', '.join('-1' for _ in tensor.shape)}).add_({x}.new_zeros(5, 5, 5, 5))"]
-    )  # fmt: skip
-
-
-@wrong
-def bad_types(d: Draw, s: Scope) -> str | None:
-    x = s.pick(lambda t: t.is_floating_point() and t.dim() == 2)
-    return x and d.choice(
-        [
-            f"{x} @ {x}.mT.to(torch.int64)",
-            f"{x}[{x}]",
-            f"~{x}",
-            f"{x}.index_select(0, {x}[0])",
-            f"{x} & {x}",
-            f"{x}.mm({x}.mT.double().long())",
-            f"F.embedding({x}, {x})",
-        ]
-    )
-
-
-@wrong
-def bad_indices(d: Draw, s: Scope) -> str | None:
-    """What only the processes can see."""
-    x = s.pick(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 0)
-    return x and d.choice(
-        [f"{x}.index_select(0, torch.tensor([99], device={x}.device))", f"{x}[torch.tensor([99], device={x}.device)]",
-         f"{x}.gather(0, torch.full({x}.shape, 99, device={x}.device))"]
-    )  # fmt: skip

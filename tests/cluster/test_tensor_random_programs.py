@@ -1,0 +1,130 @@
+"""Random programs of sharded tensors come to what local torch makes of them: values, gradients, errors."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from tests.effort import tries
+from tests.random_programs.fleet import Fleet
+from tests.random_programs.generator import generated
+from tests.random_programs.judge import EQUAL, REFUSED, WRONG, judged
+from tests.random_programs.local import Expected, Unjudged, Wanted, expect
+from tests.random_programs.program import Head, Input, Line, Program, pasted
+from tests.random_programs.runner import MESHES, Tally, run
+from tests.random_programs.shrink import shrunk
+from tests.random_programs.worker import reports
+
+DAILY_MESHES = ((2,), (2, 2), (2,), (2, 1, 2), (2, 2), (2,), (1, 2, 2), (2, 2))
+DAILY, SEED = 150, 2026
+R = Replicate()
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    meshes = Fleet([*DAILY_MESHES, (2, 2)])
+    yield meshes
+    meshes.stop()
+    torch.set_num_threads(threads)
+
+
+def verdict(tally: Tally) -> str:
+    """ "" where all are right or refused, and few are refused."""
+    if tally.failures:
+        return "\n\n".join([tally.line(), *map(str, tally.failures[:5])])
+    return "" if tally.kinds[REFUSED] * 10 < tally.count else f"too many are refused\n{tally}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # of local tensors: PyTorch warns of some of what programs do
+def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) -> None:
+    print(f"{tries(DAILY)} programs from seed {SEED}")
+    tally = Tally()
+    for report in reports(range(SEED, SEED + tries(DAILY)), fleet, DAILY_MESHES):
+        tally.add(report)
+    print(tally)
+    assert not (text := verdict(tally)), text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_ten_thousand_random_programs_come_to_what_local_torch_makes_of_them() -> None:
+    seed = int(time.time()) * 10_000
+    print(f"10000 programs from seed {seed}")
+    tally = run(range(seed, seed + 10_000), MESHES)
+    print(tally)
+    assert not (text := verdict(tally)), text
+
+
+# -- what judges them -------------------------------------------------------------------------------------------------
+
+
+def program(*lines: tuple[str, tuple[str, ...], tuple[str, ...]], heads: tuple[Head, ...] = ()) -> Program:
+    """Lines on `v0` of (5, 3), cut by rows, and `v1` of 3, of which ranks have parts."""
+    inputs = (
+        Input("v0", (5, 3), torch.float32, 7, (Shard(0),), grad=True),
+        Input("v1", (3,), torch.float32, 8, (Partial(),), grad=True),
+    )
+    return Program(1, (2,), inputs, tuple(Line(text, makes, reads) for text, makes, reads in lines), heads)
+
+
+TWICE = ("v2 = v0 * v1", ("v2",), ("v0", "v1"))
+
+
+def test_a_right_program_is_equal_and_one_of_which_another_value_is_expected_is_wrong(fleet: Fleet) -> None:
+    right = program(TWICE, heads=(Head("v2", (5, 3), torch.float32, 3, (Shard(1),)),))
+    expected = expect(right)
+    assert judged(right, fleet.mesh((2,)), expected).kind == EQUAL
+    for name in ("v0", "v2"):
+        one = expected.values[name]
+        moved = one.value.detach().clone()
+        moved[4, 2] += 0.01 * moved.abs().max()
+        others = {**expected.values, name: Wanted(moved.requires_grad_(), one.within)}
+        found = judged(right, fleet.mesh((2,)), Expected(others, expected.gradients))
+        assert (found.kind, name in found.text) == (WRONG, True)
+    grad = expected.gradients["v1"]
+    assert grad is not None
+    rolled = {**expected.gradients, "v1": Wanted(grad.value.roll(1), grad.within)}
+    assert "gradient" in judged(right, fleet.mesh((2,)), Expected(expected.values, rolled)).reason
+
+
+def test_what_is_refused_is_told_from_what_is_wrong(fleet: Fleet) -> None:
+    selected = program(("v2 = v0[v0 > 0]", ("v2",), ("v0",)))
+    run_locally = expect(program(TWICE))
+    found = judged(selected, fleet.mesh((2,)), run_locally)
+    assert found.kind == REFUSED
+    assert "torch.where" in found.text
+    missing = Program(1, (2,), selected.inputs, (Line("v0.sum(0)", (), ("v0",), raises=True),))
+    assert "local torch raises" in judged(missing, fleet.mesh((2,)), run_locally).text
+
+
+def test_a_program_that_nobody_can_judge_is_none() -> None:
+    with pytest.raises(Unjudged):
+        expect(program(("v2 = (v0 - v0 * (1 + 1e-7)) * 1e7", ("v2",), ("v0",))))
+    with pytest.raises(Unjudged):
+        expect(program(("v2 = v0.floor() == v0.floor() * (v0 * 1e7).sin()", ("v2",), ("v0",))))
+
+
+def test_a_failing_program_is_made_smaller_and_printed_so_that_it_can_be_pasted() -> None:
+    lines = [
+        ("v2 = v0.cumsum(-1)", ("v2",), ("v0",)),
+        ("v3 = v2 + v1", ("v3",), ("v2", "v1")),
+        ("v4 = v3.relu()", ("v4",), ("v3",)),
+        ("v5 = v4.sort(0).values", ("v5",), ("v4",)),
+    ]
+    large = program(*lines, heads=(Head("v5", (5, 3), torch.float32, 3, (R,)),))
+    smallest = shrunk(large, lambda one, expected: any("relu" in line.text for line in one.lines))
+    assert [line.text for line in smallest.lines] in (["v4 = v0.relu()"], ["v4 = v1.relu()"])
+    assert [one.shape for one in smallest.inputs] in ([(1, 1)], [(1,)])
+    text = pasted(smallest)
+    compile(text, "cell", "exec")
+    assert "torch.tensor([" in text
+
+
+def test_programs_follow_from_their_seeds() -> None:
+    texts = [pasted(generated(seed, (2, 2))) for seed in (1, 2, 1)]
+    assert texts[0] == texts[2] != texts[1]
