@@ -116,6 +116,10 @@ class Meta:
         """The same tensor, placed otherwise."""
         return Meta.of(self.layout, self.shape, self.dtype, placements, stride=self.stride)
 
+    def as_copy(self) -> "Meta":
+        """The same, of a view that has memory of its own."""
+        return Meta.of(self.layout, self.shape, self.dtype, self.placements, stride=self.stride, copied=True)
+
     def __repr__(self) -> str:
         placed = ", ".join(map(_word, self.placements))
         return f"Meta({tuple(self.shape)}, {str(self.dtype).removeprefix('torch.')}, [{placed}])"

@@ -188,6 +188,8 @@ class Planner:
                 ]
         if any(map(has_parts, operation.metas)) and not has_own_rule(operation) and not carries_parts(operation):
             return self._with_sums_taken(operation, leaves)
+        if any(0 in meta.shape and not meta.is_replicated for meta in operation.metas):
+            return self._with_nothing_cut(operation, leaves)
         if not whole:
             try:
                 return self._sharded(operation, leaves)
@@ -224,6 +226,21 @@ class Planner:
         inner, registers = self._drafted_as(whole, leaves)
         ours = draft.splice(inner, taken)
         return draft, [None if at is None else ours[at] for at in registers]
+
+    def _with_nothing_cut(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
+        """The operation on whole tensors where these have no elements: some rules for views of such never end."""
+        nothing = [at for at, meta in enumerate(operation.metas) if 0 in meta.shape]
+        if any(at in operation.writes for at in nothing):
+            return gathered(operation, leaves, self._worlds[0])
+        draft = Draft(self._worlds[0], operation.metas)
+        taken = [draft.gather(at) if at in nothing else at for at in range(len(operation.metas))]
+        inner, registers = self._drafted_as(replace(operation, metas=tuple(draft.metas[at] for at in taken)), leaves)
+        ours = draft.splice(inner, taken)
+        made = [None if at is None else ours[at] for at in registers]
+        for leaf, register in zip(leaves, made, strict=True):
+            if leaf is not None and register is not None and any(taken[base] != base for base in leaf[1]):
+                draft.metas[register] = draft.metas[register].as_copy()
+        return draft, made
 
     def _by_rules(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         worlds = self._worlds
@@ -332,8 +349,5 @@ def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
     if leaf is not None:
         slot = Slot(draft.laid_out(slot.register, leaf[0].stride()))
     if leaf is not None and leaf[1]:
-        meta = draft.metas[slot.register]
-        draft.metas[slot.register] = Meta.of(
-            meta.layout, meta.shape, meta.dtype, meta.placements, stride=meta.stride, copied=True
-        )
+        draft.metas[slot.register] = draft.metas[slot.register].as_copy()
     return slot.register
