@@ -39,7 +39,7 @@ def verdict(tally: Tally) -> str:
     return "" if tally.kinds[REFUSED] * 10 < tally.count else f"too many are refused\n{tally}"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # of local tensors: PyTorch warns of some of what programs do
 def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) -> None:
     print(f"{tries(DAILY)} programs from seed {SEED}")
@@ -106,7 +106,7 @@ def test_a_program_that_nobody_can_judge_is_none() -> None:
     with pytest.raises(Unjudged):
         expect(program(("v2 = (v0 - v0 * (1 + 1e-7)) * 1e7", ("v2",), ("v0",))))
     with pytest.raises(Unjudged):
-        expect(program(("v2 = v0.floor() == v0.floor() * (v0 * 1e7).sin()", ("v2",), ("v0",))))
+        expect(program(("v2 = (v0 * 1e7).sin() > 0", ("v2",), ("v0",))))
 
 
 def test_a_failing_program_is_made_smaller_and_printed_so_that_it_can_be_pasted() -> None:
