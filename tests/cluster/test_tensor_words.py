@@ -94,7 +94,6 @@ def test_parts_that_cannot_be_put_together_are_refused_with_line_and_remedy(mesh
 def test_writing_to_a_product_in_parts_gives_what_it_gives_locally(mesh: Mesh) -> None:
     whole = whole_of()
     t = monarch.distribute(whole, mesh, ["dp", None]).prod(0)
-    t = t.redistribute([Partial("product"), Replicate()])  # type: ignore[attr-defined]
     assert any(one.is_partial("product") for one in t.placements)
     t.add_(mesh.ones(3))
     assert torch.equal(t.full_tensor(), whole.prod(0) + 1)

@@ -7,7 +7,7 @@ from .meta import Meta, Placements
 from .operation import Operation
 from .plan import Slot
 
-__all__ = ["adds_up", "carries_parts", "has_parts", "summed"]
+__all__ = ["carries_parts", "has_parts", "summed"]
 
 # They move elements, or copy them: what each rank has stays its part, of whatever kind.
 _MOVES = frozenset(
@@ -40,7 +40,7 @@ def carries_parts(operation: Operation) -> bool:
     alike = all(meta.placements == metas[0].placements for meta in metas)
     if operation.func.is_view or packet in _MOVES:
         return alike and operation.func is not torch.ops.aten.view.dtype  # which looks at bits
-    if not all(map(adds_up, metas)):
+    if not all(map(_adds_up, metas)):
         return False
     dtype = operation.argument("dtype")
     if dtype is not None and not (dtype.is_floating_point and metas[0].dtype.is_floating_point):  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def carries_parts(operation: Operation) -> bool:
     return packet in _LINEAR
 
 
-def adds_up(meta: Meta) -> bool:
+def _adds_up(meta: Meta) -> bool:
     """Parts, if there are any, are parts of a sum: of numbers, since true and true are not two."""
     parts = [placement for placement in meta.placements if placement.is_partial()]
     return all(type(one) is Partial and one.is_partial("sum") for one in parts) and not (

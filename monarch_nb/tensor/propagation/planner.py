@@ -14,7 +14,7 @@ from .lines import user_line
 from .lowered import Unfit, flat, lowered, reason
 from .meta import Layout, Meta, Placements
 from .operation import Leaf, Operation, out_of_place
-from .partial import adds_up, carries_parts, has_parts, summed
+from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
@@ -332,15 +332,15 @@ def _refuse_parts(meta: Meta, placements: Placements) -> None:
 
 
 def _settled(draft: Draft, register: int, several: bool) -> int:
-    """The register of a result, made whole where ranks have parts of it that are not simply added up.
+    """The register of a result, made whole where it is in parts that DTensor cannot carry further.
 
-    Sums over masked shards may be asked for once only; what becomes an average, a largest value or a norm cannot be
-    changed in place.
+    Sums over masked shards may be asked for once only; averages and norms cannot be changed in place.
     """
-    meta = draft.metas[register]
-    masked = any(type(p).__name__.endswith("MaskPartial") for p in meta.placements)
-    if masked or not (adds_up(meta) or several):
-        return draft.redistribute(register, summed(meta.placements))
+    placements = draft.metas[register].placements
+    masked = any(type(p).__name__.endswith("MaskPartial") for p in placements)
+    made_of_any = all(type(p) is Partial and not p.is_partial("avg") for p in placements if p.is_partial())
+    if masked or not (made_of_any or several):
+        return draft.redistribute(register, summed(placements))
     return register
 
 
