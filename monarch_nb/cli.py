@@ -61,8 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("top", help="show the ranks of a running controller in this terminal", add_help=False)
     mesh = commands.add_parser("mesh", help="list meshes that were left without a controller, or stop one")
-    verbs = mesh.add_subparsers(dest="verb", metavar="ls|stop", required=True)
-    verbs.add_parser("ls", help="what can be attached, where, since when, and how much of its lease is left")
+    verbs = mesh.add_subparsers(dest="verb", metavar="ls|stop")
+    mesh.set_defaults(verb="ls")
+    verbs.add_parser(
+        "ls", aliases=["list"], help="what can be attached, where, since when, and how much of its lease is left"
+    )
     stop = verbs.add_parser("stop", help="end the processes of a mesh")
     stop.add_argument("name", help="its name, or its id where several have that name")
     stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is told")
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 def _mesh(options: argparse.Namespace) -> int:
     from monarch_nb.connect import AttachError, end_mesh, left_meshes, listing
 
-    if options.verb == "ls":
+    if options.verb in ("ls", "list"):
         sys.stdout.write(f"{listing(left_meshes())}\n")
         return 0
     try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from monarch_nb._about import more
 from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.kinds import kinds
@@ -25,8 +26,9 @@ def main(words: Sequence[str]) -> int:
         prog="monarch-nb job",
         description="Jobs give host meshes: hosts on Slurm, Kubernetes, SSH and others. monarch.toml names them.",
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    verbs.add_parser("ls", help="the jobs that run, and those that monarch.toml describes")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    parser.set_defaults(verb="ls")  # without one, what is there
+    verbs.add_parser("ls", aliases=["list"], help="the jobs that run, and those that monarch.toml describes")
     start = verbs.add_parser("start", help="start a job of monarch.toml, and show its hosts join; Ctrl-C ends it")
     start.add_argument("job", metavar="NAME")
     start.add_argument(
@@ -46,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         "ls": _ls, "start": _start, "attach": _attach, "kill": _kill, "logs": _logs, "ssh": _ssh,
     }  # fmt: skip
     try:
-        return does[options.verb](options)
+        return does["ls" if options.verb == "list" else options.verb](options)
     except (EngineError, LookupError, JobsFileError, JobFileError, RuntimeError, ValueError, OSError) as error:
         told = error.args[0] if isinstance(error, LookupError) and error.args else error
         sys.stderr.write(f"monarch-nb job {options.verb}: {told}\n")
@@ -91,6 +93,12 @@ def _ls(_: argparse.Namespace) -> int:
         if name not in up:
             meshes = said["meshes"] if isinstance(said["meshes"], dict) else {}
             rows.append((name, str(said["kind"]), ", ".join(meshes), "not started", "monarch-nb job start " + name))
+    if len(rows) == 1:
+        sys.stdout.write(
+            "no job runs, and there is no monarch.toml here that describes one: a program or cell starts one, as "
+            f"SlurmJob({{'trainers': 4}}).apply() or %mesh NAME --job KIND do{more('guides/jobs.md')}\n"
+        )
+        return 0
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_kernel.display.values import value_mesh_html
 from monarch_nb.mesh.lazy import Lazy
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.shape import Extent, NDSlice, Shape
@@ -248,3 +249,12 @@ def test_only_so_many_costly_values_are_printed() -> None:
     assert len(printed) <= 256
     assert lines[-1] == "  … and 4744 more ranks; see .items() or .get(rank)"
     assert lines[1] == "  gpus=0-255: Costly"
+
+
+def test_the_table_of_many_different_values_can_be_unfolded() -> None:
+    html = value_mesh_html(mesh_of([f"value {n}" for n in range(64)], gpus=64))
+    shown, _, folded = html.partition("<details>")
+    assert ">gpus=19<" in shown
+    assert ">gpus=20<" not in shown
+    assert "<summary>44 more rows</summary>" in folded
+    assert all(f">gpus={n}<" in folded for n in range(20, 64))

@@ -11,7 +11,8 @@ from monarch_nb.wire import counted, error_line
 from .html import framed, heading, table
 from .rich import can_stand_beside, part_of, side_by_side
 
-ROWS = 20
+ROWS = 20  # that are shown at once; those beyond can be unfolded,
+UNFOLDED = 1000  # up to so many
 RICH = 16  # different values that are shown side by side
 RICH_LOOKED_AT = 64  # values
 RICH_BYTES = 8 << 20
@@ -27,11 +28,15 @@ def value_mesh_html(mesh: Any) -> str:
     if _has_rich(mesh):
         return _rich_html(mesh, head)
     groups, unseen = grouped(count, mesh.get)
-    rows = [(places_in(mesh, ranks) or "value", text) for ranks, text in groups[:ROWS]]
-    hidden = sum(len(ranks) for ranks, _ in groups[ROWS:]) + unseen
+    rows = [(places_in(mesh, ranks) or "value", text) for ranks, text in groups[:UNFOLDED]]
+    hidden = sum(len(ranks) for ranks, _ in groups[UNFOLDED:]) + unseen
     if hidden:
         rows.append(("…", f"{hidden} more; see .items() or .get(rank)"))
-    return framed(head, table(("where", "value"), rows, mono=(1,)))
+    parts = [head, table(("where", "value"), rows[:ROWS], mono=(1,))]
+    if rows[ROWS:]:
+        rest = table(("where", "value"), rows[ROWS:], mono=(1,))
+        parts.append(f"<details><summary>{counted(len(rows) - ROWS, 'more row')}</summary>{rest}</details>")
+    return framed(*parts)
 
 
 def _has_rich(mesh: Any) -> bool:
