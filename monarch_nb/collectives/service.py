@@ -41,6 +41,8 @@ _ANSWER_S = 1.0  # for ranks to say what they wait in, and to give groups up
 _ENDS_S = 1.0  # for a wait that was cut to raise, and the rank to answer
 _LOOK_S = 0.01
 _AGAIN_S = 1.0  # until ranks that compute, and have not answered a call that failed, are asked again
+_MOST_S = 5.0  # for groups to be given up
+_RELEASE_S = 30.0  # for ranks to be freed
 _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,9 @@ class Collectives:
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
+        self._last: dict[str, Future[Any]] = {}  # by uid of a mesh: the last time that groups were given up
+        self._lock = threading.Lock()
+        self._renewing = threading.Lock()
         engine.verbs.handle(WAITS, self._waits)
         engine.verbs.handle(END_WAITS, self._end_waits)
         engine.verbs.handle(BROKEN, self._broken)
@@ -105,8 +110,9 @@ class Collectives:
     def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> None:
             try:
-                PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
-                PROCESS_GROUPS.set_environment(asked.environment)
+                with self._renewing:
+                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
+                    PROCESS_GROUPS.set_environment(asked.environment)
             finally:
                 asker.reply(Renewed(tuple(sorted(PROCESS_GROUPS.orphans))))
 
@@ -131,7 +137,7 @@ class Collectives:
         """
         done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
         bodies = {rank: AskBroken(*_asked(procs, rank, raised or {})) for rank in procs.ranks}
-        self.ask(procs, BROKEN, bodies, partial(self._give_up, procs, done))
+        self._in_turn(procs, done, lambda: self.ask(procs, BROKEN, bodies, partial(self._give_up, procs, done)))
         return done
 
     def renew_after_loss(
@@ -143,14 +149,27 @@ class Collectives:
         Does not block.
         """
         done: Future[set[str]] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
-        number = fresh_number()
-        bodies = {rank: Renew(environment, number, (), lost) for rank, environment in environments.items()}
+
+        def begin() -> None:
+            number = fresh_number()
+            bodies = {rank: Renew(environment, number, (), lost) for rank, environment in environments.items()}
+            self.ask(procs, RENEW, bodies, over)
 
         def over(found: dict[int, Renewed]) -> None:
             resolve_future(done, {mesh for each in found.values() for mesh, _ in each.makers})
 
-        self.ask(procs, RENEW, bodies, over)
+        self._in_turn(procs, done, begin, set())
         return done
+
+    def _in_turn(self, procs: ProcState, done: Future[Any], begin: Callable[[], None], nothing: Any = None) -> None:
+        """Begins when what came before is done: all ranks have to agree on where their next groups meet."""
+        with self._lock:
+            before, self._last[procs.uid] = self._last.get(procs.uid), done
+        self._engine.later(_MOST_S, lambda: resolve_future(done, nothing))  # where something here fails
+        if before is None:
+            begin()
+        else:
+            when_done(before, lambda _: begin())
 
     def _give_up(self, procs: ProcState, done: Future[None], found: dict[int, Broken]) -> None:
         keys = tuple({key: None for each in found.values() for key in each.groups})
@@ -187,6 +206,7 @@ class _Release:
         self._rounds = 0
         self._cut = False
         self._handed_on = False
+        engine.later(_RELEASE_S, self._hand_on)  # where something here fails
 
     def begin(self) -> None:
         """Asks those who have not answered what they wait in."""
@@ -233,21 +253,23 @@ class _Release:
 
     def _finish(self, *, running: bool = False) -> None:
         raised = dict.fromkeys(self._call.broken_off(), (self._call.mesh, self._call.call))
-        done = self._service.renew(self._procs, raised) if self._cut or raised else None
 
         def over(_: object = None) -> None:
-            if not self._handed_on:
-                self._handed_on = True
-                self._then()
+            self._hand_on()
             if running and not self._engine.closed and self._call.missing_ranks():  # it may come to a collective yet
                 self._rounds = 0
                 self._cut = False
                 self._engine.later(_AGAIN_S, self.begin)
 
-        if done is None:
+        if running and not self._cut and not raised:
             over()
         else:
-            when_done(done, over)
+            when_done(self._service.renew(self._procs, raised), over)
+
+    def _hand_on(self) -> None:
+        if not self._handed_on:
+            self._handed_on = True
+            self._then()
 
 
 def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:

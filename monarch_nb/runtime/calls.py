@@ -229,7 +229,7 @@ class PendingCall:
     def _settle(self, thunk: Thunk) -> None:
         if self.missing or self._releasing:
             return
-        if self._raised and self.broken_off():
+        if any(one.follows or one.is_interrupt for one in tuple(self._raised.values())):
             self._release()
         else:
             self._end()

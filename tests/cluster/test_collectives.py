@@ -5,11 +5,12 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_nb.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint, heal_mesh
+from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, SupervisionError, endpoint, heal_mesh
 from monarch_nb.collectives.connections import CAN_CUT
 from monarch_nb.config import configured
 from tests.cluster.fault_tools import SOON, spawned
@@ -96,6 +97,97 @@ def test_who_waits_for_a_rank_that_raised_is_freed_and_the_same_call_succeeds(tr
     before = trainers.pid.call().get(SOON).values()
     fails_and_goes_on(trainers, kind)
     assert trainers.pid.call().get(SOON).values() == before
+
+
+class Joiner(Actor):
+    """Makes groups, some of them not with all ranks."""
+
+    @endpoint
+    def begin(self, leaves: int) -> int:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if int(os.environ["RANK"]) == leaves:
+            raise ValueError("no such folder")
+        dist.init_process_group("gloo")
+        return dist.get_world_size()
+
+    @endpoint
+    def make_two(self, leaves: int) -> list[int]:
+        """Ranks 0 and 1 have a group, and 1 and 2."""
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
+        me = dist.get_rank()
+        if me == leaves:
+            raise ValueError("nan")
+        total = torch.ones(1)
+        if me > 0:
+            dist.all_reduce(total, group=second)
+        if me < 2:
+            dist.all_reduce(total, group=first)
+        return total.int().tolist()
+
+    @endpoint
+    def own_group(self, name: str) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        self.group = dist.new_group()
+
+    @endpoint
+    def steps(self, begun: Any, go: str) -> int:
+        """All-reduces in its own group, until there is a file."""
+        import torch
+        import torch.distributed as dist
+
+        total, steps = torch.zeros(1), 0
+        while not total.item():
+            total = torch.tensor([float(os.path.exists(go))])
+            dist.all_reduce(total, group=self.group)
+            if steps == 0:
+                begun.send(1)
+            steps += 1
+        return steps
+
+
+@pytest.mark.parametrize("leaves", [0, 2])  # 0 has the store, which is not there then
+def test_who_waits_for_a_rank_to_join_is_freed(procs: ProcMesh, leaves: int) -> None:
+    joiners: Any = procs.spawn(f"joiners_{leaves}", Joiner)
+    with pytest.raises(ActorError) as caught:
+        joiners.begin.call(leaves).get(SOON)
+    assert isinstance(caught.value.exception, ValueError)
+    assert sorted(caught.value.failures) == [0, 1, 2]
+    assert joiners.begin.call(-1).get(SOON).values() == [3] * 3
+
+
+def test_who_waits_for_a_rank_that_waits_for_one_that_raised_is_freed_too(procs: ProcMesh) -> None:
+    joiners: Any = procs.spawn("chained", Joiner)
+    with pytest.raises(ActorError, match="nan") as caught:
+        joiners.make_two.call(2).get(SOON)
+    assert sorted(caught.value.failures) == [0, 1, 2]
+    assert joiners.make_two.call(-1).get(SOON).values() == [[3], [3], [2]]
+
+
+def test_collectives_of_another_call_in_the_same_processes_go_on(
+    procs: ProcMesh, trainers: Any, tmp_path: Path
+) -> None:
+    healthy: Any = procs.spawn("healthy", Joiner)
+    healthy.own_group.call("own").get(SOON)
+    port, receiver = Channel[int].open()
+    going = healthy.steps.call(port, str(tmp_path / "go"))
+    for _ in range(3):
+        receiver.recv().get(SOON)
+    fails_and_goes_on(trainers, "ddp")
+    fails_and_goes_on(trainers, "all_reduce")
+    (tmp_path / "go").touch()
+    steps = going.get(SOON).values()
+    assert steps[0] == steps[1] == steps[2] > 0
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from monarch_nb.transport import Clock
 from monarch_nb.wire import Asker
 
 FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is freed from the process groups it waits in
+FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
 REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
 LOOKS_EVERY = 0.02
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -50,20 +51,22 @@ class Interruptions:
         return None
 
     def _follow(self, asker: Asker[Doing], cell: ActorCell, running: dict[str, object], before: Doing) -> None:
-        began, looked, freed = time.monotonic(), False, False
+        began, freed, answered, look_at = time.monotonic(), False, False, FREES_AFTER
 
         def look() -> bool:
-            nonlocal looked, freed
+            nonlocal freed, answered, look_at
             now, passed = cell.running_now(), time.monotonic() - began
             if not any(now.get(call) is mark for call, mark in running.items()):
-                asker.reply(msgspec.structs.replace(before, ended=True, freed=freed))
+                if not answered:
+                    asker.reply(msgspec.structs.replace(before, ended=True, freed=freed))
                 return False
-            if passed >= FREES_AFTER and not looked:
-                looked, freed = True, "torch.distributed" in sys.modules and self._free(cell)
-            if passed < REACTS_WITHIN:
-                return True
-            asker.reply(msgspec.structs.replace(_doing(cell), freed=freed))
-            return False
+            if passed >= look_at:  # again and again: it may come to a collective in what it does now
+                look_at = passed * 1.2
+                freed |= "torch.distributed" in sys.modules and self._free(cell)
+            if passed >= REACTS_WITHIN and not answered:
+                answered = True
+                asker.reply(msgspec.structs.replace(_doing(cell), freed=freed))
+            return passed < FREES_WITHIN
 
         self._clock.every(LOOKS_EVERY, look)
 

@@ -55,6 +55,11 @@ class Raised:
         return self._story
 
     @property
+    def is_interrupt(self) -> bool:
+        """Whether somebody has ended the call there, also where that needed more than the interrupt."""
+        return self.story.type_name == "KeyboardInterrupt"
+
+    @property
     def follows(self) -> bool:
         """Whether it only says that another rank has left a collective. Where it was raised after an error of this
         rank's own, that error counts."""
