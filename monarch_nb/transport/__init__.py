@@ -14,7 +14,15 @@ from monarch_nb.transport.errors import (
     is_descriptor_limit,
     lost_here,
 )
-from monarch_nb.transport.interrupts import calm, held_back, take_back, throw_into, uninterrupted
+from monarch_nb.transport.interrupts import (
+    AGAIN_S,
+    calm,
+    held_back,
+    interrupt_program,
+    take_back,
+    throw_into,
+    uninterrupted,
+)
 from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.protocols import Clock, Transport
 
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 from monarch_nb.transport.undelivered import reason_of, reason_parcel
 
 __all__ = [
+    "AGAIN_S",
     "Clock",
     "DescriptorLimitError",
     "Host",
@@ -47,6 +56,7 @@ __all__ = [
     "greet",
     "held_back",
     "host_of",
+    "interrupt_program",
     "is_descriptor_limit",
     "knock",
     "lost_here",

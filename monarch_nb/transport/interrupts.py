@@ -6,19 +6,26 @@ before (whoever installed it, whenever) is back and is called once. Swapping cos
 not help, since the kernel hands it to any other thread and Python still runs the handler in the main one.
 """
 
+import _thread
 import ctypes
+import gc
+import operator
 import os
+import select as _select
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
+from itertools import islice, repeat, starmap
 from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _signal: Any = import_module("_signal")  # the C functions: those of `signal` cost ten times as much, for their enums
 _SIGINT: int = _signal.SIGINT
+AGAIN_S = 0.003  # after which a thread that must not be interrupted is looked at again
 _swap = _signal.signal
 _current = _signal.getsignal
 _main = threading.main_thread()
@@ -133,29 +140,106 @@ def _throw_deferred(guard: _Guard) -> None:
     _set_async_exc(threading.get_ident(), exception)
 
 
-def throw_into(thread: int, exception: type[BaseException]) -> bool:
-    """Raise `exception` in another thread (its ident) as soon as it runs Python outside a section.
+# Modules that change state of the whole process, or of the thread, for as long as they run: modes of dispatch that are
+# entered and left, tables of weak references, code that is compiled. And what C++ calls back to, which may not raise.
+_WHOLE = (
+    "torch._",  # _ops, _subclasses, _dynamo, _inductor, _functorch, _library, _guards…
+    "torch.autograd",
+    "torch.cuda.graphs",
+    "torch.distributed._",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.fx",
+    "torch.library",
+    "torch.overrides",
+    "torch.utils._",
+    "torch.utils.weak",
+    "weakref",
+    "_weakrefset",
+)
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "monarch_nb"}) - {"__main__"}
 
-    Waits for the end of the section it is in. False if there is no such thread.
+
+def must_run_whole(frame: FrameType | None) -> bool:
+    """Whether an exception that is raised in this frame would cut through what others rely on.
+
+    It would in a function of the modules above, in what such a function has called (a context manager of Python's), in
+    the callback of a weak reference and in a finalizer, where it would be lost besides. It would not in code of the
+    program, whoever has called that: errors are raised there anyway, and PyTorch is prepared for them.
+    """
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if frame.f_code.co_name == "__del__" or module.startswith(_WHOLE):
+            return True
+        if module.partition(".")[0] not in _LIBRARIES:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def throw_into(thread: int, exception: type[BaseException]) -> bool:
+    """Raise `exception` in another thread (its ident), where it is in code that an exception may end.
+
+    Where it is not, nothing is done, and this is False: the caller tries again a little later. It does not block.
+
+    Python raises a thrown exception when the thread next looks for one: in the frame that is looked at here, since it
+    is thrown only if the thread is still there, and nothing runs between that look and the throw. Where the thread was
+    in a C function, it is raised behind it, or at the start of the first Python function that this calls: before
+    anything was begun that would have to be undone.
     """
     guard = _by_thread.get(thread)
-    if guard is None:
-        thrown = int(_set_async_exc(thread, exception)) == 1
-    elif guard.holding and thread == threading.get_ident():  # it reads messages before it sleeps
-        guard.deferred, thrown = exception, True
-    else:
-        _take(guard.outer)
-        try:
-            _take(guard.lock)
-            try:
-                thrown = int(_set_async_exc(thread, exception)) == 1
-            finally:
-                guard.lock.release()
-        finally:
-            guard.outer.release()
-    if thread != threading.get_ident():
+    own = thread == threading.get_ident()
+    if own and guard is not None and guard.holding:  # it reads messages before it sleeps
+        guard.deferred = exception
+        return True
+    locks = [] if guard is None else [guard.outer, guard.lock]
+    taken = []
+    try:
+        for lock in locks:
+            if not lock.acquire(blocking=False):  # a section there must run whole, too
+                return False
+            taken.append(lock)
+        frame = sys._current_frames().get(thread)
+        if frame is None or must_run_whole(frame):
+            return False
+        thrown = _throw_if_there(thread, frame, exception)
+    finally:
+        for lock in reversed(taken):
+            lock.release()
+    if not own:
         calm()
     return thrown
+
+
+def _throw_if_there(thread: int, frame: FrameType, exception: type[BaseException]) -> bool:
+    """Throws where the thread is in that very frame. All in one C call: no other thread runs meanwhile."""
+    looked = map(operator.itemgetter(thread), iter(sys._current_frames, None))
+    there = filter(partial(operator.is_, frame), islice(looked, 1))
+    at_once: Iterator[tuple[object, int]] = zip(
+        there, starmap(_set_async_exc, repeat((thread, exception))), strict=False
+    )
+    collects = gc.isenabled()
+    gc.disable()  # finalizers are Python code
+    try:
+        return [threads for _, threads in list(at_once)] == [1]
+    except KeyError:  # it has ended
+        return False
+    finally:
+        if collects:
+            gc.enable()
+
+
+def interrupt_program(signum: int, frame: FrameType | None) -> None:
+    """A handler of SIGINT as Python's own, but where the main thread is in code that must run whole: a little later."""
+    if must_run_whole(frame):
+        _thread.start_new_thread(_interrupt_again, ())  # takes no lock that the thread may hold
+        return
+    raise KeyboardInterrupt
+
+
+def _interrupt_again() -> None:
+    _select.select([], [], [], AGAIN_S)  # `time.sleep` may be another function
+    _signal.pthread_kill(_main.ident, _SIGINT)
 
 
 def take_back() -> None:

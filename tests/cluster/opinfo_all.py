@@ -1,9 +1,11 @@
 """Every sample of every operation that PyTorch tests itself with, on sharded tensors, forward and backward.
 
-`python -m tests.cluster.opinfo_all RESULTS [NAME,NAME…]` runs all operations, or these, on as many processes as there
-are cores, and appends a line of JSON for each to the file; those that it has already are left out, so that a run that
-was ended goes on. The ranks are threads (`threaded_ranks`): two in a row, and four in a square. Samples are tried
-again with their dimensions written negative. A sample that hangs or ends its process costs that process alone.
+`python -m tests.cluster.opinfo_all RESULTS [NAME,NAME… [SAMPLES [KIND]]]` runs all operations ("" for the names), or
+these, on as many processes as there are cores, and appends a line of JSON for each to the file; those that it has
+already are left out, so that a run that was ended goes on.
+
+The ranks are threads (`threaded_ranks`): two in a row, and four in a square. Samples are tried again with their
+dimensions written negative. A sample that hangs or ends its process costs that process alone.
 """
 
 import contextlib
@@ -65,6 +67,14 @@ class Judged:
     gradients: list[torch.Tensor | None]
     changed: dict[int, torch.Tensor]
     drawn: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which samples: of these kinds of sizes, and how many of each operation; 0 for all."""
+
+    kinds: tuple[str, ...] = tuple(cases.SIZES)
+    most: int = 0
 
 
 class Bench:
@@ -154,8 +164,13 @@ def lies(value: torch.Tensor, placements: Placements) -> Placements:
     )
 
 
-def all_samples(op: Any, kind: str) -> list[Any]:
-    """All of PyTorch's, of sizes of this kind; of its own where there are none of these."""
+def all_samples(op: Any, kind: str, most: int = 0) -> list[Any]:
+    """All of PyTorch's, of sizes of this kind; of its own where there are none of these. Or `most`, spread over all."""
+    found = _drawn_samples(op, kind)
+    return found if not most or len(found) <= most else [found[len(found) * at // most] for at in range(most)]
+
+
+def _drawn_samples(op: Any, kind: str) -> list[Any]:
     dtype = torch.float32
     if not op.supports_dtype(dtype, "cpu"):
         supported = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))
@@ -220,12 +235,14 @@ def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any 
     return SampleInput(sample.input, args=tuple(args), kwargs=dict(kwargs)) if changed else None
 
 
-def tried(op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None]) -> dict[str, Case]:
-    """All samples of an operation, in all ways."""
-    found = {f"{kind} {word}": Case() for kind in cases.SIZES for word in WAYS}
+def tried(
+    op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None], part: "Part"
+) -> dict[str, Case]:
+    """Samples of an operation, in all ways."""
+    found = {f"{kind} {word}": Case() for kind in part.kinds for word in WAYS}
     seen: set[str] = set()
-    for kind in cases.SIZES:
-        for number, sample in enumerate(all_samples(op, kind)):
+    for kind in part.kinds:
+        for number, sample in enumerate(all_samples(op, kind, part.most)):
             told = same_inputs(sample)
             if told in seen:
                 continue  # PyTorch's own sizes, which were tried
@@ -280,7 +297,7 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
                 case.refused[outcome] += 1
 
 
-def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], out: int) -> None:
+def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part: Part, out: int) -> None:
     """What one process does: it says what it begins, and what it found."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -300,7 +317,7 @@ def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], out:
             say("begun", name, kind, number)
 
         started = time.process_time()
-        found = tried(op, bench, skipped.get(name, set()), begun)
+        found = tried(op, bench, skipped.get(name, set()), begun, part)
         faulthandler.cancel_dump_traceback_later()
         said = {
             case: {"right": each.right, "untried": each.untried, "refused": dict(each.refused), "wrong": each.wrong}
@@ -312,8 +329,8 @@ def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], out:
 class Child:
     """A process with its share of the operations, started again after a sample that ended it."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self, names: list[str], part: Part) -> None:
+        self.names, self._part = names, part
         self.skipped: dict[str, set[tuple[str, int]]] = {}
         self._begun: tuple[str, str, int] | None = None
         self._start()
@@ -325,7 +342,7 @@ class Child:
         if not self._pid:
             try:
                 os.close(self.out)
-                _of_process(self.names, self.skipped, theirs)
+                _of_process(self.names, self.skipped, self._part, theirs)
                 os._exit(0)
             except BaseException:
                 error = sys.exc_info()[1]
@@ -360,7 +377,7 @@ class Child:
             name = next(each for each in self.names)
             case = Case(wrong=["its samples ended the process"])
             self.names.remove(name)
-            yield name, {"even whole": vars(case)}, 0.0
+            yield name, {f"{self._part.kinds[0]} whole": vars(case)}, 0.0
         skipped.add((size, number))
         if self.names:
             self._start()
@@ -370,14 +387,14 @@ class Child:
         os.waitpid(self._pid, 0)
 
 
-def found_of(names: Iterable[str], processes: int = 2) -> Iterator[tuple[str, Any, float]]:
+def found_of(names: Iterable[str], processes: int = 2, part: Part = Part()) -> Iterator[tuple[str, Any, float]]:
     """What became of these operations, as they are done: by case, and the seconds it took."""
     waiting = deque(names)
     children: list[Child] = []
     try:
         while waiting or children:
             while waiting and len(children) < processes:
-                children.append(Child([waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))]))
+                children.append(Child([waiting.popleft() for _ in range(min(AT_ONCE, len(waiting)))], part))
             ready, _, _ = select.select([child.out for child in children], [], [])
             for child in list(children):
                 if child.out in ready:
@@ -389,7 +406,7 @@ def found_of(names: Iterable[str], processes: int = 2) -> Iterator[tuple[str, An
             child.end()
 
 
-def main(path: str, names: str = "") -> None:
+def main(path: str, names: str = "", most: str = "", kinds: str = "") -> None:
     """Appends what is not there yet to the file."""
     file = Path(path)
     known = {json.loads(line)[0] for line in file.read_text().splitlines()} if file.exists() else set()
@@ -397,9 +414,10 @@ def main(path: str, names: str = "") -> None:
     if names:
         wanted = [name for name in wanted if name in names.split(",")]
     begun, wrong = time.time(), 0
+    part = Part(tuple(kinds.split(",")) if kinds else tuple(cases.SIZES), int(most or 0))
     processes = int(os.environ.get("PROCESSES", os.cpu_count() or 1))
     with file.open("a", buffering=1) as out:
-        for name, by, took in found_of([name for name in wanted if name not in known], processes):
+        for name, by, took in found_of([name for name in wanted if name not in known], processes, part):
             out.write(json.dumps([name, by, took]) + "\n")
             for case, each in by.items():
                 wrong += len(each["wrong"])
@@ -409,4 +427,4 @@ def main(path: str, names: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:5])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from monarch_nb.actor import Actor, ActorError, Channel, ProcMesh, endpoint
 from monarch_nb.lifecycle import interrupt, interrupts
@@ -142,3 +143,47 @@ def test_interrupts_at_any_moment_lose_no_answer(duo: ProcMesh) -> None:
             interrupt(actors)
         cut += sum(future.exception(SECONDS) is not None for future in futures)
     assert actors.quick.call().get(SECONDS).values() == [1, 1]
+
+
+class Sharding(Actor):
+    """Works on PyTorch's sharded tensors, each of whose operations enters modes of its thread."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        self.mesh = init_device_mesh("cpu", (1,))
+
+    @endpoint
+    def work(self, began: Any) -> None:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        tensor = distribute_tensor(torch.ones(8, 8), self.mesh, [Shard(0)])
+        began.send(None)
+        size = 0
+        while True:
+            size = size % 60 + 1
+            tensor[:size].sum().add(1)  # rules are asked anew for each size
+
+    @endpoint
+    def is_as_it_was(self) -> bool:
+        from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+        plain = torch.randn(3) + 1
+        return type(plain) is torch.Tensor and not _len_torch_dispatch_stack()
+
+
+def test_interrupts_of_an_endpoint_that_works_with_pytorch_leave_its_modes_as_they_were(
+    duo: ProcMesh,
+) -> None:
+    actors = duo.spawn("sharding", Sharding)
+    for _ in range(4):
+        began, begins = Channel[None].open()
+        running = actors.work.call(began)
+        for _ in range(2):
+            begins.recv().get(SECONDS)
+        interrupt(actors)
+        with pytest.raises(ActorError, match="KeyboardInterrupt"):
+            running.get(SECONDS)
+        assert actors.is_as_it_was.call().get(SECONDS).values() == [True, True]

@@ -95,7 +95,7 @@ class Ranks:
         group = SimpleNamespace(over=-1)
         send = partial(self._send, layout)
         stream = Stream(str(layout.shape), Propagator(layout, leaf=MeshTensor), device.new_device(), send, group)  # type: ignore[arg-type]
-        device.occupy(stream, SimpleNamespace())  # type: ignore[arg-type]
+        device.occupy(stream, SimpleNamespace(), lambda _: None)  # type: ignore[arg-type]
         barrier = threading.Barrier(layout.size)
 
         def open_one(rank: int) -> None:

@@ -1,6 +1,9 @@
 """What comes out of an operation on sharded tensors, and what it costs, worked out without data or workers."""
 
+import contextlib
+import os
 import pickle
+import signal
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from monarch_nb.tensor.propagation import (
     Redistribute,
     Write,
     bounds,
+    sharded,
 )
 from monarch_nb.tensor.propagation.world import World, imagining
 
@@ -306,3 +310,27 @@ def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> N
         WHOLE,
     ]
     assert four.plan(aten.sum.default, (none,))[0].made[0].placements == (Partial(),)
+
+
+def test_ctrl_c_while_a_plan_is_made_comes_after_it_and_leaves_pytorch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    propagator, pressed = Propagator(LINE), []
+    enter = bounds.bounded.__wrapped__  # type: ignore[attr-defined]
+
+    def press() -> object:
+        pressed.append(os.kill(os.getpid(), signal.SIGINT))
+        return contextlib.contextmanager(enter)()
+
+    monkeypatch.setattr(sharded, "bounded", press)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8)))
+    finally:
+        signal.signal(signal.SIGINT, before)
+        monkeypatch.undo()
+    assert len(pressed) == 1
+    assert torch.randn(3).device.type == "cpu"
+    plan, _, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8)))
+    assert plan.made == (meta(6, 8, placed=ROWS),)

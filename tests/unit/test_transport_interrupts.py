@@ -5,17 +5,24 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.transport import take_back, throw_into
+from monarch_nb.transport import AGAIN_S, interrupt_program, take_back, throw_into
 from monarch_nb.transport.interrupts import held_back, inside, uninterrupted
 from tests.unit.transport_tools import End, ends, run_folder
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def throw_at_last(thread: threading.Thread) -> None:
+    """Throws until it may be."""
+    while not throw_into(thread.ident or 0, KeyboardInterrupt):
+        time.sleep(AGAIN_S)
 
 
 @pytest.fixture
@@ -77,7 +84,7 @@ def test_what_is_thrown_into_a_thread_waits_for_what_is_held_back_there() -> Non
     thread = threading.Thread(target=run)
     thread.start()
     begun.wait()
-    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    throw_at_last(thread)
     thrown.set()
     thread.join()
     assert log == ["whole", "interrupted"]
@@ -140,7 +147,7 @@ def test_an_exception_thrown_into_a_thread_waits_for_the_end_of_its_section() ->
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    throw_at_last(thread)
     thrown.set()
     thread.join()
     assert log == ["whole", "interrupted"]
@@ -175,7 +182,7 @@ def test_what_is_thrown_into_a_thread_that_blocks_holds_up_no_thread_that_is_tra
 
     thread = threading.Thread(target=blocked, daemon=True)
     thread.start()
-    assert throw_into(thread.ident or 0, KeyboardInterrupt)
+    throw_at_last(thread)
     assert traced_call_ends()
     lock.release()
     assert raised.wait(10), "it is raised as soon as the thread runs Python again"
@@ -296,3 +303,96 @@ def test_ctrl_c_again_and_again_while_sending_cuts_no_message_and_loses_none(
             assert arrived == sorted(set(arrived))  # in order, none twice
             assert returned <= set(arrived)  # none that send() accepted is lost
             assert len(arrived) >= wanted / 10
+
+
+LIBRARY = """
+import weakref
+
+on = 0
+class Key: pass
+table = weakref.WeakKeyDictionary()
+
+class mode:
+    def __enter__(self):
+        global on
+        for _ in range(20):
+            on += 1
+            on -= 1
+        on += 1
+    def __exit__(self, *error):
+        global on
+        for _ in range(20):
+            on += 1
+            on -= 1
+        on -= 1
+
+def operation():
+    for _ in range(3):
+        with mode():
+            table[Key()] = 1
+"""
+
+
+@pytest.fixture
+def library() -> types.ModuleType:
+    """A module of PyTorch's that enters and leaves a mode of the whole process."""
+    module = types.ModuleType("torch.distributed.tensor._imitation")
+    exec(LIBRARY, vars(module))
+    return module
+
+
+THROWN = 10  # times
+
+
+def works(library: types.ModuleType) -> None:
+    """A program that is in the library most of the time."""
+    while True:
+        library.operation()
+        for _ in range(100):
+            pass
+
+
+def test_what_is_thrown_never_cuts_code_that_has_a_mode_to_leave(library: types.ModuleType) -> None:
+    left = queue.SimpleQueue[int]()
+
+    def program() -> None:
+        for _ in range(THROWN):
+            try:
+                works(library)
+            except KeyboardInterrupt:
+                left.put(library.on)
+
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    for _ in range(THROWN):
+        throw_at_last(thread)
+        assert left.get(timeout=30) == 0
+    thread.join(30)
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_a_signal_never_cuts_code_that_has_a_mode_to_leave_and_comes_soon_after_it(library: types.ModuleType) -> None:
+    signal.signal(signal.SIGINT, interrupt_program)
+    main = threading.main_thread().ident or 0
+
+    def is_interrupted() -> None:
+        threading.Timer(0.0005, signal.pthread_kill, (main, signal.SIGINT)).start()
+        works(library)
+
+    for _ in range(THROWN * 2):
+        with pytest.raises(KeyboardInterrupt):
+            is_interrupted()
+        assert library.on == 0
+
+
+def test_a_thread_that_is_in_such_code_for_good_is_not_interrupted(library: types.ModuleType) -> None:
+    blocked, inside = threading.Event(), threading.Event()
+    vars(library).update(wait=blocked.wait, inside=inside.set)
+    exec("def stays():\n    inside()\n    wait()", vars(library))
+    thread = threading.Thread(target=library.stays, daemon=True)
+    thread.start()
+    assert inside.wait(20)
+    assert not throw_into(thread.ident or 0, KeyboardInterrupt)
+    blocked.set()
+    thread.join(20)
+    assert not throw_into(thread.ident or 0, KeyboardInterrupt), "it has ended"

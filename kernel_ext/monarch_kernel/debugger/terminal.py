@@ -80,8 +80,7 @@ class CellTerminal:
             while not answered.wait(LOOK_S):
                 times = times + 1 if useless() else 0
                 with lock:
-                    if times >= USELESS and not answered.is_set():
-                        throw_into(thread, NothingToAsk)
+                    if times >= USELESS and not answered.is_set() and throw_into(thread, NothingToAsk):
                         return
 
         threading.Thread(target=look, name="monarch-prompt", daemon=True).start()

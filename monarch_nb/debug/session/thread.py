@@ -23,7 +23,7 @@ from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.machine import Machine, Resume, Standing
 from monarch_nb.debug.session.tracer import Tracer
 from monarch_nb.settings import settings
-from monarch_nb.transport import throw_into
+from monarch_nb.transport import AGAIN_S, throw_into
 from monarch_nb.wire import text_of
 
 logger = logging.getLogger(__name__)
@@ -290,8 +290,8 @@ class ThreadDebugger:
 
         def late() -> None:
             with lock:
-                if not done.is_set():
-                    throw_into(thread, CommandTimeout)
+                if not done.is_set() and not throw_into(thread, CommandTimeout):
+                    self._process.later(AGAIN_S, late)
 
         self._process.later(limit, late)
         answer = m.Answer(session=command.session)

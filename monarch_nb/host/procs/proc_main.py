@@ -19,6 +19,7 @@ from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.logs.redirect import redirect
+from monarch_nb.transport import interrupt_program
 from monarch_nb.wire import parse_address, repr_of, text_of
 
 _keep: list[object] = []
@@ -136,7 +137,7 @@ def _default_signals() -> None:
             if signum in ignored:
                 signal.signal(signum, signal.SIG_IGN)
             elif signum == signal.SIGINT:
-                signal.signal(signum, signal.default_int_handler)
+                signal.signal(signum, interrupt_program)
             elif signal.getsignal(signum) is not signal.SIG_DFL:
                 signal.signal(signum, signal.SIG_DFL)
         except (OSError, ValueError):

@@ -23,7 +23,7 @@ from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, Point
-from monarch_nb.transport import take_back, throw_into
+from monarch_nb.transport import AGAIN_S, take_back, throw_into
 from monarch_nb.wire import (
     Header,
     Status,
@@ -360,9 +360,26 @@ class ActorCell(AnsweringActor):
             if executor.thread is threading.main_thread():
                 # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
                 signal.pthread_kill(executor.thread.ident or 0, signal.SIGINT)
-            elif executor.thread.ident is not None:
-                self._thrown = throw_into(executor.thread.ident, KeyboardInterrupt)
-                wake(executor.thread.ident)
+                return
+            struck_at = self._struck_at
+        thread = executor.thread.ident
+        if thread is not None and self._strike(thread, struck_at):
+            self.process.clock.every(AGAIN_S, lambda: self._strike(thread, struck_at))
+
+    def _strike(self, thread: int, struck_at: float) -> bool:
+        """Throws an interrupt into what runs; whether that is to be tried again, since it is where it must not be cut.
+
+        PyTorch's own Python code changes modes of the thread and undoes that at its end: an exception between the two
+        would leave them as they are.
+        """
+        with self._covering:
+            if not self._exposed or self._struck_at != struck_at:
+                return False
+            self._thrown = throw_into(thread, KeyboardInterrupt)
+            if not self._thrown:
+                return True
+        wake(thread)
+        return False
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from monarch_nb.transport import held_back
+
 from .counting import counted_from_front
 from .errors import PropagationError
 from .lines import user_line
@@ -25,7 +27,8 @@ class Propagator:
     """Plans for the operations of one mesh.
 
     `leaf` is the class of what stands for a tensor in arguments; its instances have a `meta`. Nothing here blocks or
-    talks to workers.
+    talks to workers. While a plan is made interrupts are held back: PyTorch's rules enter modes of the whole thread,
+    and one that is cut off there would leave them on for all that follows.
     """
 
     def __init__(self, layout: Layout, *, leaf: type = Meta) -> None:
@@ -54,7 +57,7 @@ class Propagator:
         found = tuple(key)
         plan = self._plans.get(found)
         if plan is None:
-            plan = self._plans[found] = self._planned(func, args, kwargs or {}, leaves, scalars)
+            plan = self._plans[found] = held_back(self._planned, func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
 
     def redistribution(self, meta: Meta, placements: Placements) -> Plan:
@@ -62,7 +65,7 @@ class Propagator:
         key = (_PLACED, meta, placements)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planner.redistribution(meta, placements)
+            plan = self._plans[key] = held_back(self._planner.redistribution, meta, placements)
         return plan
 
     def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> Plan:
@@ -70,7 +73,7 @@ class Propagator:
         key = (_BACK, base, steps, view)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planner.putting_back(base, steps, view)
+            plan = self._plans[key] = held_back(self._planner.putting_back, base, steps, view)
         return plan
 
     def _read(
