@@ -5,10 +5,8 @@ import contextlib
 import functools
 import inspect
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.routing import Inbox, InboxOverflow
@@ -16,14 +14,13 @@ from monarch_nb.runtime.actors.answering import AnsweringActor
 from monarch_nb.runtime.actors.cell_host import CellHost
 from monarch_nb.runtime.actors.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
+from monarch_nb.runtime.actors.exposure import Exposure
 from monarch_nb.runtime.actors.life import RunsOn, SpawnActor
-from monarch_nb.runtime.actors.sleeping import wake
 from monarch_nb.runtime.context import Ancestor, Context, Instance, current
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, Point
-from monarch_nb.transport import AGAIN_S, take_back, throw_into
 from monarch_nb.wire import (
     Header,
     Status,
@@ -40,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
-STRIKES_APART = 0.2  # seconds; an interrupt that comes sooner is the one before, which may not have arrived yet
 ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
 STRUCK = "__interrupted__"  # of actors of the library whose endpoints are hit by interrupts only where they say so
@@ -62,10 +58,7 @@ class ActorCell(AnsweringActor):
         self.task: asyncio.Task[Any] | None = None
         self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
-        self._exposed = False  # a sync endpoint runs, or __init__, and may be interrupted
-        self._thrown = False  # an interrupt is on its way to it
-        self._struck_at = float("-inf")  # when what runs was interrupted last
-        self._covering = threading.Lock()
+        self._exposure = Exposure(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
         self._spawn = (header, parcel)
         labels, sizes = spec.region.labels, spec.region.sizes
@@ -151,9 +144,10 @@ class ActorCell(AnsweringActor):
                 obj = _new(cls, args, kwargs)
                 self.process.arm(self, cls)
                 init = obj.__init__ if self.watch is None else self.watch(obj.__init__)
-                self._exposed = self.constructing = True
+                self.constructing = True
+                self._exposure.begin()
                 init(*args, **kwargs)
-                self._cover()
+                self._exposure.end()
                 self.obj = obj
             else:
                 self.endpoints = endpoints_of(type(self.obj))
@@ -161,7 +155,7 @@ class ActorCell(AnsweringActor):
                 self.state = "alive"
             self._reply(header, Status.VALUE, encode(None))
         except BaseException as error:
-            self._cover()
+            self._exposure.end()
             if self.cause is None:
                 self.fail("init", error, header)
             else:  # it was stopped before it had begun
@@ -264,14 +258,15 @@ class ActorCell(AnsweringActor):
         left = continued(header.trace) if header.trace else None
         self._unanswered = header
         try:
-            self._exposed = self.struck is None
+            if self.struck is None:
+                self._exposure.begin()
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
-            self._cover()
+            self._exposure.end()
             self._answer(header, result)
             self._unanswered = None
         except BaseException as error:
-            self._cover()
+            self._exposure.end()
             self._unanswered = None
             self._raised(header, error)
         finally:
@@ -282,7 +277,7 @@ class ActorCell(AnsweringActor):
 
     def cut_off(self) -> None:
         """An interrupt broke off even the end of a message: whoever waits for its answer is told. On its thread."""
-        self._cover()
+        self._exposure.end()
         header, self._unanswered = self._unanswered, None
         if header is not None:
             self.running = None
@@ -353,55 +348,12 @@ class ActorCell(AnsweringActor):
             self.struck()
         if isinstance(executor, AsyncExecutor):
             executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
-        with self._covering:
-            if not self._exposed or time.monotonic() - self._struck_at < STRIKES_APART:
-                return
-            self._struck_at = time.monotonic()
-            if executor.thread is threading.main_thread():
-                # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
-                signal.pthread_kill(executor.thread.ident or 0, signal.SIGINT)
-                return
-            struck_at = self._struck_at
-        thread = executor.thread.ident
-        if thread is not None and self._strike(thread, struck_at):
-            self.process.clock.every(AGAIN_S, lambda: self._strike(thread, struck_at))
+        if executor.thread.ident is not None:
+            self._exposure.strike(executor.thread)
 
-    def _strike(self, thread: int, struck_at: float) -> bool:
-        """Throws an interrupt into what runs; whether that is to be tried again, since it is where it must not be cut.
-
-        PyTorch's own Python code changes modes of the thread and undoes that at its end: an exception between the two
-        would leave them as they are.
-        """
-        with self._covering:
-            if not self._exposed or self._struck_at != struck_at:
-                return False
-            self._thrown = throw_into(thread, KeyboardInterrupt)
-            if not self._thrown:
-                return True
-        wake(thread)
-        return False
-
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """What runs inside of it is what `interrupt` hits. On its thread."""
-        try:
-            self._exposed = True
-            yield
-        finally:
-            self._cover()
-
-    def _cover(self) -> None:
-        """The endpoint is over: an interrupt that comes now is too late, and must not cut off the answer."""
-        while self._exposed:
-            try:
-                with self._covering:
-                    self._exposed = False
-                    self._struck_at = float("-inf")
-                    if self._thrown:
-                        self._thrown = False
-                        take_back()
-            except KeyboardInterrupt:
-                continue
+        return self._exposure.interruptible()
 
 
 _extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again
