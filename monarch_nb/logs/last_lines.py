@@ -1,7 +1,7 @@
 """What a proc wrote last, as text: for those who tell of its end."""
 
 from monarch_nb.logs.marks import DISPLAY, STDOUT
-from monarch_nb.logs.overwriting import Rows, shown
+from monarch_nb.logs.overwriting import left_of
 from monarch_nb.logs.spool import Spool
 from monarch_nb.logs.verbs import LogBlock
 from monarch_nb.wire import decode_display
@@ -28,8 +28,7 @@ def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
     finally:
         spool.close()
     lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
-    open_one = [shown(lines.pop())] if lines and not text.endswith(b"\n") else []
-    return tuple([*Rows().lines(lines), *open_one][-count:])
+    return tuple(left_of(lines)[-count:])
 
 
 def spool_size(base: str) -> int:

@@ -1,8 +1,11 @@
 """Text that overwrites itself, as progress bars do with carriage returns and by going up a line: what is left of it."""
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 UP = "\x1b[A"  # the cursor goes up a line; a bar that stands below another ends with it
+_TOKENS = re.compile(r"(\n|\r|\x1b\[A)")
 
 
 def overwritten(line: str) -> str:
@@ -12,48 +15,125 @@ def overwritten(line: str) -> str:
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
-class Rows:
-    """Tells lines that stay from the steps of bars below other bars, each of which is drawn on a line of its own."""
+@dataclass(slots=True)
+class _Row:
+    text: str = ""
+    bar: bool = False  # it was drawn after a carriage return, and may be drawn again
+    draws: int = 0  # since the cursor was last above it
 
-    __slots__ = ("_at", "_deepest")
+
+class Rows:
+    """The rows that may still be drawn again: those of bars, each below the other, and the line that is being written.
+
+    A row stays, as a line, once the writer cannot come back to it: when a line of text follows, or when the row below
+    is drawn for the second time without a visit to the one above. Bars that stand below bars go up after each drawing.
+    """
+
+    __slots__ = ("_at", "_cut", "_drew", "_loose", "_nested", "_returned", "_rows", "_start", "_uncounted", "_up")
 
     def __init__(self) -> None:
-        self._at = 0  # the row that is being written, from the one of the first bar
-        self._deepest = -1  # the lowest one with a bar in it
+        self._rows = [_Row()]
+        self._at = 0
+        self._start = True  # the cursor is at the beginning of a row, and has not come there by a carriage return
+        self._returned = False  # by one
+        self._up = False  # it has gone up, and nothing was written since
+        self._nested = False  # it has gone up before
+        self._drew = False  # something was written in this row since the cursor came to it
+        self._uncounted = False  # what is drawn over it had nothing to see so far
+        self._loose = ""  # text that is written beside a bar, which stays as a line of its own
+        self._cut = ""  # the beginning of a command to the terminal
 
-    def lines(self, ended: Iterable[str]) -> list[str]:
-        """The lines that stay, of some that have ended; each as it was overwritten last."""
-        left = []
-        for raw in ended:
-            line = overwritten(raw.removesuffix("\r"))
-            bare = _without_ups(line)
-            self.up(raw.count(UP))
-            if len(bare) == len(line) and (line or self.plain or self._at > self._deepest):
-                left.append(line)
-                if self._at > self._deepest:
-                    self._at, self._deepest = 0, -1
-                    continue
-            self._at += 1
+    def feed(self, text: str) -> list[str]:
+        """Takes what is written next; gives the lines that stay."""
+        left: list[str] = []
+        text, self._cut = self._cut + text, ""
+        for begun in (UP[:2], UP[:1]):
+            if text.endswith(begun):
+                text, self._cut = text.removesuffix(begun), begun
+        for token in _TOKENS.split(text):
+            if token == "\n":
+                self._newline(left)
+            elif token == "\r":
+                self._returned, self._up, self._uncounted = True, False, True
+            elif token == UP:
+                self._at = max(0, self._at - 1)
+                for row in self._rows[self._at + 1 :]:
+                    row.draws = 0
+                self._up, self._nested, self._returned, self._drew = True, True, False, False
+            elif token:
+                self._write(token, left)
         return left
 
-    def up(self, count: int) -> None:
-        """After drawing a bar the writer has gone up so many rows."""
-        if count:
-            self._deepest = max(self._deepest, self._at)
-            self._at -= count
+    def _newline(self, left: list[str]) -> None:
+        if self._loose:
+            left.append(self._loose)
+            self._loose = ""
+            return
+        row = self._rows[self._at]
+        if self._at and row.bar and self._drew:  # a bar below a bar goes up before anything else
+            self._leave(self._at, left)
+        if row.bar:
+            self._at += 1
+        else:
+            self._leave(self._at, left)
+            left.append(row.text)
+            del self._rows[0]
+        if self._at == len(self._rows):
+            self._rows.append(_Row())
+        self._start, self._returned, self._up, self._drew = True, False, False, False
+
+    def _write(self, text: str, left: list[str]) -> None:
+        row = self._rows[self._at]
+        if self._returned:
+            row.text, row.bar = text, True
+        elif self._start:  # a line of text: the bars above are done
+            self._leave(self._at, left)
+            row.text, row.bar = text, False
+        elif (self._up and row.bar) or self._loose:
+            self._loose += text
+        else:
+            row.text += text
+        if self._uncounted and text.strip():
+            self._uncounted = False
+            row.draws += 1
+            if row.draws > 1:
+                self._leave(self._at, left)
+        self._start, self._returned, self._drew = False, False, True
+        self._up = self._up and bool(self._loose)
+
+    def _leave(self, above: int, left: list[str]) -> None:
+        """The rows above that one stay as they are."""
+        left += [row.text for row in self._rows[:above] if row.text.strip() or not row.bar]
+        del self._rows[:above]
+        self._at -= above
+        if not self._at and len(self._rows) == 1:
+            self._nested = False
 
     @property
     def plain(self) -> bool:
-        """Whether lines without control characters stay as they are."""
-        return self._deepest < 0
+        """Whether nothing is there that could be overwritten or was begun."""
+        row, begun = self._rows[0], self._returned or self._loose or self._cut
+        return len(self._rows) == 1 and not row.text and not row.bar and not begun
+
+    @property
+    def ended(self) -> bool:
+        """Whether all bars that are there are followed by an empty line, and no bar was ever below another."""
+        return not self._nested and not self._returned and not self._rows[self._at].text
+
+    @property
+    def shown(self) -> str:
+        """What there is to see: a line for each row."""
+        lines = [row.text for row in self._rows if row.text.strip()]
+        return "\n".join([*lines, *([self._loose] if self._loose else [])])
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether any of it is a bar."""
+        return any(row.bar for row in self._rows)
 
 
-def shown(line: str) -> str:
-    """What there is to see of a line that has not ended."""
-    return _without_ups(overwritten(line))
-
-
-def _without_ups(line: str) -> str:
-    while line.endswith(UP):
-        line = line.removesuffix(UP)
-    return line
+def left_of(lines: Iterable[str]) -> list[str]:
+    """The lines that are left of some that have ended."""
+    rows = Rows()
+    left = [line for raw in lines for line in rows.feed(f"{raw}\n")]
+    return [*left, *(rows.shown.split("\n") if rows.shown else [])]

@@ -59,7 +59,9 @@ def test_of_a_progress_bar_its_last_state_remains() -> None:
     for percent in range(100_000):
         assert log.feed(f"\r{percent}".encode()) == []
     assert len(log.open) < 200_000
-    assert log.feed(b"\n") == ["99999"]
+    assert log.feed(b"\n") == [], "a bar may come below it"
+    assert log.open == "99999"
+    assert log.feed(b"next\n") == ["99999", "next"]
 
 
 def test_a_line_without_end_does_not_eat_the_memory() -> None:
@@ -124,20 +126,40 @@ def test_bars_below_a_bar_leave_no_trail() -> None:
     for size in (1, 2, 7, len(text)):
         log = Log()
         lines = [line for at in range(0, len(text), size) for line in log.feed(text[at : at + size].encode())]
-        assert lines == ["epoch 0", "epoch 1", "epoch 2", "epoch 3", "done", "", "after"]
+        assert lines == ["epoch 3", "done", "", "after"]
         assert not log.log.open_lines(0.0)
 
 
-def test_an_inner_bar_is_what_there_is_to_see_while_it_runs() -> None:
+def test_all_bars_are_to_be_seen_while_they_run() -> None:
     log = Log()
     log.feed(f"\repoch 1\n\r  step 7{UP}".encode())
-    assert log.open == "  step 7"
+    assert log.open == "epoch 1\n  step 7"
+    log.feed(f"\repoch 2\n\r       \r{UP}".encode())
+    assert log.open == "epoch 2"
+
+
+def test_bars_one_after_the_other_stay() -> None:
+    log = Log()
+    assert log.feed(b"\rone 1\rone 2\n\rtwo 1") == []
+    assert log.feed(b"\rtwo 2") == ["one 2"]
+    assert log.feed(b"\n\rthree 1\n\rfour 1\n") == ["two 2", "three 1"]
+    assert log.open == "four 1"
+
+
+def test_what_is_printed_beside_bars_is_a_line_of_its_own() -> None:
+    log = Log()
+    assert log.feed(f"\repoch 1\n\r step 1{UP}hello\n\n\r step 2{UP}".encode()) == ["hello"]
+    assert log.open == "epoch 1\n step 2"
+    cleared = f"\n\r       \r{UP}\r        \r"  # as tqdm.write does
+    drawn = f"\repoch 1\n\r step 3{UP}"
+    assert log.feed(f"{cleared}written\n{drawn}\repoch 2".encode()) == ["written"]
+    assert log.open == "epoch 2\n step 3"
 
 
 def test_two_bars_below_a_bar_leave_no_trail_either() -> None:
     log = Log()
     drawn = "".join(f"\n\r middle {n}{UP}\n\n\r inner {n}{UP}{UP}" for n in range(9))
-    assert log.feed(f"\router 0{drawn}\router 1\nend\n".encode()) == ["outer 0", "outer 1", "end"]
+    assert log.feed(f"\router 0{drawn}\router 1\nend\n".encode()) == ["outer 1", "end"]
 
 
 def test_records_of_several_ranks_of_an_actor_are_equal_but_for_their_rank() -> None:

@@ -200,9 +200,11 @@ class CellOutput:
     def progress(self) -> str:
         """How far the ranks' own progress bars are: their lines with carriage returns."""
         bars = [
-            (self._sources.of(bar.address), Line(bar.address, bar.text, bar.stream, bar.call))
+            (self._sources.of(bar.address), Line(bar.address, row, bar.stream, bar.call))
             for bar in self._receiver.open_lines()
-            if bar.overwrites and bar.text
+            if bar.overwrites
+            for row in bar.text.split("\n")
+            if row
         ]
         bars.sort(key=lambda bar: (bar[0].uid, bar[0].point))
         return self._text([line for _, line in bars]).rstrip("\n")
