@@ -8,11 +8,10 @@ _TASKS = ("monarch_nb.compat.tasks",)
 _REFS = ("monarch_nb.compat.refs",)
 _DRILLS = ("monarch_nb.compat.drills",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
-_JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.later")
+_JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.stores", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"
-_MOUNTS = "mounts"
 _COMMANDS = "the command line"
 _LAUNCHERS = "launchers of one's own"
 _SQL = "telemetry by SQL"
@@ -22,7 +21,6 @@ _DASHBOARD = "the dashboard"
 INSTEAD = {
     _TENSORS: "Hold tensors in actors and let torch.distributed move them: monarch.spmd sets it up",
     _SIMULATOR: "monarch.testing.in_process_host() runs actors without starting processes",
-    _MOUNTS: "HostMesh.sync_workspace brings folders to hosts",
     _COMMANDS: "monarch-nb --help lists the commands there are",
     _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",
     _SQL: "monarch.actor.span and get_meter tell OpenTelemetry, where the program sets that up",
@@ -62,10 +60,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.actor.v1": _ACTOR,
     "monarch._src.actor.v1.host_mesh": _ACTOR,
     "monarch._src.actor.v1.proc_mesh": _PROCS,
+    "monarch._src.gather_mount": ("monarch_nb._mounts",),
     "monarch._src.job": _JOB,
     "monarch._src.job.job": _JOB,
     "monarch._src.job.job_state": _JOB,
-    "monarch._src.job.kubernetes": _JOB,
+    "monarch._src.job.kubernetes": (*_JOB, "monarch_nb.job.kubernetes.template"),
     "monarch._src.job.port_forward": _JOB,
     "monarch._src.job.process": _JOB,
     "monarch._src.job.service_identity": _JOB,
@@ -75,8 +74,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.job.telemetry_config": _JOB,
     "monarch._src.rdma": ("monarch_nb.rdma",),
     "monarch._src.rdma.rdma": ("monarch_nb.rdma",),
-    "monarch._src.spmd": ("monarch_nb.spmd",),
+    "monarch._src.spmd": ("monarch_nb.spmd", "monarch_nb.job.stores"),
     "monarch._src.spmd.actor": ("monarch_nb.spmd",),
+    "monarch._src.spmd.host_mesh": ("monarch_nb.job.stores",),
     "monarch._rust_bindings": _INTERNALS,
     "monarch._rust_bindings.monarch_extension": (),
     "monarch._rust_bindings.monarch_extension.blocking": _DRILLS,
@@ -105,6 +105,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": _ACTOR,
     "monarch.actor.concurrent": _ACTOR,
     "monarch.actor_mesh": _ACTOR,
+    "monarch.gather_mount": ("monarch_nb._mounts",),
+    "monarch.remotemount": ("monarch_nb._mounts",),
     "monarch.bootstrap_main": ("monarch_nb.compat.bootstrap_main",),
     "monarch.job.kubernetes": _JOB,
     "monarch.job.spmd": ("monarch_nb._torchrun", *_JOB),
@@ -127,7 +129,6 @@ MODULES: dict[str, str] = {
     "monarch.distributed_telemetry": _SQL,
     "monarch.experimental": "what torchmonarch calls experimental",
     "monarch.fetch": _TENSORS,
-    "monarch.gather_mount": _MOUNTS,
     "monarch.gradient": _TENSORS,
     "monarch.gradient_generator": _TENSORS,
     "monarch.job.meta": "the schedulers of one company",
@@ -142,7 +143,6 @@ MODULES: dict[str, str] = {
     "monarch.random": _TENSORS,
     "monarch.remote_class": _TENSORS,
     "monarch.rust_backend_mesh": _TENSORS,
-    "monarch.remotemount": _MOUNTS,
     "monarch.simulator": _SIMULATOR,
     "monarch.tensor_engine": _TENSORS,
     "monarch.tensorboard": _TENSORS,

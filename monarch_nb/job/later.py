@@ -48,14 +48,3 @@ class BatchJob(_LaterJob):
     """A job whose client script runs inside it. Raises NotImplementedError: it is not part of Monarch-NB yet."""
 
     _part = "batch jobs"
-
-
-class StoreJob(_LaterJob):
-    """Workers that find each other by a torch.distributed store. Raises NotImplementedError: it is not there yet."""
-
-    _part = "workers that find each other by a store"
-
-    @classmethod
-    def from_store(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError."""
-        cls._refuse()

@@ -62,13 +62,17 @@ class UpstreamServices:
         **kwargs: Any,
     ) -> NoReturn:
         """Raises NotImplementedError."""
-        refuse("remote_mount", "mounts", "HostMesh.sync_workspace copies folders to hosts")
+        refuse(
+            "remote_mount",
+            "mounts of jobs",
+            "monarch.remotemount mounts on job.state().trainers",
+        )
 
     def gather_mount(
         self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None
     ) -> NoReturn:
         """Raises NotImplementedError."""
-        refuse("gather_mount", "mounts")
+        refuse("gather_mount", "mounts of jobs", "monarch.gather_mount gathers from job.state().trainers")
 
 
 def _say_once(text: str) -> None:

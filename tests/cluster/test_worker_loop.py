@@ -376,3 +376,16 @@ def test_a_terminated_worker_takes_its_link_away_later_or_its_successor_does(fol
         hosts = attach(address)
         assert hosts.initialized.get(30) is True
         hosts.shutdown().get(SOON)
+
+
+def test_the_script_that_pods_run_is_a_worker_with_the_key_of_its_secret(tmp_path: Path) -> None:
+    from monarch._src.job.kubernetes import _WORKER_BOOTSTRAP_SCRIPT
+
+    key, port = tmp_path / "key", free_port()
+    Keys.load_or_create(key)
+    env = {**os.environ, "MONARCH_PORT": str(port), "MONARCH_KEY_FILE": str(key)}
+    with subprocess.Popen([sys.executable, "-u", "-c", _WORKER_BOOTSTRAP_SCRIPT], env=env) as pod:
+        hosts = attach_to_workers(ca="trust_all_connections", private_key=key, workers=[f"tcp://127.0.0.1:{port}"])
+        hosts.initialized.get(SOON)
+        hosts.shutdown().get(SOON)
+        assert pod.wait(SOON) == 0

@@ -194,15 +194,14 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "job_spmd.StoreJob.from_store(None)",
+        "BatchJob()",
     ],
 )
 def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> None:
-    from monarch import job
-    from monarch.job import spmd as job_spmd
+    from monarch._src.job.job import BatchJob
 
     with pytest.raises(NotImplementedError, match=r"is not part of Monarch-NB yet: it belongs to .*, see .*\. [A-Zm]"):
-        eval(use, {"job": job, "job_spmd": job_spmd})
+        eval(use, {"BatchJob": BatchJob})
 
 
 def test_what_a_transport_reads_back_as_can_be_compared() -> None:
@@ -229,16 +228,16 @@ def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
 
 
 def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
+    from monarch._src.job.job import BatchJob
     from monarch.job import JobTrait
-    from monarch.job.spmd import StoreJob
 
-    class Mine(StoreJob):
+    class Mine(BatchJob):
         pass
 
     assert issubclass(Mine, JobTrait)
     with pytest.raises(
         NotImplementedError,
-        match="Mine is not part of Monarch-NB yet: it belongs to workers that find",
+        match="Mine is not part of Monarch-NB yet: it belongs to batch jobs",
     ):
         Mine()
 
@@ -250,7 +249,7 @@ def test_unknown_private_modules_are_not_there() -> None:
 
 
 def test_what_is_missing_says_what_to_do_without_it() -> None:
-    for name in ("monarch.remote", "monarch.remotemount", "monarch.simulator", "monarch.tools.commands"):
+    for name in ("monarch.remote", "monarch.simulator", "monarch.tools.cli"):
         assert re.search(r"compatibility\.md\. [A-Zm]", compat.missing_part(name) or "")
 
 

@@ -11,6 +11,13 @@ RANK_LABEL = "apps.kubernetes.io/pod-index"
 JOB_LABEL = "monarch-nb/job"
 _GRACE_S = 30  # what Kubernetes takes where a pod does not say
 _FOLDER = "/var/run/monarch-nb"
+# What torchmonarch's programs have pods run that they make themselves: `python -u -c _WORKER_BOOTSTRAP_SCRIPT`.
+_WORKER_BOOTSTRAP_SCRIPT = f"""\
+import os, sys
+from monarch_nb.job.worker import main
+port, key = os.environ.get("MONARCH_PORT", "26600"), os.environ.get("MONARCH_KEY_FILE", "{_FOLDER}/key")
+sys.exit(main([f"tcp://0.0.0.0:{{port}}", *(["--key", key] if os.path.exists(key) else [])]))
+"""
 _VOLUME = "monarch-key"
 
 

@@ -1,0 +1,274 @@
+"""Folders of this machine on hosts, and folders of hosts here: `monarch.remotemount`, `monarch.gather_mount`.
+
+They are copies, sent when they change: no file system in user space is mounted, which most containers do not allow.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from monarch_nb._copies import CHUNK, Copy, Piece, Tree, changed, read_pieces, remove, tree_of
+from monarch_nb.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_nb.shape import Point
+
+__all__ = ["GatherMount", "MountHandler", "gather_mount", "remotemount"]
+
+logger = logging.getLogger("monarch_nb.mounts")
+_REFRESH_S = 2.0
+_ANSWER_S = 300.0
+_said: set[str] = set()
+
+
+def place_of(point: Point) -> str:
+    """A place of a mesh as the name of a folder: `hosts_0`, "" where there is one place alone."""
+    return "_".join(f"{label}_{index}" for label, index in point.items())
+
+
+class RemoteMountActor(Actor):
+    """A copy of the client's folder on one host: a link at the mount point leads to a folder beside it."""
+
+    def __init__(self, mount_point: str) -> None:
+        self._point = Path(os.path.abspath(mount_point.replace("$SUBDIR", place_of(current_rank()))))
+        self._copy: Copy | None = None
+
+    @endpoint
+    def open(self) -> None:
+        """Makes the folder. Raises FileExistsError where there is something else already."""
+        self._point.parent.mkdir(parents=True, exist_ok=True)
+        mark = f".{self._point.name}.mnb-"
+        if self._point.is_symlink():
+            left = self._point.parent / os.readlink(self._point)
+            if not re.fullmatch(rf"{re.escape(mark)}[0-9a-f]+", left.name):
+                raise FileExistsError(f"{self._point} is a link to {left}: choose another mount point")
+            shutil.rmtree(left, ignore_errors=True)  # of a program that was killed
+            self._point.unlink()
+        elif self._point.is_dir():
+            if any(self._point.iterdir()):
+                raise FileExistsError(f"{self._point} is a folder with files in it: choose another mount point")
+            self._point.rmdir()
+        elif self._point.exists():
+            raise FileExistsError(f"{self._point} is a file: choose another mount point")
+        root = self._point.parent / f"{mark}{secrets.token_hex(4)}"
+        root.mkdir(mode=0o700)
+        self._copy = Copy(root)
+        self._point.symlink_to(root.name)
+
+    @endpoint
+    def have(self) -> Tree:
+        """What is there."""
+        return tree_of(self._open.root)
+
+    @endpoint
+    def write(self, pieces: list[Piece]) -> None:
+        """Takes bytes of files."""
+        self._open.write(pieces)
+
+    @endpoint
+    def settle(self, wanted: Tree, fresh: list[str]) -> None:
+        """All that is needed has come."""
+        self._open.settle(wanted, fresh)
+
+    @endpoint
+    def close(self) -> None:
+        """Removes it."""
+        self._end()
+
+    @property
+    def _open(self) -> Copy:
+        if self._copy is None:
+            raise RuntimeError(f"{self._point} is not mounted")
+        return self._copy
+
+    def _end(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            self._point.unlink(missing_ok=True)
+            shutil.rmtree(copy.root, ignore_errors=True)
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self._end()
+
+
+class MountHandler:
+    """What `remotemount` gives: `open()` brings the folder to the hosts, `refresh()` what has changed since."""
+
+    def __init__(self, host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> None:
+        self.sourcepath = os.path.abspath(sourcepath)
+        self.mntpoint = mntpoint if mntpoint is not None else self.sourcepath
+        self._hosts = host_mesh
+        self._procs: ProcMesh | None = None
+        self._copies: Any = None
+
+    def open(self, via_gateway: bool = False) -> None:
+        """Makes the mount point on each host and fills it; blocks. Nothing where it is open.
+
+        Raises NotADirectoryError for a source that is no folder, and ActorError with what is in the way on a host.
+        """
+        if self._procs is not None:
+            return
+        if not os.path.isdir(self.sourcepath):
+            raise NotADirectoryError(f"{self.sourcepath} is not a folder of this machine")
+        _say_once("remotemount: the folder is copied to the hosts; call refresh() once it has changed")
+        self._procs = self._hosts.spawn_procs(name="mounts")
+        try:
+            self._copies = self._procs.spawn("remotemount", RemoteMountActor, self.mntpoint)
+            self._copies.open.call().get(_ANSWER_S)
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def refresh(self, sourcepath: str | None = None) -> None:
+        """Sends what has changed, to the hosts that lack it, and removes there what is not here any more; blocks.
+
+        Raises RuntimeError where it is not open.
+        """
+        if self._copies is None:
+            raise RuntimeError(f"{self.mntpoint} is not mounted: open() comes first")
+        source, copies = Path(self.sourcepath), self._copies
+        wanted = tree_of(source)
+        lacking = [changed(wanted, have) for _, have in copies.have.call().get(_ANSWER_S)]
+        fresh = [name for name in wanted if any(name in each for each in map(set, lacking))]
+        for pieces in read_pieces(source, fresh):  # the same to all: a body is sent once to each host
+            copies.write.call(pieces).get(_ANSWER_S)
+        copies.settle.call(wanted, fresh).get(_ANSWER_S)
+
+    def close(self) -> None:
+        """Removes it from the hosts; blocks. Nothing where it is not open."""
+        procs, self._procs, self._copies = self._procs, None, None
+        if procs is not None:
+            procs.stop("its folder was unmounted").get(_ANSWER_S)
+
+    def __enter__(self) -> "MountHandler":
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> MountHandler:
+    """A folder of this machine at `mntpoint` of each host, by default at the same path: `open()` puts it there.
+
+    In `mntpoint` the place of a host stands for $SUBDIR, for hosts that share a file system.
+    """
+    return MountHandler(host_mesh, sourcepath, mntpoint)
+
+
+class GatherSourceActor(Actor):
+    """Reads the folder of one host."""
+
+    def __init__(self, folder: str) -> None:
+        self._root = Path(folder.replace("$SUBDIR", place_of(current_rank())))
+
+    @endpoint
+    def tree(self) -> Tree:
+        """What is there; nothing where there is no such folder yet."""
+        return tree_of(self._root) if self._root.is_dir() else {}
+
+    @endpoint
+    def read(self, name: str, offset: int) -> bytes:
+        """Bytes of a file from an offset on, as many as go into one message; none where it has gone."""
+        with contextlib.suppress(FileNotFoundError), open(self._root / name, "rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK)
+        return b""
+
+
+class GatherMount:
+    """What `gather_mount` gives: the folders of hosts, copied here again whenever they have changed."""
+
+    def __init__(
+        self, host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str, *, interval: float | None
+    ) -> None:
+        self.local_mount_point = os.path.abspath(local_mount_point)
+        self._root = Path(self.local_mount_point)
+        self._root.mkdir(parents=True, exist_ok=True)
+        if any(self._root.iterdir()):
+            raise FileExistsError(f"{self._root} has files in it: choose another folder to gather in")
+        self._procs: ProcMesh | None = host_mesh.spawn_procs(name="gathered")
+        self._sources: Any = self._procs.spawn("gather_mount", GatherSourceActor, remote_mount_point)
+        self._copies: dict[int, Copy] = {}
+        self._one = threading.Lock()
+        self._closed = threading.Event()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+        if interval is not None:
+            threading.Thread(target=self._follow, args=(interval,), name="monarch-gather", daemon=True).start()
+
+    def refresh(self) -> None:
+        """Copies what has changed on the hosts; blocks. Raises RuntimeError once it is closed."""
+        with self._one:
+            if self._closed.is_set():
+                raise RuntimeError(f"{self.local_mount_point} is not mounted any more")
+            for point, wanted in self._sources.tree.call().get(_ANSWER_S):
+                self._take(point, wanted)
+
+    def close(self, deadline: float | None = None) -> None:
+        """Ends it and removes the copies from the local folder; blocks. `deadline` is not needed here."""
+        self._closed.set()
+        with self._one:
+            procs, self._procs = self._procs, None
+            if procs is None:
+                return
+            procs.stop("its folders were unmounted").get(_ANSWER_S)
+            for path in tuple(self._root.iterdir()):
+                remove(path)
+
+    def __enter__(self) -> "GatherMount":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, point: Point, wanted: Tree) -> None:
+        copy = self._copies.setdefault(point.rank, Copy(self._root / place_of(point)))
+        copy.root.mkdir(parents=True, exist_ok=True)
+        source = self._sources.slice(**dict(point))
+        fresh = changed(wanted, tree_of(copy.root))
+        for name in fresh:
+            size, offset = wanted[name].size, 0
+            while offset < size or offset == 0:
+                data = source.read.call_one(name, offset).get(_ANSWER_S) if size else b""
+                copy.write([Piece(name, offset, data)])
+                offset += len(data)
+                if not data:
+                    break
+        copy.settle(wanted, fresh)
+
+    def _follow(self, interval: float) -> None:
+        while not self._closed.wait(interval):
+            try:
+                self.refresh()
+            except SupervisionError:
+                return  # the hosts are gone, which others are told
+            except (RuntimeError, OSError, TimeoutError) as error:
+                if not self._closed.is_set():
+                    logger.info("%s: %s", self.local_mount_point, error)
+
+
+def gather_mount(
+    host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str, *, interval: float | None = _REFRESH_S
+) -> GatherMount:
+    """The folder `remote_mount_point` of each host below `local_mount_point` here, named after its place (`hosts_0`).
+
+    The folder of one host without dimensions is there itself. In `remote_mount_point` the place of a host stands for
+    $SUBDIR. What has changed there is copied each `interval` seconds, and by `refresh()`; None: by that alone. Blocks.
+    """
+    _say_once("gather_mount: the folders are copied from the hosts; refresh() copies what has changed")
+    return GatherMount(host_mesh, remote_mount_point, local_mount_point, interval=interval)
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s", text)

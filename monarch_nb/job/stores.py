@@ -1,0 +1,214 @@
+"""Workers of ranks that torchrun has started, which find each other by the store that these ranks share."""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from monarch_nb.connect.workers import attach_to_workers
+from monarch_nb.host.bootstrap import command
+from monarch_nb.host.folders import make_run_folder, new_host_id, remove_run_folder, run_folder_for
+from monarch_nb.host.linux import boot_id
+from monarch_nb.host.preemption import END
+from monarch_nb.job.report import read_report
+from monarch_nb.job.state import JobState
+from monarch_nb.job.trait import JobTrait
+from monarch_nb.mesh import HostMesh
+from monarch_nb.transport import Keys, knock
+from monarch_nb.wire import json_decoder
+
+_READY_S = 60.0
+_LOOK_S = 0.02
+_KNOCK_S = 1.0
+_LINES = 10
+_END_S = 5.0
+_ENCRYPTED = ("tcp", "metatls", "metatls-hostname")
+_PREFIX = "monarch/spmd/"
+_KEY = f"{_PREFIX}key"
+_workers: "list[tuple[subprocess.Popen[bytes], Path]]" = []  # of this process, with their folders; they end with it
+
+
+class StoreLike(Protocol):
+    """What is used of a `torch.distributed.Store`: `get` waits until there is something."""
+
+    def set(self, key: str, value: "str | bytes", /) -> object:
+        """Puts a value there."""
+
+    def get(self, key: str, /) -> bytes:
+        """What is there."""
+
+
+class _Met(msgspec.Struct, frozen=True):
+    """Where a worker is met."""
+
+    joins: tuple[str, ...]
+    boot: str
+
+
+class StoreJob(JobTrait):
+    """One host for each machine of an SPMD program: `StoreJob.from_store(store)`, called on all of its ranks.
+
+    The workers belong to the ranks that have started them, and end with these; `kill()` leaves them.
+    """
+
+    _transient = frozenset({"_key"})
+
+    def __init__(self, worker_addrs: list[str], name: str) -> None:
+        super().__init__()
+        self._worker_addrs, self._name = list(worker_addrs), name
+        self._key: bytes | None = None
+
+    def _restored(self) -> None:
+        self._key = None
+
+    @classmethod
+    def from_store(
+        cls, store: StoreLike, *, monarch_port: int = 0, name: str = "monarch_worker", transport: str = "ipc",
+        rank: int | None = None, local_rank: int | None = None, world_size: int | None = None,
+        local_world_size: int | None = None,
+    ) -> "StoreJob | None":  # fmt: skip
+        """The job, on global rank 0; None on the other ranks. Each local rank 0 starts a worker on its machine.
+
+        With `transport="ipc"` all ranks are on one machine; "tcp" is encrypted with a key that the store carries, at
+        `monarch_port` or any free port. Where the ranks are is taken from RANK, LOCAL_RANK, WORLD_SIZE and
+        LOCAL_WORLD_SIZE unless it is given. Blocks until the workers listen. Raises RuntimeError for a variable that
+        is missing or a worker that does not start, ValueError for sizes that do not fit and another transport.
+        """
+        world, each = _number("WORLD_SIZE", world_size), _number("LOCAL_WORLD_SIZE", local_world_size)
+        mine, local = _number("RANK", rank), _number("LOCAL_RANK", local_rank)
+        if world % each:
+            raise ValueError(f"WORLD_SIZE ({world}) must be divisible by LOCAL_WORLD_SIZE ({each})")
+        if transport != "ipc" and transport not in _ENCRYPTED:
+            raise ValueError(f"transport={transport!r} is none of 'ipc', {', '.join(map(repr, _ENCRYPTED))}")
+        key = _key(store, first=mine == 0) if transport != "ipc" and (local == 0 or mine == 0) else None
+        if local == 0:
+            host = mine // each
+            met = _start(f"{name}_{host}", monarch_port, key)
+            store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(met))
+        if mine != 0:
+            return None
+        told = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // each)]
+        job = cls([_reached(met, f"{name}_{host}") for host, met in enumerate(told)], name)
+        job._key = key
+        return job
+
+    def state(self, cached_path: str | None = None) -> JobState:
+        """Its hosts, under its name; nothing is saved unless a path is given."""
+        return super().state(cached_path)
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is not None:
+            raise RuntimeError("StoreJob runs inside of a program: it cannot run a client script")
+
+    def _state(self) -> JobState:
+        if self._key is None and any(address.startswith("tcp://") for address in self._worker_addrs):
+            raise RuntimeError("a StoreJob over tcp is used by the program that has made it: only that has the key")
+        hosts = attach_to_workers(
+            private_key=self._key, ca="trust_all_connections", workers=list(self._worker_addrs), name=self._name
+        )
+        return JobState({self._name: hosts})
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Never: the ranks that called `from_store` have these workers."""
+        return False
+
+    def _lost(self) -> str:
+        return ""  # calls on its hosts tell
+
+    def _kill(self) -> None:
+        pass
+
+
+def host_mesh_from_store(
+    store: StoreLike, *, monarch_port: int = 0, name: str = "monarch_worker", transport: str = "ipc",
+    rank: int | None = None, local_rank: int | None = None, world_size: int | None = None,
+    local_world_size: int | None = None,
+) -> HostMesh | None:  # fmt: skip
+    """The hosts of `StoreJob.from_store`, with its arguments and errors: on global rank 0, None on the others."""
+    job = StoreJob.from_store(
+        store, monarch_port=monarch_port, name=name, transport=transport, rank=rank, local_rank=local_rank,
+        world_size=world_size, local_world_size=local_world_size,
+    )  # fmt: skip
+    return None if job is None else job.state()._hosts[name]
+
+
+def _number(name: str, given: int | None) -> int:
+    text = str(given) if given is not None else os.environ.get(name)
+    if text is None:
+        raise RuntimeError(
+            f"StoreJob.from_store needs {name}, which torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE), "
+            f"or the argument {name.lower()}="
+        )
+    return int(text)
+
+
+def _key(store: StoreLike, *, first: bool) -> bytes:
+    if not first:
+        return store.get(_KEY)
+    with tempfile.TemporaryDirectory() as folder:
+        key = Keys.load_or_create(Path(folder, "key")).to_text()
+    store.set(_KEY, key)
+    return key
+
+
+def _start(name: str, port: int, key: bytes | None) -> _Met:
+    """A worker that ends with this process; blocks until it listens. Raises RuntimeError with its last lines."""
+    folder = run_folder_for(new_host_id())  # is removed by a later program where this one is killed
+    make_run_folder(folder)
+    address = f"ipc://{folder}/{name}" if key is None else f"tcp://0.0.0.0:{port}"
+    told, log = folder / "report.json", folder / "worker.log"
+    line = command(
+        "monarch_nb.job.worker", address, "--report", told, "--bound", *([] if key is None else ["--key", "-"])
+    )
+    with log.open("wb") as out:
+        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
+    if not _workers:
+        atexit.register(end_workers)
+    _workers.append((process, folder))
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(key or b"")
+    until = time.monotonic() + _READY_S
+    while (report := read_report(told)) is None and process.poll() is None and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    if report is None:
+        process.kill()
+        process.wait()
+        _workers.remove((process, folder))
+        said = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES:])
+        remove_run_folder(folder)
+        raise RuntimeError(f"the worker {name} did not start; it said:\n{said or '(nothing)'}")
+    return _Met(report.joins, boot_id())
+
+
+def end_workers() -> None:
+    """Ends the workers that this process has started, with all that runs there; blocks."""
+    ending = [_workers.pop() for _ in tuple(_workers)]
+    for process, _ in ending:
+        process.send_signal(END)
+    for process, folder in ending:
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        remove_run_folder(folder)
+
+
+def _reached(met: _Met, name: str) -> str:
+    """The address at which a worker can be met from here. Raises RuntimeError."""
+    first = met.joins[0]
+    if not first.startswith("tcp://"):
+        if met.boot != boot_id():
+            raise RuntimeError(f"{name} is on another machine, where transport='ipc' does not lead: use 'tcp'")
+        return first
+    for address in met.joins:
+        if knock(address, _KNOCK_S):
+            return address
+    raise RuntimeError(f"nobody answers for {name} at {', '.join(met.joins)}: look whether a firewall is between")

@@ -1,0 +1,145 @@
+"""Folders that are copied to hosts, and from hosts."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.gather_mount import gather_mount
+from monarch.remotemount import remotemount
+from monarch_nb import _copies, _mounts
+from monarch_nb.actor import Actor, ActorError, HostMesh, current_rank, endpoint, this_host
+from monarch_nb.connect import shutdown
+from monarch_nb.connect.own_hosts import local_hosts
+from tests.cluster.actor_tools import faults  # noqa: F401 - a fixture
+from tests.cluster.fault_tools import until
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[HostMesh]:
+    yield local_hosts(2)
+    shutdown()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    (root / "package" / "deep").mkdir(parents=True)
+    (root / ".monarch").mkdir()
+    (root / ".monarch" / "job_state.json").write_text("{}")
+    (root / "package" / "code.py").write_text("x = 1\n")
+    (root / "package" / "deep" / "run.sh").write_text("#!/bin/sh\n")
+    (root / "package" / "deep" / "run.sh").chmod(0o555)
+    (root / "empty").write_text("")
+    (root / "link").symlink_to("package/code.py")
+    (root / "large").write_bytes(os.urandom(200_000))
+    return root
+
+
+def same(source: Path, copy: Path) -> bool:
+    wanted, have = _copies.tree_of(source), _copies.tree_of(copy)
+    files = [name for name, entry in wanted.items() if entry.kind == "file"]
+    return wanted == have and all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
+
+
+def test_a_folder_is_at_the_mount_point_of_each_host_and_follows(
+    hosts: HostMesh, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_copies, "CHUNK", 64_000)  # the large file takes several messages
+    mount = remotemount(hosts, str(source), str(tmp_path / "on-$SUBDIR"))
+    with pytest.raises(RuntimeError, match="is not mounted"):
+        mount.refresh()
+    mount.open()
+    copies = [tmp_path / "on-hosts_0", tmp_path / "on-hosts_1"]
+    assert all(same(source, copy) for copy in copies)
+    assert not (copies[0] / ".monarch").exists()
+    read = open(copies[0] / "package" / "code.py")  # noqa: SIM115 - it stays open over the change
+    (source / "package" / "code.py").write_text("x = 22\n")
+    (source / "large").unlink()
+    (source / "empty").unlink()
+    (source / "empty").mkdir()
+    (source / "empty" / "new").write_text("new")
+    sent: list[str] = []
+    pieces = _mounts.read_pieces
+    monkeypatch.setattr(_mounts, "read_pieces", lambda root, names: pieces(root, [sent.append(n) or n for n in names]))
+    mount.refresh(str(source))
+    assert all(same(source, copy) for copy in copies)
+    assert sorted(sent) == ["empty/new", "package/code.py"]
+    assert read.read() == "x = 1\n"
+    read.close()
+    mount.refresh()
+    assert len(sent) == 2, "nothing has changed"
+    mount.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+    mount.open()
+    assert same(source, copies[1])
+    mount.close()
+    mount.close()
+
+
+def test_what_is_there_already_is_never_replaced(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "precious").write_text("x")
+    (tmp_path / "link").symlink_to(theirs)
+    for point, told in ((theirs, "with files in it"), (tmp_path / "link", "is a link"), (theirs / "precious", "file")):
+        with pytest.raises(ActorError, match=told):
+            remotemount(hosts.slice(hosts=0), str(source), str(point)).open()
+    assert (theirs / "precious").read_text() == "x"
+    with pytest.raises(NotADirectoryError):
+        remotemount(hosts, str(source / "link"), str(tmp_path / "m")).open()
+
+
+KILLED = """
+import os, signal, sys
+from monarch.actor import this_host
+from monarch.remotemount import remotemount
+remotemount(this_host(), sys.argv[1], sys.argv[2]).open()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_program_has_left_makes_room(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
+    point = tmp_path / "point"
+    subprocess.run([sys.executable, "-c", KILLED, str(source), str(point)], check=False, timeout=60)
+    assert point.is_symlink()
+    (source / "empty").write_text("now")
+    with remotemount(this_host(), str(source), str(point)):
+        assert same(source, point)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+class Writer(Actor):
+    @endpoint
+    def write(self, folder: str, text: str) -> None:
+        root = Path(folder, f"hosts_{current_rank()['hosts']}", "out")
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "log.txt").write_text(f"{text} {current_rank().rank}")
+
+
+def test_folders_of_hosts_are_gathered_and_followed(hosts: HostMesh, tmp_path: Path) -> None:
+    local = tmp_path / "here"
+    procs = hosts.spawn_procs()
+    try:
+        writer: Any = procs.spawn("writer", Writer)
+        with gather_mount(hosts, str(tmp_path / "there" / "$SUBDIR"), str(local), interval=0.1):
+            assert sorted(path.name for path in local.iterdir()) == ["hosts_0", "hosts_1"]
+            for text in ("first", "second, longer"):
+                writer.write.call(str(tmp_path / "there"), text).get(20)
+                for rank in range(2):
+                    log = local / f"hosts_{rank}" / "out" / "log.txt"
+                    until(lambda log=log, told=f"{text} {rank}": log.exists() and log.read_text() == told, "it is here")  # type: ignore[misc]
+        assert list(local.iterdir()) == []
+    finally:
+        procs.stop().get(20)
+    (local / "x").touch()
+    with pytest.raises(FileExistsError):
+        gather_mount(hosts, "/nowhere", str(local))
+    assert "monarch-gather" not in {thread.name for thread in threading.enumerate()}
