@@ -8,7 +8,7 @@ _TASKS = ("monarch_nb.compat.tasks",)
 _REFS = ("monarch_nb.compat.refs",)
 _DRILLS = ("monarch_nb.compat.drills",)
 _SHAPE = ("monarch_nb.shape", "monarch_nb.compat.shapes")
-_JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.stores", "monarch_nb.job.later")
+_JOB = ("monarch_nb.job", "monarch_nb.job.ssh", "monarch_nb.job.tools.stores", "monarch_nb.job.later")
 _PROCS = (*_ACTOR, *_INTERNALS, "monarch_nb.mesh.active")
 _TENSORS = "the tensor engine"
 _SIMULATOR = "the simulator"
@@ -74,9 +74,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "monarch._src.job.telemetry_config": _JOB,
     "monarch._src.rdma": ("monarch_nb.rdma",),
     "monarch._src.rdma.rdma": ("monarch_nb.rdma",),
-    "monarch._src.spmd": ("monarch_nb.spmd", "monarch_nb.job.stores"),
+    "monarch._src.spmd": ("monarch_nb.spmd", "monarch_nb.job.tools.stores"),
     "monarch._src.spmd.actor": ("monarch_nb.spmd",),
-    "monarch._src.spmd.host_mesh": ("monarch_nb.job.stores",),
+    "monarch._src.spmd.host_mesh": ("monarch_nb.job.tools.stores",),
     "monarch._rust_bindings": _INTERNALS,
     "monarch._rust_bindings.monarch_extension": (),
     "monarch._rust_bindings.monarch_extension.blocking": _DRILLS,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.job.stores import StoreJob, end_workers, host_mesh_from_store
+from monarch_nb.job.tools.stores import StoreJob, end_workers, host_mesh_from_store
 from tests.cluster.fault_tools import ROOT, SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.processes import alive
