@@ -84,7 +84,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def execute(path: Path, told: Callable[[str], None] = lambda line: None) -> Executed:
+def execute(path: Path, told: Callable[[str], None] = lambda line: None, cell_s: float = CELL_SECONDS) -> Executed:
     """Runs a notebook from top to bottom in a kernel of this interpreter, which is gone afterwards."""
     notebook = nbformat.read(path, as_version=4)
     mark = secrets.token_hex(8)
@@ -92,7 +92,7 @@ def execute(path: Path, told: Callable[[str], None] = lambda line: None) -> Exec
     client = NotebookClient(
         notebook,
         kernel_manager_class=OwnKernel,
-        timeout=CELL_SECONDS,
+        timeout=cell_s,
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_start=teller.start,
         on_cell_executed=teller.executed,

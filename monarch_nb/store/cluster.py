@@ -34,6 +34,7 @@ class Cluster:
             e.Turned: self._turned,
             e.Answers: ranks.answers,
             e.Doings: ranks.does,
+            e.Asked: ranks.asked,
             e.Usage: ranks.uses,
             e.Quiet: ranks.quiet,
             e.Failed: incidents.failed,

@@ -34,6 +34,7 @@ from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
+AGAIN_S = 0.1  # between looks at calls that wait for answers, while somebody watches
 LOOK_S = 0.01  # what supervision does comes in bursts
 FORGET_S = 30.0  # how long a mesh that has ended stays in sight
 PROMPT = 1000  # processes that tell ten times a second what they do; more of them tell it less often, in proportion
@@ -55,6 +56,7 @@ class Collector:
         self._hit: dict[int, set[tuple[str, int]]] = {}  # by failure, what it has hit and is not back
         self._soon = False
         self._watched = False
+        self._again = False  # it is about to look at the calls again
         self._pending = Pending(engine)
         engine.verbs.handle(TOLD, self._activity)
         self._events.listeners.append(self._happened)
@@ -83,16 +85,23 @@ class Collector:
         for uid, state in tuple(self._starting.items()):
             if is_ready(state):
                 self._ready(uid)
-        if not self._watched:
-            for doing in self._pending.changes():
-                self._put(doing)
+        for asked in self._pending.changes():
+            self._put(asked)
+        if self._watched and self._pending.any and not self._again:
+            self._again = True
+            self._engine.later(AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Those who watch see the end of what somebody has looked at."""
+        self._again = False
+        if self._watched and not self._engine.closed:
+            self.refresh()
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def watch(self, *, on: bool) -> None:
         """Has the workers tell of what they do, or not any more."""
         self._watched = on
-        self._pending.clear()
         if self._engine.closed:
             return
         for state in tuple(self._engine.meshes.values()):

@@ -26,8 +26,8 @@ def describe(mesh: Any) -> MeshView:
         cluster = Cluster()
         for fact in facts_of(engine, state):
             cluster.fold(fact)
-        for doing in Pending(engine).changes():
-            cluster.fold(doing)
+        for asked in Pending(engine).changes():
+            cluster.fold(asked)
         view = cluster.mesh_view(state.uid, region, now())
     assert view is not None
     return view

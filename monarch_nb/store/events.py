@@ -124,6 +124,16 @@ class Doings(msgspec.Struct, frozen=True):
     errors: int = 0
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A rank has not answered a call of this process since then; without an endpoint it has."""
+
+    uid: str
+    rank: int
+    incarnation: int
+    since: float
+    endpoint: str = ""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What a process uses: `cpu` in cores, memory in bytes; `gpu` is the share of one in use, -1 where unknown."""
 
@@ -220,6 +230,7 @@ Event = (
     | Forgotten
     | Answers
     | Doings
+    | Asked
     | Usage
     | Quiet
     | Failed

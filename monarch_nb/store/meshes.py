@@ -174,7 +174,7 @@ class Meshes:
         state: RankState = "failed" if event.failed else "stopped"
         mesh.ended = True
         for rank in mesh.ranks.records():
-            rank.shown, rank.doing, rank.busy = state, None, None
+            rank.shown, rank.doing, rank.asked, rank.busy = state, None, None, None
         mesh.default = state
         mesh.counts = {state: len(mesh.ranks)}
         self._recounted.add(event.uid)
@@ -239,7 +239,7 @@ class Meshes:
                 self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
         self._recounted.clear()
 
-    def _endpoint(self, mesh: Mesh, running: e.Doings) -> str:
+    def _endpoint(self, mesh: Mesh, running: e.Doings | e.Asked) -> str:
         if running.uid == mesh.event.uid:
             return running.endpoint
         actors = self._meshes.get(running.uid)

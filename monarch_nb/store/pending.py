@@ -12,37 +12,39 @@ WIDEST = 10_000  # calls of which more answers are missing are not looked at
 class Pending:
     """Compares the calls that wait for answers with those of the last look.
 
-    It is asked while nobody watches; workers then tell nothing of what they do.
+    It is asked by who looks: what workers report, while somebody watches, comes a little later.
     """
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
-        self._busy: dict[tuple[str, int], e.Doings] = {}
+        self._asked: dict[tuple[str, int], e.Asked] = {}
 
-    def clear(self) -> None:
-        """What was told is void: the workers tell from now on, or everything was dropped."""
-        self._busy.clear()
+    @property
+    def any(self) -> bool:
+        """Whether calls were waiting at the last look."""
+        return bool(self._asked)
 
-    def changes(self) -> Iterator[e.Doings]:
+    def changes(self) -> Iterator[e.Asked]:
         """What has begun and ended since it was last asked."""
         waited = self._waited(tuple(self._engine.calls.values()))
-        for place, doing in tuple(self._busy.items()):
+        for place, asked in tuple(self._asked.items()):
             if place not in waited:
-                del self._busy[place]
-                yield e.Doings(doing.uid, doing.rank, doing.incarnation, "idle", now(), calls=-1)
-        for place, doing in waited.items():
-            if place not in self._busy:
-                self._busy[place] = doing
-                yield doing
+                del self._asked[place]
+                yield e.Asked(asked.uid, asked.rank, asked.incarnation, now())
+        for place, asked in waited.items():
+            before = self._asked.get(place)
+            if before is None or (before.incarnation, before.endpoint) != (asked.incarnation, asked.endpoint):
+                self._asked[place] = asked
+                yield asked
 
-    def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.Doings]:
-        waited: dict[tuple[str, int], e.Doings] = {}
+    def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.Asked]:
+        waited: dict[tuple[str, int], e.Asked] = {}
         for call in calls:
             state: MeshState | None = self._engine.meshes.get(call.mesh)
             endpoint = call.title.rpartition(".")[2] if "[" not in call.title else "cell"
             if state is None or endpoint == "__init__" or call.missing > WIDEST:
                 continue
             for rank in call.missing_ranks():
-                doing = e.Doings(call.mesh, rank, state.incarnation(rank), "busy", now(), endpoint, calls=-1)
-                waited.setdefault((call.mesh, rank), doing)
+                asked = e.Asked(call.mesh, rank, state.incarnation(rank), now(), endpoint)
+                waited.setdefault((call.mesh, rank), asked)
         return waited

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from monarch_nb.store.events import Condition, Doings
+from monarch_nb.store.events import Asked, Condition, Doings
 
 RankState = Literal["starting", "idle", "busy", "paused", "unresponsive", "healing", "failed", "stopped"]
 
@@ -18,8 +18,9 @@ class Rank:
     since: float = 0.0  # of the condition
     unanswered: float | None = None  # procs: since when it does not answer
     paused: float | None = None  # since when the debugger holds it
-    doing: Doings | None = None
-    busy: dict[str, Doings] | None = None  # procs: what actors on it run, by the uid of their mesh
+    doing: Doings | None = None  # as its process reports, a little later than it is so
+    asked: Asked | None = None  # a call of this process that it has not answered
+    busy: dict[str, Doings | Asked] | None = None  # procs: what actors on it run, by the uid of their mesh
     shown: RankState = "starting"  # what the state says of it
 
 
@@ -69,12 +70,17 @@ class RankTable:
         return [self.usual, *self._own.values()]
 
 
+def working(rank: Rank) -> Doings | Asked | None:
+    """What it runs, as far as anybody has said; None if nothing."""
+    return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
+
+
 class Shown(NamedTuple):
     """What is shown of a rank: the word, since when, and of a busy one what runs."""
 
     state: RankState
     since: float
-    running: Doings | None = None
+    running: Doings | Asked | None = None
 
 
 def rank_state(rank: Rank, proc: Rank | None) -> Shown:
@@ -91,6 +97,8 @@ def rank_state(rank: Rank, proc: Rank | None) -> Shown:
         return Shown("unresponsive", unanswered)
     if rank.doing is not None and rank.doing.doing != "idle":
         return Shown(rank.doing.doing, rank.doing.since, rank.doing)
+    if rank.asked is not None:
+        return Shown("busy", rank.asked.since, rank.asked)
     if rank.busy:
         running = next(iter(rank.busy.values()))
         return Shown("busy", running.since, running)

@@ -4,7 +4,8 @@ from typing import Any
 
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
-from monarch_nb.store.meshes import Meshes
+from monarch_nb.store.meshes import Mesh, Meshes
+from monarch_nb.store.rank import working
 
 _USED = ("cpu", "memory", "gpu", "gpu_memory", "gpu_total")
 _STATISTICS = ("queue", "rate", *_USED)
@@ -30,7 +31,7 @@ class Ranks:
             return
         rank = mesh.ranks.own(index)
         if event.condition != "alive" or event.incarnation != rank.incarnation:
-            rank.doing = None
+            rank.doing = rank.asked = None
             self._meshes.rests(mesh, index)
         fields: dict[str, Any] = {
             "incarnation": event.incarnation or None,
@@ -67,15 +68,33 @@ class Ranks:
                 "errors": event.errors or None,
             }
         self._meshes.show(mesh, index, counters)
+        self._works(mesh, index)
+
+    def asked(self, event: e.Asked) -> None:
+        """A call of this process waits for it, or does no longer: known here before its process reports so."""
+        mesh, index = self._meshes.find(event.uid, event.rank)
+        if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
+            return
+        rank = mesh.ranks.own(index)
+        before, rank.asked = rank.asked, event if event.endpoint else None
+        doing = rank.doing
+        if rank.asked is None and before is not None and doing is not None and doing.endpoint == before.endpoint:
+            rank.doing = None  # the report that it has ended is on its way
+        self._meshes.show(mesh, index)
+        self._works(mesh, index)
+
+    def _works(self, mesh: Mesh, index: int) -> None:
+        """Its process is busy for as long as it is."""
         below = self._meshes.below(mesh, index)
         if below is None or below[0].ended:
             return
         proc = below[0].ranks.own(below[1])
         if proc.busy is None:
             proc.busy = {}
-        if event.doing == "busy":
-            proc.busy[event.uid] = event
-        elif proc.busy.pop(event.uid, None) is None:
+        running = working(mesh.ranks[index])
+        if running is not None:
+            proc.busy[mesh.event.uid] = running
+        elif proc.busy.pop(mesh.event.uid, None) is None:
             return
         self._meshes.show(*below)
 
@@ -94,9 +113,10 @@ class Ranks:
         """Workers tell nothing of themselves any more."""
         for mesh in self._meshes:
             for index, rank in mesh.ranks.told():
-                if rank.doing is not None or rank.busy:
-                    rank.doing = rank.busy = None
+                if rank.doing is not None:
+                    rank.doing = None
                     self._meshes.show(mesh, index)
+                    self._works(mesh, index)
         for uid, ranks in self._board.document["ranks"].items():
             for place in ranks:
                 self._board.change_rank(uid, place, dict.fromkeys(_STATISTICS))

@@ -32,3 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     file = page.file.src_uri
     return markdown if file.startswith("reference/") else links.adapted(file, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    folder, _, name = page.file.src_uri.rpartition("/")
+    return stories.with_pictures(name.removesuffix(".md"), html) if folder == "stories" else html

@@ -1,10 +1,14 @@
-"""The notebooks of examples/ as pages: text and code as they stand there. Tests execute each of them."""
+"""The notebooks of examples/ as pages: text, code and what it showed, as they stand there. Tests execute each of them."""
 
+import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ORDER = ("quickstart", "tensors", "train_gpt", "weight_sync", "data_loading", "debugging")
 
 
@@ -26,10 +30,53 @@ def title(story: str) -> str:
 
 
 def text(story: str) -> str:
-    """A notebook as a page."""
-    notebook = json.loads((ROOT / "examples" / f"{story}.ipynb").read_text(encoding="utf-8"))
+    """A notebook as a page, with a mark for each picture: Markdown would change what is within one."""
     parts = []
-    for cell in notebook["cells"]:
+    for cell in _cells(story):
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source.rstrip()}\n```")
+        for at, output in enumerate(cell.get("outputs", ())):
+            words = _words(output)
+            fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", words) or [""]))
+            parts.append(_mark(cell["id"], at) if _picture(output) else f"{fence}text\n{words}\n{fence}" * bool(words))
     return "\n\n".join(part for part in parts if part.strip()) + "\n"
+
+
+def with_pictures(story: str, page: str) -> str:
+    """The HTML of a page with its pictures where their marks are."""
+    for cell in _cells(story):
+        for at, output in enumerate(cell.get("outputs", ())):
+            if picture := _picture(output):
+                shown = f'<div class="notebook-output">{picture}</div>'
+                page = page.replace(_mark(cell["id"], at), shown)
+    return page
+
+
+def _cells(story: str) -> Iterator[dict[str, Any]]:
+    notebook = json.loads((ROOT / "examples" / f"{story}.ipynb").read_text(encoding="utf-8"))
+    yield from notebook["cells"]
+
+
+def _mark(cell: str, at: int) -> str:
+    return f'<div id="output-{cell}-{at}"></div>'
+
+
+def _picture(output: dict[str, Any]) -> str:
+    """What a browser shows of an output beside text, "" if nothing."""
+    data = output.get("data", {})
+    for mime in ("text/html", "image/svg+xml"):
+        if mime in data:
+            return "".join(data[mime])
+    if "image/png" in data:
+        alt = html.escape("".join(data.get("text/plain", "")))
+        return f'<img alt="{alt}" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    return ""
+
+
+def _words(output: dict[str, Any]) -> str:
+    """What an output says, without colours."""
+    if output["output_type"] == "error":
+        said = "\n".join(output["traceback"])
+    else:
+        said = "".join(output["text"] if output["output_type"] == "stream" else output["data"].get("text/plain", ""))
+    return _COLOURS.sub("", said).strip("\n")

@@ -79,6 +79,23 @@ def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
     assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
 
 
+def test_a_rank_is_busy_from_the_moment_it_is_called_to_its_answer_whatever_its_process_reports_meanwhile() -> None:
+    made = cluster(e.Asked("a1", 3, 0, 5.0, "step"))
+    assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
+    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
+    made.fold(e.Doings("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy")
+    made.fold(e.Doings("a1", 3, 0, "busy", 5.2, "step", calls=8))
+    made.fold(e.Asked("a1", 3, 0, 6.0))
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle"), "the report of the end is not there yet"
+    made.fold(e.Doings("a1", 3, 0, "busy", 6.1, "save", calls=9))
+    made.fold(e.Asked("a1", 3, 0, 6.2, "step"))
+    made.fold(e.Asked("a1", 3, 0, 6.3))
+    assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy"), "with the call of somebody else"
+    made.fold(e.Asked("p1", 1, 0, 7.0, "cell"))
+    assert state(made, "p1", 1) == "busy", "cells run in the process itself"
+
+
 def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_answers() -> None:
     made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.Answers("p1", 1, 6.0, 6.5))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
