@@ -27,6 +27,7 @@ export interface Mesh {
   state: State;
   born?: number;
   stopped?: string;
+  ended?: number; // when it was
   owner?: string;
   mine?: boolean;
   counts?: Counts;

@@ -18,6 +18,12 @@ export function duration(seconds: number): string {
   return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
 }
 
+/** That something is over, and since when, in the kernel's time. */
+export function overText(mesh: Pick<Mesh, "stopped" | "ended"> | undefined, now: number): string {
+  const why = mesh?.stopped && mesh.stopped !== "stopped" ? `: ${mesh.stopped}` : "";
+  return `stopped at ${clock(mesh?.ended ?? now)}${why}`;
+}
+
 export function bytes(size: number): string {
   if (size >= 1 << 30) return `${(size / (1 << 30)).toFixed(1)} GB`;
   return `${Math.round(size / (1 << 20))} MB`;

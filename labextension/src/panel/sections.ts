@@ -342,7 +342,7 @@ export class TensorSection extends Section {
   protected mount(cluster: Cluster): () => void {
     const root = h("div");
     this.body.append(root);
-    const end = tensorView(cluster, root, { open: this._open });
+    const end = tensorView(cluster, root, { open: this._open, current: true });
     return () => {
       end();
       root.remove();
@@ -360,7 +360,7 @@ export class TransferSection extends Section {
   protected mount(cluster: Cluster): () => void {
     const root = h("div");
     this.body.append(root);
-    const end = transferView(cluster, root, {});
+    const end = transferView(cluster, root, { current: true });
     return () => {
       end();
       root.remove();

@@ -7,7 +7,7 @@ import type { Mesh, Patch, Rank, State } from "../cluster/state";
 import { askButton, messageLine } from "../page/buttons";
 import { eachFrame, h, say } from "../page/dom";
 import { FIND_FROM } from "../page/query";
-import { clock, duration, placeOf, plural, shapeOf } from "../page/words";
+import { clock, duration, overText, placeOf, plural, shapeOf } from "../page/words";
 import type { Look } from "./cells";
 import { type Colour, METRIC, LatestMetrics, coloursOf, rangeOf } from "./colours";
 import { type Details, details, usage, words } from "./details";
@@ -263,7 +263,7 @@ class MeshView {
 
   private _draw(): void {
     const before = this._mesh;
-    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it is gone" });
+    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
     this._mesh = mesh;
     this._tools.hidden = !mesh;
     if (!mesh) return say(this._facts, this._cluster.live ? "this mesh is gone" : "not connected to the kernel");
@@ -301,8 +301,9 @@ class MeshView {
       plural(this.count, mesh.kind === "procs" ? "proc" : (mesh.class ?? "actor")),
       this.labels.length ? shapeOf({ labels: this.labels, sizes: this.sizes }) : "",
       hosts.length > 1 ? plural(hosts.length, "host") : "",
-      mesh.stopped ? `stopped: ${mesh.stopped}` : "",
+      mesh.stopped ? overText(mesh, this._cluster.now()) : "",
     ];
+    this._root.classList.toggle("mnb-over", Boolean(mesh.stopped));
     say(this._title, mesh.name);
     say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
     sayNotice(this._notice, this._cluster.state, hosts);

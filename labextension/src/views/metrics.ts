@@ -5,7 +5,7 @@ import type { Points } from "../cluster/messages";
 import { pointOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
 import { eachFrame, h, say } from "../page/dom";
-import { clock, placeOf, plural } from "../page/words";
+import { clock, overText, placeOf, plural } from "../page/words";
 import { Chart } from "./chart";
 import { Curves } from "./curves";
 import type { View } from "./view";
@@ -104,9 +104,12 @@ class MetricView {
   }
 
   private _draw(): void {
-    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? this._mesh;
     const count = new Set([...this._curves.values()].flatMap((curves) => [...curves.ranks])).size;
-    const when = this._cluster.live ? "" : ` · as it was at ${clock(this._cluster.now())}`;
+    const before = this._mesh;
+    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
+    const over = this._mesh?.stopped ? ` · ${overText(this._mesh, this._cluster.now())}` : "";
+    const when = this._cluster.live ? over : ` · as it was at ${clock(this._cluster.now())}`;
+    this._root.classList.toggle("mnb-over", Boolean(over));
     say(this._title, this._mesh?.name ?? "");
     say(this._facts, `· ${this._curves.size ? plural(count, "rank") : "no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor"}${when}`);
     const mean = this._wantsMean ?? count > SINGLE;

@@ -3,9 +3,9 @@
 import type { Cluster } from "../cluster/client";
 import type { PlacementData } from "../cluster/messages";
 import { rankOf } from "../cluster/ranks";
-import type { TensorRow, Tensors } from "../cluster/state";
+import type { Mesh, TensorRow, Tensors } from "../cluster/state";
 import { eachFrame, h, say, svg } from "../page/dom";
-import { SIGNS, size } from "../page/words";
+import { SIGNS, overText, size } from "../page/words";
 import { busyText, byDimension, factsOf, movedText } from "./moves";
 import { PlacementPicture } from "./placement";
 import { ValuesOf } from "./values";
@@ -22,6 +22,8 @@ export interface TensorOptions {
   of?: [tensors: string, number: number];
   tensors?: Record<string, Tensors>;
   waits?: boolean;
+  /** Only what there is now, as in the panel; in a cell what has ended stays as it was last. */
+  current?: boolean;
   /** Which tensor is open, where that outlives the view. */
   open?: { id: string };
 }
@@ -37,14 +39,14 @@ const ILL: ReadonlySet<string> = new Set(["failed", "healing", "unresponsive", "
 class OneTensor {
   constructor(
     private _cluster: Cluster,
-    root: HTMLElement,
+    private _root: HTMLElement,
     placement: PlacementData,
     private _mesh: string,
     private _ranks: number[],
     of?: [tensors: string, number: number],
   ) {
     this._picture = new PlacementPicture(placement);
-    root.append(this._picture.element);
+    _root.append(this._picture.element, this._over);
     if (of) this._values = new ValuesOf(_cluster, this._picture.element, placement.name, of);
     this._draw();
     this._unwatch = _cluster.watch(() => this._frames.soon());
@@ -54,10 +56,17 @@ class OneTensor {
     this._unwatch();
     this._frames.cancel();
     this._picture.element.remove();
+    this._over.remove();
   }
 
   private _draw(): void {
     const { state } = this._cluster;
+    const mesh = state.meshes[this._mesh];
+    if (mesh) this._seen = mesh;
+    const over = this._cluster.live && this._seen && (!mesh || mesh.stopped);
+    if (over && !this._over.textContent) say(this._over, `its mesh was ${overText(mesh ?? this._seen, this._cluster.now())}`);
+    this._over.hidden = !over;
+    this._root.classList.toggle("mnb-over", Boolean(over));
     this._picture.mark((rank) => {
       if (!state.meshes[this._mesh]) return "";
       const how = rankOf(state, this._mesh, this._ranks[rank] ?? rank).state;
@@ -67,7 +76,9 @@ class OneTensor {
   }
 
   private _frames = eachFrame(() => this._draw());
+  private _over = h("div", { class: "mnb-over-since", role: "status", hidden: true });
   private _picture: PlacementPicture;
+  private _seen: Mesh | undefined;
   private _unwatch: () => void;
   private _values: ValuesOf | undefined;
 }
@@ -102,14 +113,24 @@ class TensorList {
 
   private _draw(): void {
     const found = this._cluster.live ? this._cluster.state.tensors : (this._options.tensors ?? this._cluster.state.tensors);
-    const written = JSON.stringify(found);
+    if (this._cluster.live && !this._options.current) this._keep(found);
+    const written = JSON.stringify([found, [...this._ended]]);
     if (written === this._written) return;
     this._written = written;
     const parts = Object.entries(found).map(([key, tensors]) => this._meshOf(key, tensors));
+    for (const [key, [tensors, when]] of this._ended)
+      parts.push(h("div", { class: "mnb-over" }, h("div", { class: "mnb-over-since", text: `${tensors.name} was ${overText({ ended: when }, when)}; this is what it held` }), this._meshOf(key, tensors)));
     if (!parts.length) parts.push(h("div", { class: "mnb-dim", text: "no sharded tensors: monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one" }));
     this._root.replaceChildren(...parts);
     if (this._opened) this._reopen();
     else if (this._open.id) void this._show(this._open.id); // it was open when this was last seen
+  }
+
+  /** Remembers what there is; what was there and is no more stays in sight, with the time. */
+  private _keep(found: Record<string, Tensors>): void {
+    for (const [key, tensors] of Object.entries(this._last)) if (!found[key] && tensors.count) this._ended.set(key, [tensors, this._cluster.now()]);
+    for (const key of Object.keys(found)) this._ended.delete(key);
+    this._last = structuredClone(found);
   }
 
   private _meshOf(key: string, tensors: Tensors): HTMLElement {
@@ -184,7 +205,9 @@ class TensorList {
     for (const button of this._root.querySelectorAll('[aria-expanded="true"]')) button.setAttribute("aria-expanded", "false");
   }
 
+  private _ended = new Map<string, [tensors: Tensors, when: number]>();
   private _frames = eachFrame(() => this._draw());
+  private _last: Record<string, Tensors> = {};
   private _open: { id: string };
   private _opened: { row: HTMLElement; end: () => void } | null = null;
   private _unsubscribe: (() => void) | undefined;

@@ -2,7 +2,7 @@
 
 import type { Transfer } from "../cluster/state";
 import { eachFrame, h } from "../page/dom";
-import { plural } from "../page/words";
+import { clock, plural } from "../page/words";
 import type { View } from "./view";
 
 import "./transfers.css";
@@ -23,6 +23,8 @@ function size(count: number): string {
 /** `transfers` is what there was at first. */
 export interface TransferOptions {
   transfers?: Record<string, Transfer>;
+  /** Only what there is now, as in the panel; in a cell what has ended stays as it was last. */
+  current?: boolean;
 }
 
 export const transferView: View<TransferOptions> = (cluster, root, options) => {
@@ -32,8 +34,11 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
     const known = cluster.live ? cluster.state.transfers : (options.transfers ?? cluster.state.transfers);
     const now = JSON.stringify(known);
     if (now === written) return;
+    const over = cluster.live && !options.current && written.length > 2 && now === "{}";
     written = now;
-    root.replaceChildren(...drawn(Object.values(known)));
+    root.classList.toggle("mnb-over", over);
+    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all of it ended at ${clock(cluster.now())}; this is how it was last` }));
+    else root.replaceChildren(...drawn(Object.values(known)));
   };
   const frames = eachFrame(draw);
   let unsubscribe: (() => void) | undefined;
