@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs random-programs soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs random-programs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -44,6 +44,9 @@ demo: setup ## run the quickstart notebook in a real kernel and say what it reac
 
 lab: setup ## open the quickstart notebook in JupyterLab; LAB_ARGS= adds arguments
 	$(PY) -m jupyterlab $(AS_ROOT) $(LAB_ARGS) $(NOTEBOOK)
+
+examples: setup ## run the notebooks of examples/ and save them with what they show; NAMES='quickstart tensors' for some
+	$(PY) scripts/examples.py $(NAMES)
 
 test: setup browser ## run the tests but the slow ones; PYTEST_ARGS= adds arguments
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --durations 40 $(PYTEST_ARGS)

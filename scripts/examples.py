@@ -18,7 +18,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from scripts.demo import execute
+from scripts.demo import execute  # noqa: E402
 
 EXAMPLES = ROOT / "examples"
 KINDS = ("text/plain", "text/html", "text/markdown", "text/latex", "image/png", "image/svg+xml")

@@ -14,7 +14,7 @@ from monarch_nb.host import verbs
 from monarch_nb.host.mesh_files import MeshFile
 from monarch_nb.mesh.requests import UnansweredError, request
 from monarch_nb.runtime import Future, Runtime
-from monarch_nb.wire import agent_of, text_of
+from monarch_nb.wire import agent_of, host_name, text_of
 
 _ANSWER_S = 10.0
 
@@ -34,7 +34,7 @@ def reach(engine: Runtime, mesh: MeshFile) -> Failures:
 
 
 def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
-    return f"{mesh.name} cannot be attached, its host {host} cannot be reached: {why}"
+    return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
 
 
 def claim(engine: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:

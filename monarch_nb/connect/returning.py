@@ -33,7 +33,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
-from monarch_nb.wire import agent_of, counted, host_of, parse_address
+from monarch_nb.wire import agent_of, counted, host_name, host_of, parse_address
 
 _ANSWER_S = 10.0
 
@@ -92,7 +92,7 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     count = sum(len(end.exits) for end in ends)
     stopped = f"stopped {mesh.name}: {counted(count, 'proc')}"
     for host, why in failures.items():
-        stopped += f"\nhost {host} cannot be reached: what runs there ends with its lease ({why})"
+        stopped += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({why})"
     return stopped
 
 

@@ -14,7 +14,7 @@ from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration
 from monarch_nb.shape import places_of
 from monarch_nb.supervision import hosts_text, notice_text
-from monarch_nb.wire import counted, parse_address
+from monarch_nb.wire import counted, host_name, parse_address
 
 _LINES = 12  # last lines that are told
 _PAST_S = 1.0  # for what was written to come
@@ -91,7 +91,7 @@ def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, 
         where = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
         if not where:  # it was let go before
             continue
-        text = f"{procs.name} {where} counts as lost: its host {host} cannot be reached ({why})"
+        text = f"{procs.name} {where} counts as lost: its host {host_name(host)} cannot be reached ({why})"
         told.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
     return told
 

@@ -16,16 +16,18 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Local, Runtime, install_breakpoints
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import agent_of, controller_address, register_pickle_by_value
+from monarch_nb.wire import agent_of, controller_address, forget_host_names, host_name, register_pickle_by_value
 
 
 def become_controller() -> Runtime:
     """Makes this process a controller. No process is started yet."""
+    forget_host_names()
     ahead = take_ahead()
     host = new_host_id() if ahead is None else ahead.agent.host
     folder = run_folder_for(host)
     make_run_folder(folder)
     local = Local(controller_address(host, secrets.token_hex(4)))
+    host_name(host)  # the first that is met has the plain name of this machine
     node = Node(
         local.address,
         run_folders={host: Path(folder)},

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from monarch_nb._private import is_private, open_private
-from monarch_nb.wire import parse_address
+from monarch_nb.wire import host_id, parse_address
 
 _MARK = "mnb"
 _STALE_AFTER_S = 1.0
@@ -35,8 +35,8 @@ os.register_at_fork(after_in_child=_held.clear)  # the locks are the parent's
 
 
 def new_host_id() -> str:
-    """A fresh short host id, such as `h1f2e3d`."""
-    return "h" + secrets.token_hex(3)
+    """A fresh short host id, such as `node7.1f2e3d`."""
+    return host_id(secrets.token_hex(3))
 
 
 def lasting_host_id(tcp: str | None) -> str | None:
@@ -48,7 +48,7 @@ def lasting_host_id(tcp: str | None) -> str | None:
     import uuid
 
     place = f"{platform.node()} {uuid.getnode()} {os.getuid()} {port}"
-    return "h" + hashlib.sha256(place.encode()).hexdigest()[:10]
+    return host_id(hashlib.sha256(place.encode()).hexdigest()[:10])
 
 
 def base_folder() -> Path:
@@ -85,7 +85,7 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
     if folder is None:
         folder = base_folder() / f"{_MARK}-{os.geteuid()}-{host}"
         while os.path.lexists(folder) and not is_private(folder):
-            folder = folder.with_name(f"{_MARK}-{os.geteuid()}-{secrets.token_hex(3)}-{host}")
+            folder = folder.with_name(f"{_MARK}-{os.geteuid()}-{secrets.token_hex(3)}+{host}")
         folder = _chosen.setdefault(host, folder)
     return folder
 
@@ -103,7 +103,7 @@ def host_of_folder(folder: Path) -> str:
     """The host that a run folder is named after, "" if it is not named as they are."""
     mark, _, rest = folder.name.partition("-")
     user, _, host = rest.partition("-")
-    return host.rpartition("-")[2] if (mark, user) == (_MARK, str(os.geteuid())) else ""
+    return host.rpartition("+")[2] if (mark, user) == (_MARK, str(os.geteuid())) else ""
 
 
 def make_run_folder(path: Path) -> None:

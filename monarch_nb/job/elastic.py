@@ -21,6 +21,7 @@ from monarch_nb.job.spares import Spares, tell_people
 from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.transport import held_back
+from monarch_nb.wire import host_name
 
 logger = logging.getLogger("monarch_nb.job")
 _keeping = threading.Lock()  # where a job has no folder to lock
@@ -119,8 +120,8 @@ class JobHosts:
             job.arrived(arrival)
             self._came.append(host)
             instead[lost] = host
-            old = f"{names.get(lost, 'a lost host')} ({lost})"
-            tell_people(f"{job.known_as}: the spare host {name} ({host}) took the place of {old}")
+            old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
+            tell_people(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
         return instead
 
     def _alone(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:

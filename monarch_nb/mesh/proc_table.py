@@ -4,12 +4,12 @@ import itertools
 
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.shape import Region
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, host_name
 
 
 def proc_table(layout: Layout, region: Region) -> str:
     """Host and number there of each process: the last dimension goes to the right, the others down."""
-    cells = [f"{layout.host_of(rank)}[{rank % layout.per_host}]" for rank in region.ranks()]
+    cells = [f"{host_name(layout.host_of(rank))}[{rank % layout.per_host}]" for rank in region.ranks()]
     if not region.labels:
         return cells[0]
     *down, right = region.labels

@@ -12,6 +12,7 @@ from monarch_nb.store.meshes import Meshes
 from monarch_nb.store.patch import Patch
 from monarch_nb.store.ranks import Ranks
 from monarch_nb.store.sessions import Sessions
+from monarch_nb.wire import host_name
 
 
 class Cluster:
@@ -87,7 +88,7 @@ class Cluster:
         if event.host in self._board.document["hosts"]:
             self._board.change("hosts", event.host, fields)
         else:
-            named = {"name": event.host, **fields}
+            named = {"name": host_name(event.host), **fields}
             self._board.put("hosts", event.host, {key: value for key, value in named.items() if value is not None})
 
     def _detached(self, event: e.Detached) -> None:

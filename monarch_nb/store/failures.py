@@ -6,6 +6,7 @@ from typing import Any
 
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import error_text, facts
+from monarch_nb.wire import host_name
 
 # What happened to one rank, and to several.
 _TITLES = {
@@ -90,7 +91,7 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
         "cause": failure.cause.kind,
         "text": _text(failure) or None,
         "ended_by": dict(facts(origin)).get("ended"),
-        "host": failure.host or None,
+        "host": host_name(failure.host) or None,
         "pid": origin.pid or None,
         "exitcode": origin.exitcode,
         "signal": origin.signal,

@@ -11,6 +11,7 @@ from monarch_nb.store.board import Document
 from monarch_nb.store.meshes import Mesh, Meshes
 from monarch_nb.store.rank import RankState
 from monarch_nb.supervision import notice_text
+from monarch_nb.wire import host_name
 
 
 class RankView(Struct, frozen=True):
@@ -103,7 +104,7 @@ def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[i
         rank=base,
         point=point,
         state=state,
-        host=hosts[below // procs.event.per_host] if hosts else "",
+        host=host_name(hosts[below // procs.event.per_host]) if hosts else "",
         pid=proc.get("pid", 0),
         detail=_detail(state, record, document, (mesh.event.uid, index), now),
     )

@@ -10,6 +10,7 @@ import msgspec
 from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
 from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
+from monarch_nb.wire import host_name
 
 _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail")
 
@@ -122,7 +123,7 @@ class Meshes:
             procs.on_it.append(event.uid)
         for host in event.hosts:
             if host not in self._board.document["hosts"]:
-                self._board.put("hosts", host, {"name": host, "state": "up"})
+                self._board.put("hosts", host, {"name": host_name(host), "state": "up"})
         self._board.put("meshes", event.uid, mesh.record())
         self._board.put("ranks", event.uid, {})
         for index in range(len(mesh.ranks)):  # its procs may have failed, or be stopped in the debugger
@@ -149,7 +150,7 @@ class Meshes:
         mesh.counts = dict(Counter(rank.shown for rank in mesh.ranks))
         for host in event.mesh.hosts:
             if host not in self._board.document["hosts"]:
-                self._board.put("hosts", host, {"name": host, "state": "up"})
+                self._board.put("hosts", host, {"name": host_name(host), "state": "up"})
         self._board.put("meshes", uid, mesh.record())
         for place in {*shown, *records}:  # fields that are not there any more are told
             self._board.change_rank(uid, place, {**dict.fromkeys(shown.get(place, ())), **records.get(place, {})})

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import msgspec
 
-from monarch_nb.wire import Harmless, msgpack_decoder
+from monarch_nb.wire import Harmless, host_name, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
 from .cause import Cause
@@ -116,7 +116,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return f"{name} is being healed: wait for heal_mesh({name})"
         if kind == "undeliverable":
             return f"correct the cause and call {name} again; a message that was lost is not sent again by itself"
-        first = {"host": f"once host {self.host or 'it was on'} is back, ", "init": "once its cause is corrected, "}
+        where = host_name(self.host) or "it was on"
+        first = {"host": f"once host {where} is back, ", "init": "once its cause is corrected, "}
         many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
             verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"

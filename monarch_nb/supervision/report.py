@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from textwrap import indent
 
+from monarch_nb.wire import host_name
+
 from .cause import Cause
 
 NO_REASON = "no reason provided"
@@ -32,11 +34,11 @@ def notice_text(hosts: Sequence[str], by: str, seconds: float | None) -> str:
 
 
 def hosts_text(hosts: Sequence[str]) -> str:
-    """Hosts by their ids, the first few of many."""
+    """Hosts by their names, the first few of many."""
     if len(hosts) == 1:
-        return f"Host {hosts[0]}"
+        return f"Host {host_name(hosts[0])}"
     more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
-    return f"{len(hosts)} hosts ({', '.join(hosts[:_NAMED])}{more})"
+    return f"{len(hosts)} hosts ({', '.join(map(host_name, hosts[:_NAMED]))}{more})"
 
 
 def error_text(cause: Cause) -> str:
@@ -49,9 +51,11 @@ def error_text(cause: Cause) -> str:
         case "killed":
             return f"the process this actor was running on was killed: {text}"
         case "host":
-            return f"the host {cause.host or 'it was on'} was lost" + (f": {cause.text}" if cause.text else "")
+            return f"the host {host_name(cause.host) or 'it was on'} was lost" + (
+                f": {cause.text}" if cause.text else ""
+            )
         case "preemption":
-            return f"its host {cause.host} is about to be taken away: {cause.text}"
+            return f"its host {host_name(cause.host)} is about to be taken away: {cause.text}"
         case "init":
             return f"its __init__ raised:\n{text}"
         case "spawn":
@@ -88,7 +92,9 @@ def facts(cause: Cause) -> list[tuple[str, str]]:
     """Where and how it ended, one (what, value) a line; only what is known."""
     lines: list[tuple[str, str]] = []
     if cause.host or cause.pid:
-        lines.append(("host", ", ".join(filter(None, (cause.host, f"pid {cause.pid}" if cause.pid else "")))))
+        lines.append(
+            ("host", ", ".join(filter(None, (host_name(cause.host), f"pid {cause.pid}" if cause.pid else ""))))
+        )
     if cause.signal is not None:
         lines.append(("ended", f"by signal {cause.signal}{_signal_name(cause.signal)}"))
         if cause.oom:

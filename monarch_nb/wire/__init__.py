@@ -30,6 +30,7 @@ from monarch_nb.wire.header import (
     decode_header,
     encode_header,
 )
+from monarch_nb.wire.hosts import forget_host_names, host_id, host_name
 from monarch_nb.wire.pickler import REDUCERS
 from monarch_nb.wire.pieces import Pieces
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
@@ -111,10 +112,13 @@ __all__ = [
     "error_line",
     "explain_unpicklable",
     "fold",
+    "forget_host_names",
     "format_exception",
     "full_name",
     "gather_sources",
     "harmless",
+    "host_id",
+    "host_name",
     "host_of",
     "is_mistake",
     "json_decoder",

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ as pages: text, code and what it showed, as they stand there. Tests execute each of them."""
+"""The notebooks of examples/ as pages: text, code and what it showed. Tests execute each of them."""
 
 import html
 import json

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, host_name
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
 from .html import LEFT, STATES, framed, heading, lab_button, swatch, table
@@ -159,13 +159,13 @@ def host_mesh_html(mesh: Any) -> str:
     extent = mesh.extent
     dims = " ".join(f"{label}={size}" for label, size in extent.items())
     count = prod(extent.sizes)
-    names = [mesh.host_ids[rank] for rank in mesh.region.ranks()]
+    names = [host_name(mesh.host_ids[rank]) for rank in mesh.region.ranks()]
     rows = [
         (" ".join(f"{label}={index}" for label, index in extent.point(at).items()) or "this host", name)
         for at, name in enumerate(names[:LINES])
     ]
     more = [("…", f"{count - LINES} more")] if count > LINES else []
-    more += [("spare", host) for host in mesh.spares]
+    more += [("spare", host_name(host)) for host in mesh.spares]
     head = heading(mesh.name, f"{counted(count, 'host')}", dims)
     return framed(head, table(("where", "host"), [*rows, *more]))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.shape import places_of, spans
-from monarch_nb.wire import ActorError, Story, decode_exception, story_of
+from monarch_nb.wire import ActorError, Story, decode_exception, host_name, story_of
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel, Transport
@@ -108,10 +108,10 @@ class Ranks:
         return text if len(text) <= WIDTH else f"{text[:WIDTH].rpartition(',')[0]},…"
 
     def hosts(self, places: Iterable[int]) -> str:
-        """Where they are, such as "host h1f2e3d"; "" if that is not known."""
+        """Where they are, such as "host node7"; "" if that is not known."""
         if self._layout is None:
             return ""
-        found = list(dict.fromkeys(self._layout.host_of(self._ranks[place]) for place in places))
+        found = list(dict.fromkeys(host_name(self._layout.host_of(self._ranks[place])) for place in places))
         more = f" and {len(found) - HOSTS} more" if len(found) > HOSTS else ""
         return f"host{'s'[: len(found) > 1]} {', '.join(found[:HOSTS])}{more}"
 

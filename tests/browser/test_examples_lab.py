@@ -1,0 +1,61 @@
+"""Run All Cells in a real JupyterLab, for each notebook of examples/: only what is meant to raise does."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.browser.lab import SCREENSHOTS, Desk, menu, theme, whole
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIGHT = ("weight_sync", "debugging")  # seconds each; `make test-slow` has the others
+MINUTES = {"train_gpt": 15}
+pytestmark = [
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+# The numbers of the cells of code, once all have one: a cell that waits or runs has a star. A question waits for ever.
+DONE = """() => {
+    if (document.querySelector(".jp-Stdin")) return "a cell asks for input";
+    const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")].map(each => each.textContent.trim());
+    return prompts.every(text => /^\\[\\d+\\]:$/.test(text)) ? prompts : null;
+}"""
+
+
+def notebooks() -> list[object]:
+    names = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
+    slow = pytest.mark.slow
+    return [
+        pytest.param(
+            name,
+            id=name,
+            marks=[pytest.mark.timeout(60 * (MINUTES.get(name, 3) + 1)), *(() if name in LIGHT else (slow,))],
+        )
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", notebooks())
+def test_run_all_goes_from_top_to_bottom(desk: Desk, name: str) -> None:
+    path = EXAMPLES / f"{name}.ipynb"
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    meant = [cell.id for cell in cells if "raises-exception" in cell.metadata.get("tags", ())]
+    with desk.open(path) as shown:
+        shown.evaluate("() => window.jupyterapp.commands.execute('editmenu:clear-all')")
+        shown.wait_for_function("() => !document.querySelector('.jp-OutputArea-output')", timeout=10_000)
+        menu(shown, "Run", "Run All Cells")
+        found = shown.wait_for_function(DONE, timeout=60_000 * MINUTES.get(name, 3)).json_value()
+        assert found == [f"[{at}]:" for at in range(1, len(cells) + 1)]
+        saved = nbformat.read(desk.saved(shown, path), as_version=4)
+        raised = [
+            cell.id
+            for cell in saved.cells
+            if cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
+        ]
+        assert raised == meant
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        for scheme in ("Light", "Dark"):
+            theme(shown, f"JupyterLab {scheme}")
+            whole(shown, SCREENSHOTS / f"example-{name}-{scheme.lower()}.png")
+        theme(shown, "JupyterLab Light")
