@@ -39,6 +39,7 @@ from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 from .tensors import TELLING
+from .unheld import Unheld
 from .views import Views
 from .views.magics import ViewMagics
 from .views.registry import VIEWS
@@ -164,6 +165,7 @@ class _Attached:
         self._output.start()
         self._notebook = Notebook(front, session, engine)
         self._reruns = Reruns(shell, front, session, engine)
+        self._unheld = Unheld(front, session, engine)
         self._progress = Progress(front, engine, self._output)
         self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
@@ -192,6 +194,7 @@ class _Attached:
         self.engine.part(HostNotices).present(None)
         self.prompt.uninstall()
         self._reruns.close()
+        self._unheld.close()
         self._notebook.close()
         self.stopping.uninstall()
         self._imports.uninstall()

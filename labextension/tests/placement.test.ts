@@ -160,6 +160,34 @@ describe("the list of tensors", () => {
     expect(open.id).toBe("");
     again.end();
   });
+
+  it("keeps in a cell what has ended, greyed and with the time; the panel shows only what there is", async () => {
+    let tell: (message: FromKernel) => void = () => undefined;
+    const channel = {
+      send: () => undefined,
+      onMessage: (callback: (message: FromKernel) => void) => {
+        tell = callback;
+        return () => undefined;
+      },
+    };
+    const cluster = new Cluster(channel);
+    const frame = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 30));
+    const [cell, panel] = [document.createElement("div"), document.createElement("div")];
+    document.body.replaceChildren(cell, panel);
+    const ends = [tensorView(cluster, cell, {}), tensorView(cluster, panel, { current: true })];
+    tell({ type: "snapshot", seq: 0, state: { tensors: { "1": tensors(row(5, "w")), "2": tensors(row(6, "t")) } } });
+    await frame();
+    tell({ type: "delta", prev: 0, seq: 1, patch: { tensors: { "1": null } } });
+    await frame();
+    expect(cell.querySelectorAll("[data-tensor]")).toHaveLength(2);
+    expect(cell.querySelectorAll(".mnb-over [data-tensor]")).toHaveLength(1);
+    expect(cell.querySelector(".mnb-over-since")?.textContent).toMatch(/stopped at \d\d:\d\d:\d\d; this is what it held/);
+    expect(panel.querySelectorAll("[data-tensor]")).toHaveLength(1);
+    tell({ type: "delta", prev: 1, seq: 2, patch: { tensors: { "1": { ...tensors(row(5, "w")) } } } });
+    await frame();
+    expect(cell.querySelectorAll(".mnb-over")).toHaveLength(0);
+    for (const end of ends) end();
+  });
 });
 
 describe("the values of a tensor", () => {

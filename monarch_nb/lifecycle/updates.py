@@ -34,6 +34,10 @@ class ReferenceUpdates:
         """A mesh was stopped long ago, as all who hold references have been told."""
         self._holders.pop(uid, None)
 
+    def holders(self, uid: str) -> frozenset[str]:
+        """The processes that have said so."""
+        return frozenset(self._holders.get(uid, ()))
+
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
         self._engine.tell(state.home, SUBSCRIBE, Subscribe(state.uid))

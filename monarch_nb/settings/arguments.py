@@ -42,6 +42,9 @@ class ConfigureArgs(AcceptedArgs, total=False):
     mesh_attach_config_timeout: Duration
     mesh_keep: Duration
     mesh_orphan_timeout: Duration
+    mesh_unheld_memory: int
+    mesh_unheld_most: int
+    mesh_unheld_timeout: Duration
     mesh_proc_spawn_max_idle: Duration
     mesh_terminate_timeout: Duration
     message_delivery_timeout: Duration

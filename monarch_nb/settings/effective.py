@@ -54,6 +54,11 @@ class Effective:
         64 * _MIB, "how many bytes a process keeps of what its actors answer while nobody is there who called them"
     )
     mesh_orphan_timeout = seconds(60, "how long processes live when their owner is silent")
+    mesh_unheld_timeout = seconds(0, "how long a notebook's mesh lives that nothing refers to; 0s: any time")
+    mesh_unheld_most = count(16, "how many meshes that nothing refers to a notebook keeps; the oldest end first")
+    mesh_unheld_memory = count(
+        10, "the free memory, in per cent of this machine's, below which meshes that nothing refers to end one by one"
+    )
 
     # Memory of other processes
     rdma_movers = text(

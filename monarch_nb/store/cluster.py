@@ -31,6 +31,7 @@ class Cluster:
             e.Ready: meshes.ready,
             e.Ended: meshes.ended,
             e.Forgotten: meshes.forgotten,
+            e.Unheld: meshes.unheld,
             e.Started: ranks.started,
             e.Turned: self._turned,
             e.Answers: ranks.answers,

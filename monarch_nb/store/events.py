@@ -97,6 +97,13 @@ class Forgotten(msgspec.Struct, frozen=True):
     uid: str
 
 
+class Unheld(msgspec.Struct, frozen=True):
+    """Nothing in the notebook refers to a mesh since then; with None something does."""
+
+    uid: str
+    since: float | None
+
+
 class Answers(msgspec.Struct, frozen=True):
     """A process does not answer since then; with None it does again."""
 
@@ -228,6 +235,7 @@ Event = (
     | Turned
     | Ended
     | Forgotten
+    | Unheld
     | Answers
     | Doings
     | Asked

@@ -167,6 +167,12 @@ class Meshes:
         for index in range(len(mesh.ranks)):
             self.show(mesh, index)
 
+    def unheld(self, event: e.Unheld) -> None:
+        """Nobody can reach it any more, or somebody can again."""
+        mesh = self._meshes.get(event.uid)
+        if mesh is not None and not mesh.ended:
+            self._board.change("meshes", event.uid, {"unheld": event.since})
+
     def ended(self, event: e.Ended) -> None:
         """A mesh was stopped, or nobody looks after it any more."""
         mesh = self._meshes.get(event.uid)

@@ -84,6 +84,11 @@ export function procsOf(state: Pick<ClusterState, "meshes">, mesh: Mesh): Mesh |
   return mesh.kind === "procs" ? mesh : state.meshes[mesh.on ?? ""];
 }
 
+/** The meshes that nothing in the notebook refers to any more. */
+export function unheldOf(state: Pick<ClusterState, "meshes">): string[] {
+  return Object.keys(state.meshes).filter((uid) => state.meshes[uid]?.unheld && !state.meshes[uid]?.stopped);
+}
+
 /** How many ranks are in which state. */
 export function countsOf(state: Pick<ClusterState, "meshes" | "ranks">, uid: string, indices: Iterable<number>): Counts {
   const counts: Counts = {};

@@ -28,6 +28,7 @@ export interface Mesh {
   born?: number;
   stopped?: string;
   ended?: number; // when it was
+  unheld?: number; // since when nothing in the notebook refers to it
   owner?: string;
   mine?: boolean;
   counts?: Counts;

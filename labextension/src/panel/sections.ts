@@ -5,7 +5,7 @@ import { Widget } from "@lumino/widgets";
 
 import type { Actions, Verb } from "./actions";
 import type { Cluster } from "../cluster/client";
-import { countOf, pointOf, sizeOf } from "../cluster/ranks";
+import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { ClusterState } from "../cluster/state";
 import { eachFrame, h, say, sayFacts } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
@@ -109,7 +109,7 @@ export class MeshSection extends Section {
   constructor(private _select: (row: Row | null) => void, menu: (row: Row, event: MouseEvent) => void) {
     super("meshes", "Meshes");
     this.view = new TreeView({ select: (row) => this._select(row), menu });
-    this.body.append(this._query, this.view.node);
+    this.body.append(this._query, this.view.node, this._unheld);
   }
 
   readonly view: TreeView;
@@ -120,10 +120,30 @@ export class MeshSection extends Section {
       (structure) => {
         if (structure) this._query.hidden = !this._query.value && Object.values(cluster.state.meshes).every((mesh) => sizeOf(mesh) < FIND_FROM);
         this.view.show(cluster.state, cluster.now(), structure);
+        this._drawUnheld(cluster);
       },
       1000,
     );
   }
+
+  /** A line about meshes that nothing refers to, and a button that ends them. */
+  private _drawUnheld(cluster: Cluster): void {
+    const unheld = unheldOf(cluster.state);
+    this._unheld.hidden = !unheld.length || !cluster.live;
+    if (this._unheld.hidden) return;
+    const names = [...new Set(unheld.map((uid) => cluster.state.meshes[uid]?.name ?? ""))].join(", ");
+    say(this._unheldText, unheld.length === 1 ? `Nothing refers to ${names} any more.` : `Nothing refers to ${unheld.length} meshes any more: ${names}.`);
+    say(this._endThem, unheld.length === 1 ? "End it" : "End them");
+    this._endThem.onclick = () => {
+      this._endThem.disabled = true;
+      const asked = unheldOf(cluster.state).map((uid) => cluster.request("stop", { mesh: uid }));
+      void Promise.allSettled(asked).then(() => (this._endThem.disabled = false));
+    };
+  }
+
+  private _endThem = h("button", { class: "mnb-b", type: "button" });
+  private _unheldText = h("span");
+  private _unheld = h("div", { class: "mnb-unheld", role: "status", hidden: true }, this._unheldText, " ", this._endThem);
 
   private _query = queryLine((query) => (this.view.query = query));
 

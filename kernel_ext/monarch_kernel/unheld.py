@@ -1,0 +1,146 @@
+"""Meshes that nobody can reach any more: marked in displays, and ended when there are too many or memory is short."""
+
+import gc
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStarting
+from monarch_nb.runtime import MeshState, ProcState, Runtime
+from monarch_nb.settings import settings
+from monarch_nb.store import events as e
+from monarch_nb.store import store_of
+from monarch_nb.wire import counted
+
+from .front import Front
+from .namespace import whole_mesh
+from .session import Session
+
+LOOK_S = 2.0  # between looks, while there are such meshes
+MEMORY = Path("/proc/meminfo")
+logger = logging.getLogger(__name__)
+
+
+class Unheld:
+    """Looks at the end of cells, and every few seconds while there are any, which meshes of this kernel nothing holds.
+
+    A mesh is held by any handle of it, of a slice, or of its actors, wherever it is: in a variable, in `Out`, `_` or
+    another object; by a call that is under way; and by other processes that were sent a reference.
+    """
+
+    def __init__(self, front: Front, session: Session, engine: Runtime) -> None:
+        self._front, self._session, self._engine = front, session, engine
+        self._since: dict[str, float] = {}  # by uid: since when nothing holds it
+        self._looking = threading.Lock()
+        self._soon = False
+        self._closed = False
+        engine.part(MeshEvents).listeners.append(self._happened)
+        front.ending.append(self.look)
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closed = True
+        self._engine.part(MeshEvents).listeners.remove(self._happened)
+        if self.look in self._front.ending:
+            self._front.ending.remove(self.look)
+
+    @property
+    def meshes(self) -> list[MeshState]:
+        """Those that nothing held at the last look, the longest first."""
+        known = self._session.meshes()
+        return [known[uid] for uid in sorted(self._since, key=self._since.__getitem__) if uid in known]
+
+    def _happened(self, event: Event) -> None:
+        if isinstance(event, MeshStarting) and self._since:
+            self._later(0.0)  # memory is about to be needed
+
+    def _later(self, seconds: float) -> None:
+        if self._soon or self._closed or self._engine.closed:
+            return
+        self._soon = True
+
+        def look() -> None:
+            self._soon = False
+            threading.Thread(target=self.look, name="monarch-unheld", daemon=True).start()
+
+        self._engine.later(seconds, look)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Marks what nothing holds, and ends what is to end. From any thread; does not wait for ends."""
+        if self._closed or self._engine.closed or not self._looking.acquire(blocking=False):
+            return
+        try:
+            roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
+            unheld = [state for state in roots if not self._held(state)]
+            now = time.time()
+            before, self._since = self._since, {each.uid: self._since.get(each.uid, now) for each in unheld}
+            for uid in before.keys() ^ self._since.keys():
+                since = self._since.get(uid)
+                store_of(self._engine).put(e.Unheld(uid, None if since is None else round(since, 3)))
+            if unheld:
+                self._end(now)
+                self._later(LOOK_S)
+        except Exception:
+            logger.exception("meshes that nothing refers to could not be looked for")
+        finally:
+            self._looking.release()
+
+    def _held(self, state: ProcState) -> bool:
+        family: list[Any] = [state, *state.actors.values()]
+        uids = {each.uid for each in family}
+        own = {state.address(rank) for rank in state.ranks}
+        updates = self._engine.part(ReferenceUpdates)
+        return (
+            any(len(each.handles) for each in family)
+            or any(call.mesh in uids for call in tuple(self._engine.calls.values()))
+            or any(updates.holders(uid) - own for uid in uids)
+            or state.born is None
+            or not state.born.initialized.done()
+        )
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _end(self, now: float) -> None:
+        why = self._why(now)
+        if why:
+            gc.collect()  # what the collector has yet to find was taken for held: the newest are judged again, too
+        for state, reason in why:
+            if self._held(state):
+                continue
+            logger.info("%s ends: nothing refers to it, and %s", state.name, reason)
+            whole_mesh(state).stop(f"nothing referred to it, and {reason}")
+            self._since.pop(state.uid, None)
+            what = counted(len(state.region), "process")
+            self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
+
+    def _why(self, now: float) -> list[tuple[ProcState, str]]:
+        """Which are to end, and why."""
+        left = [state for state in self.meshes if isinstance(state, ProcState)]
+        limit, most, share = settings.mesh_unheld_timeout, settings.mesh_unheld_most, settings.mesh_unheld_memory / 100
+        found: dict[str, tuple[ProcState, str]] = {}
+        for state in left[: max(0, len(left) - most)]:
+            found[state.uid] = (state, f"there are more than {most} such meshes (mesh_unheld_most)")
+        for state in left:
+            if limit and now - self._since[state.uid] >= limit:
+                found.setdefault(state.uid, (state, f"{limit:g} s have passed (mesh_unheld_timeout)"))
+        free = free_memory()
+        if left and free is not None and free < share:
+            reason = f"{free:.0%} of the memory of this machine are free (mesh_unheld_memory)"
+            found.setdefault(left[0].uid, (left[0], reason))  # one at a time: that may be enough
+        return list(found.values())
+
+
+def free_memory() -> float | None:
+    """The share of this machine's memory that can be had; None where the system does not say."""
+    try:
+        lines = MEMORY.read_text("ascii").splitlines()
+    except OSError:
+        return None
+    sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+    total, free = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    return free / total if total and free is not None else None

@@ -1,0 +1,84 @@
+"""Meshes that nothing refers to: marked, kept while anything holds them, ended when there are more than are wanted."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.notebook import Notebook
+
+pytestmark = pytest.mark.timeout(180)
+
+HOLDER = """\
+from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configure
+from monarch_nb.runtime import runtime
+from monarch_nb.store.hub import store_of
+
+class Keeper(Actor):
+    @endpoint
+    def keep(self, mesh):
+        self.mesh = mesh
+
+def marked():
+    return sorted(each["name"] for each in store_of(runtime()).document()["meshes"].values() if each.get("unheld"))
+
+def living():
+    return sorted(state.name for state in runtime().meshes.values()
+                  if state.stopped is None and state.born is not None and state.kind == "procs")
+
+def procs(name):
+    mesh = this_host().spawn_procs(per_host={"gpus": 1}, name=name)
+    mesh.initialized.get()
+    return mesh
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_NB_PRELOAD", "")
+        opened = Notebook()
+    try:
+        opened.run(HOLDER.replace('and state.kind == "procs"', 'and hasattr(state, "layout")')).ok()
+        opened.run("configure(mesh_unheld_memory=0)").ok()  # however little this machine has
+        yield opened
+    finally:
+        opened.close()
+
+
+def said(notebook: Notebook, expression: str) -> str:
+    return notebook.run(expression).ok().text
+
+
+def test_a_mesh_is_marked_once_nothing_holds_it_and_no_sooner(notebook: Notebook) -> None:
+    notebook.run("named = procs('named')\nlost = procs('lost')\ninside = {'deep': [procs('inside')]}\nalso = lost").ok()
+    notebook.run("procs('shown')").ok()  # in Out[], and in _
+    notebook.run("part = procs('sliced').slice(gpus=0)").ok()
+    notebook.run("actors = procs('under').spawn('keepers', Keeper); actors.initialized.get()").ok()
+    notebook.run("actors.keep.call(procs('sent')).get();").ok()
+    assert said(notebook, "marked()") == "[]"
+    notebook.run("del lost").ok()
+    assert said(notebook, "marked()") == "[]", "another variable has it"
+    notebook.run("del also").ok()
+    assert said(notebook, "marked()") == "['lost']"
+    assert "lost" in said(notebook, "living()"), "it is only marked"
+    assert "lost" in notebook.run("%meshes").ok().text
+    notebook.run("import monarch_nb.mesh\nback = procs('other')").ok()
+    notebook.run("del back, inside, part").ok()
+    assert said(notebook, "marked()") == "['inside', 'lost', 'other', 'sliced']"
+
+
+def test_the_oldest_end_where_there_are_more_than_are_wanted_and_the_cell_says_so(notebook: Notebook) -> None:
+    cell = notebook.run("configure(mesh_unheld_most=2)").ok()
+    while said(notebook, "len(marked())") != "2":
+        notebook.run("import time; time.sleep(0.05)").ok()
+    assert (
+        "ends: nothing refers to it any more, and there are more than 2 such meshes (mesh_unheld_most)" in cell.stdout
+    )
+    left = said(notebook, "living()")
+    assert all(name in left for name in ("named", "shown", "under", "sent")), left
+    notebook.run("configure(mesh_unheld_most=16, mesh_unheld_timeout='1ms')").ok()
+    while said(notebook, "marked()") != "[]":
+        notebook.run("time.sleep(0.05)").ok()
+    assert said(notebook, "living()") == "['named', 'sent', 'shown', 'under']"
+    notebook.run("configure(mesh_unheld_timeout='0s')").ok()
