@@ -16,7 +16,7 @@ class Board:
     def __init__(self) -> None:
         self.document: Document = {section: {} for section in SECTIONS}
         self._pending: Patch = {}
-        self._gone: dict[tuple[str, str], set[str]] = {}  # fields of objects removed since the patch was last taken
+        self._gone: dict[tuple[str, str], dict[str, set[str]]] = {}  # fields of objects removed since the last patch
 
     def take(self) -> Patch:
         """What has changed since the last time; {} if nothing has."""
@@ -30,15 +30,20 @@ class Board:
         before = objects.pop(key, None)
         if value is None and before is None:
             return
-        gone = self._gone.setdefault((section, key), set())
-        gone.update(before or ())
+        gone = self._gone.setdefault((section, key), {})
+        for name, inner in (before or {}).items():
+            gone.setdefault(name, set()).update(inner if isinstance(inner, dict) else ())
         pending = self._pending.setdefault(section, {})
         if value is None:
             pending[key] = None
             return
         objects[key] = value
         # The patch is merged into what a view has: what is not there any more has to be said.
-        pending[key] = {**dict.fromkeys(gone - value.keys()), **_copied(value)}
+        patch = {**dict.fromkeys(gone.keys() - value.keys()), **_copied(value)}
+        for name, inner in patch.items():
+            if isinstance(inner, dict) and name in gone:
+                patch[name] = {**dict.fromkeys(gone[name] - inner.keys()), **inner}
+        pending[key] = patch
 
     def change(self, section: str, key: str, fields: dict[str, Any]) -> None:
         """Writes fields of an object that is there; None removes one. Fields that stay as they are cost nothing."""
