@@ -1,6 +1,6 @@
 """States as programs keep them: dictionaries, lists and tuples of each other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,3 +16,14 @@ def all_of(kind: type[T], value: Any) -> Iterator[T]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from all_of(kind, each)
+
+
+def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
+    """The same dictionaries, lists and tuples with `function(item)` for each item of a kind."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(kind, function, each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(kind, function, each) for each in value)
+    return value

@@ -1,16 +1,22 @@
 """What workers do for checkpoints: each writes and reads its own shards, by torch.distributed.checkpoint."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from monarch_nb.runtime import runtime
 from monarch_nb.tensor.checkpoints import folder as folders
+from monarch_nb.tensor.checkpoints.nested import mapped
 from monarch_nb.tensor.groups.service import GROUPS
+from monarch_nb.tensor.propagation import placed_otherwise
 
 _saves: dict[str, "Save"] = {}  # the last one into each folder
 _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
@@ -70,10 +76,42 @@ def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
 def load(state: dict[str, DTensor], folder: str, step: int) -> None:
     """Reads into tensors that are there, whatever mesh and placements they were saved with."""
     group, _ = group_of(next(iter(state.values())).device_mesh)
-    read_shards(state, checkpoint_id=folders.path_of(folder, step), process_group=group)
+    with read_in_pieces(state) as pieces:
+        read_shards(pieces, checkpoint_id=folders.path_of(folder, step), process_group=group)
+
+
+def in_pieces(tensor: DTensor) -> DTensor:
+    """The tensor with one piece of the whole on each rank, which is how files know it.
+
+    Another one where ranks hold several, as of the heads of attention, or parts of a sum; all of them call it, then.
+    """
+    placements = tensor.placements
+    plain = [one if type(one) in (Shard, Replicate) else _plain(one) for one in placements]
+    return tensor if tuple(plain) == tuple(placements) else placed_otherwise(tensor, plain)
+
+
+def _plain(placement: Placement) -> Placement:
+    return Shard(placement.dim) if isinstance(placement, _StridedShard) else Replicate()
+
+
+@contextmanager
+def read_in_pieces(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The state to read into, of tensors in pieces; what was read is in the tensors of this one afterwards."""
+    others: list[tuple[DTensor, DTensor]] = []
+
+    def piecewise(tensor: DTensor) -> DTensor:
+        pieces = in_pieces(tensor)
+        if pieces is not tensor:
+            others.append((tensor, pieces))
+        return pieces
+
+    yield mapped(DTensor, piecewise, state)
+    for tensor, pieces in others:
+        tensor._local_tensor.copy_(placed_otherwise(pieces, tensor.placements)._local_tensor)
 
 
 def _copied(tensor: DTensor) -> DTensor:
+    tensor = in_pieces(tensor)
     local = tensor.to_local().detach().to("cpu", copy=True)
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()

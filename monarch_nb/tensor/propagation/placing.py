@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from .meta import Meta, dense
 from .specs import carrier
 
-__all__ = ["laid_out", "placed", "reduced_as_they_are", "whole"]
+__all__ = ["laid_out", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
@@ -30,6 +30,12 @@ def whole(tensor: DTensor) -> torch.Tensor:
     if spec.placements == everywhere:
         return tensor._local_tensor
     return _moved(tensor._local_tensor, spec, _with(spec, everywhere))
+
+
+def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """A sharded tensor with the same values, placed so; each rank of its mesh calls it."""
+    spec = _with(tensor._spec, placements)
+    return DTensor(_moved(tensor._local_tensor, tensor._spec, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:

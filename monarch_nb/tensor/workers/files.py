@@ -12,13 +12,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from monarch_nb.tensor.checkpoints.nested import all_of
-from monarch_nb.tensor.checkpoints.workers import group_of
+from monarch_nb.tensor.checkpoints.nested import all_of, mapped
+from monarch_nb.tensor.checkpoints.workers import group_of, in_pieces, read_in_pieces
 
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
     """Saves a state. It is under its name when all of it is there: until then it is `aside`, in the same folder."""
     group, first = _group(state)
+    state = mapped(DTensor, in_pieces, state)
     with _plainly():
         try:
             save(state, checkpoint_id=aside, process_group=group)
@@ -37,9 +38,9 @@ def write(state: dict[str, Any], path: str, aside: str) -> None:
 def read(state: dict[str, Any], path: str) -> Any:
     """Loads a state: shards in place. On the first rank gives what is not sharded, with None for what is."""
     group, first = _group(state)
-    with _plainly():
-        load(state, checkpoint_id=path, process_group=group)
-        return _plain(state) if first else None
+    with _plainly(), read_in_pieces(state) as pieces:
+        load(pieces, checkpoint_id=path, process_group=group)
+        return _plain(pieces) if first else None
 
 
 @contextmanager
