@@ -9,14 +9,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import runtime
 from monarch_nb.tensor.checkpoints import folder as folders
 from monarch_nb.tensor.checkpoints.nested import mapped
 from monarch_nb.tensor.groups.service import GROUPS
-from monarch_nb.tensor.propagation import placed_otherwise
+from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
 _saves: dict[str, "Save"] = {}  # the last one into each folder
 _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
@@ -85,13 +84,8 @@ def in_pieces(tensor: DTensor) -> DTensor:
 
     Another one where ranks hold several, as of the heads of attention, or parts of a sum; all of them call it, then.
     """
-    placements = tensor.placements
-    plain = [one if type(one) in (Shard, Replicate) else _plain(one) for one in placements]
-    return tensor if tuple(plain) == tuple(placements) else placed_otherwise(tensor, plain)
-
-
-def _plain(placement: Placement) -> Placement:
-    return Shard(placement.dim) if isinstance(placement, _StridedShard) else Replicate()
+    pieces = one_piece_each(tensor.placements)
+    return tensor if pieces == tuple(tensor.placements) else placed_otherwise(tensor, pieces)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from .errors import DataDependentShapeError, NoRuleError, PropagationError, View
 from .execute import Runner, leaves, overload
 from .lines import user_line
 from .meta import Layout, Meta, Placements, dense, replicated
-from .placing import laid_out, placed, placed_otherwise, reduced_as_they_are, whole
+from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
 from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
 from .specs import carrier, spec_of
 
@@ -47,6 +47,7 @@ __all__ = [
     "dense",
     "laid_out",
     "leaves",
+    "one_piece_each",
     "overload",
     "placed",
     "placed_otherwise",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from .meta import Meta, dense
 from .specs import carrier
 
-__all__ = ["laid_out", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
+__all__ = ["laid_out", "one_piece_each", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
@@ -30,6 +30,14 @@ def whole(tensor: DTensor) -> torch.Tensor:
     if spec.placements == everywhere:
         return tensor._local_tensor
     return _moved(tensor._local_tensor, spec, _with(spec, everywhere))
+
+
+def one_piece_each(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Like these placements, but with one piece of the whole on each rank: no several pieces, no parts of a sum."""
+    return tuple(
+        one if type(one) in (Shard, Replicate) else Shard(one.dim) if isinstance(one, _StridedShard) else Replicate()
+        for one in placements
+    )
 
 
 def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:

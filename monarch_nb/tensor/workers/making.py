@@ -1,6 +1,7 @@
 """Tensors made of nothing: each worker makes its own part, and nobody the whole where that can be helped."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -8,7 +9,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import Making, Parts
-from monarch_nb.tensor.propagation import Meta, dense, overload
+from monarch_nb.tensor.propagation import Meta, dense, one_piece_each, overload, placed_otherwise
 
 
 def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -41,6 +42,10 @@ def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
 
 def made_in_parts(told: Parts, mesh: DeviceMesh) -> DTensor:
     """The tensor of which a function gives this rank's part. Raises ValueError for one that does not fit."""
+    pieces = one_piece_each(told.made.placements)
+    if pieces != told.made.placements:
+        whole = made_in_parts(replace(told, made=told.made.placed(pieces)), mesh)
+        return placed_otherwise(whole, told.made.placements)
     meta = told.made
     sizes, offsets = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
     part = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
