@@ -1,7 +1,9 @@
 """Operations that are written otherwise when their inputs are sharded: equal, and with less or no gathering."""
 
+import itertools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
@@ -159,6 +161,34 @@ def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
     return [made if dtypes[0] == dtypes[1] else write(aten._to_copy.default, made, dtype=dtypes[0])]
 
 
+def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
+    """A cut dimension that is taken apart and joined to one before it: one after the other, which rules keep cut.
+
+    So attention joins its batch and its heads.
+    """
+    given, sizes = operation.args[0], operation.args[1]
+    assert isinstance(given, Slot)
+    assert isinstance(sizes, list | tuple)
+    shape, numel = write.shape(given), math.prod(write.shape(given))
+    if not numel:
+        return None
+    known = math.prod(size for size in sizes if size != -1)
+    before, after = _ends(shape), _ends([numel // known if size == -1 else size for size in sizes])
+    cut = [dim for dim in range(len(shape)) if _sharded_along(_meta(operation, given), dim) and shape[dim] > 1]
+    if not any(before[dim] not in after and any(before[dim + 1] < end < before[dim] for end in after) for dim in cut):
+        return None
+    ends = sorted({*before, *after}, reverse=True)
+    if any(one % other for one, other in itertools.pairwise(ends)):
+        return None
+    apart = write(aten.view.default, given, [one // other for one, other in itertools.pairwise(ends)])
+    return [write(aten.view.default, apart, sizes)]
+
+
+def _ends(shape: Sequence[int]) -> list[int]:
+    """How many elements lie between one step along a dimension and the end: of each dimension, and one."""
+    return [*itertools.accumulate(reversed(shape), operator.mul, initial=1)][::-1]
+
+
 def _physical(func: torch._ops.OpOverload) -> Rewrite:
     """Handles have no bits for values that are to be conjugated or negated later: it is done at once."""
     return lambda operation, write: [write(func, operation.args[0])]
@@ -197,6 +227,8 @@ REWRITES: dict[str, Rewrite] = {
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
     "cat": _cat,
+    "view": _view,
+    "_unsafe_view": _view,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "_conj": _physical(aten._conj_physical.default),
     "_neg_view": _physical(aten.neg.default),

@@ -4,7 +4,9 @@ A rule is a list of rows, for one mesh dimension: how the results lie if the inp
 fewest bytes is taken, for each mesh dimension by itself; all whole is always possible.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -43,9 +45,10 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
     best = [min(rows, key=lambda row: _cost(operation, row, dim)) for dim in dims]
     if any(_cost(operation, row, dim) == _NEVER for dim, row in enumerate(best)):
         raise Unfit("a tensor that changes in place would have to be placed otherwise")
+    inputs = tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas)))
     return Way(
-        operation,
-        tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas))),
+        _of_one_rank(operation, inputs[0]),
+        inputs,
         tuple(None if leaf is None else tuple(row[0][at] or R for row in best) for at, leaf in enumerate(leaves)),
     )
 
@@ -145,6 +148,36 @@ def _convolution_backward(operation: Operation, leaves: Sequence[Leaf]) -> list[
     return [([None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)], [Shard(0), Shard(0), R])]
 
 
+def _pool(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Each picture and each of its channels by itself."""
+    apart = len(operation.metas[0].shape) - (3 if "3d" in operation.packet else 2)
+    return [([Shard(dim)] * len(leaves), [Shard(dim)] * len(operation.metas)) for dim in range(apart)]
+
+
+def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Each element of the batch by itself; gradients of weight and bias are sums over ranks."""
+    layout, batch = operation.metas[0].layout, operation.args[_BATCH[operation.packet]]
+    if not isinstance(batch, int) or not batch or batch % layout.size:
+        return []
+    backward = operation.packet.endswith("backward")
+    outs: list[Placement] = [Shard(0), Partial(), Partial()] if backward else [Shard(0)] * 3
+    cut = 4 if backward else 1
+    made = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
+    return [(made, [Shard(0) if at < cut else R for at in range(len(operation.metas))])]
+
+
+def _of_one_rank(operation: Operation, given: Placements) -> Operation:
+    """The operation with the size of the batch of one rank, where that is among its arguments."""
+    at = _BATCH.get(operation.packet)
+    if at is None:
+        return operation
+    sizes = operation.metas[0].layout.shape
+    parts = math.prod(size for size, one in zip(sizes, given, strict=True) if one == Shard(0))
+    batch = operation.args[at]
+    assert isinstance(batch, int)
+    return replace(operation, args=(*operation.args[:at], batch // parts, *operation.args[at + 1 :]))
+
+
 def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Cut along the batch or the heads."""
     masks = slots(list(operation.kwargs.values()))
@@ -226,7 +259,17 @@ _ELEMENTS = [
 
 _UNREAD = ["empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"]
 
+# Of which PyTorch has no rule, or one that would gather.
+_POOLS = (
+    *(f"{name}{dims}d_backward" for dims in (2, 3) for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool")),
+    *(f"max_pool{dims}d_with_indices_backward" for dims in (2, 3)),
+)
+
+_BATCH = {"native_group_norm": 3, "native_group_norm_backward": 5}  # which argument is its size
+
 _RULES: dict[str, Rule] = {
+    **dict.fromkeys(_POOLS, _pool),
+    **dict.fromkeys(_BATCH, _group_norm),
     **dict.fromkeys(_UNREAD, _unread),
     **dict.fromkeys(_ELEMENTS, _pointwise),
     "convolution": _convolution,
