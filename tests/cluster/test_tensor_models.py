@@ -1,6 +1,7 @@
 """Models as people have them, trained on four processes: what one gives; and what these need of other devices."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 
 import monarch_nb
 from monarch_nb.actor import this_host
-from monarch_nb.distributed import Mesh, MeshTensor, Plan, load, save
+from monarch_nb.distributed import GatherWarning, Mesh, MeshTensor, Plan, load, save
 from monarch_nb.tensor.propagation import PropagationError
 from tests.models import modules
 from tests.models.page import PAGE, read
@@ -161,6 +162,51 @@ def test_losses_of_sequences_take_lengths_as_lists_and_as_sharded_tensors(mesh: 
         sharded = monarch_nb.distribute(odds, mesh, [None, "data", None]).requires_grad_()
         functional.ctc_loss(sharded, monarch_nb.distribute(words, mesh, ["data", None]), *own).backward()
         torch.testing.assert_close(sharded.grad.full_tensor(), local.grad)  # type: ignore[union-attr]
+
+
+def test_norms_of_groups_and_gradients_of_pools_keep_a_batch_cut(mesh: Mesh) -> None:
+    torch.manual_seed(1)
+    pictures = torch.randn(4, 6, 8, 8)
+    net = nn.Sequential(nn.GroupNorm(3, 6), nn.AvgPool2d(2), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1))
+    local = copy.deepcopy(net)
+    x = pictures.clone().requires_grad_()
+    local(x).square().sum().backward()
+    spread = monarch_nb.module_to_mesh(net, mesh)
+    given = monarch_nb.distribute(pictures, mesh, ["data", None, None, None]).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GatherWarning)
+        made = spread(given)
+        made.square().sum().backward()
+    assert made.placements == given.grad.placements == (Shard(0), R)
+    torch.testing.assert_close(given.grad.full_tensor(), x.grad)
+    for one, other in zip(spread.parameters(), local.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad, atol=1e-5, rtol=1e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("placements", [(R, _StridedShard(0, split_factor=3)), (Shard(1), Partial())])
+def test_files_and_parts_know_tensors_of_which_ranks_hold_several_pieces_or_parts_of_a_sum(
+    mesh: Mesh, tmp_path: Path, placements: Any
+) -> None:
+    whole = torch.arange(24.0 * 4).view(24, 4)
+    saved = monarch_nb.distribute(whole, mesh, placements)
+    save({"t": saved}, tmp_path / "once")
+    plain = mesh.zeros(24, 4)
+    load({"t": plain}, tmp_path / "once")
+    assert torch.equal(plain.full_tensor(), whole)
+    read = monarch_nb.distribute(torch.zeros(24, 4), mesh, placements)
+    load({"t": read}, tmp_path / "once")
+    assert torch.equal(read.full_tensor(), whole)
+    saves = monarch_nb.checkpoint({"t": saved}, every=1, folder=tmp_path / "steps")
+    saves.step(1)
+    saves.wait()
+    saved.zero_()
+    assert saves.restore() == 1
+    assert torch.equal(saved.full_tensor(), whole)
+    made = mesh.from_parts(
+        lambda part: torch.arange(24.0 * 4).view(24, 4)[part], size=(24, 4), sharding_spec=placements
+    )
+    assert made.placements == placements
+    assert torch.equal(made.full_tensor(), whole)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
