@@ -17,7 +17,7 @@ from tests.random_programs.runner import MESHES, Tally, run
 from tests.random_programs.shrink import shrunk
 from tests.random_programs.worker import reports
 
-DAILY_MESHES = ((2,), (2, 2), (2,), (2, 1, 2), (2, 2), (2,), (1, 2, 2), (2, 2))
+DAILY_MESHES = ((2,), (2, 2), (2,), (2,), (2, 2), (2,), (2, 1, 2), (2,))
 DAILY, SEED = 150, 2026
 R = Replicate()
 

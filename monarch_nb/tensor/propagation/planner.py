@@ -271,7 +271,8 @@ class Planner:
 
     def _plain(self, operation: Operation) -> object:
         """What the operation gives on plain tensors of the global shapes."""
-        tensors = [self._worlds[0].whole(meta) for meta in operation.metas]
+        fresh = bool(operation.writes)
+        tensors = [self._worlds[0].whole(meta, fresh=fresh) for meta in operation.metas]
         args, kwargs = operation.filled(tensors.__getitem__)
         try:
             result = imagined(operation, args, kwargs)

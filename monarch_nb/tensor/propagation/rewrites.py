@@ -52,7 +52,7 @@ def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     each = write(operation.func, *_with(operation, reduction=_NONE))
     total = write(aten.sum.default, each)
     if reduction == _MEAN:
-        total = write(aten.div.Scalar, total, max(math.prod(write.shape(each)), 1))
+        total = write(aten.div.Scalar, total, math.prod(write.shape(each)))  # NaN where there are none
     return [total]
 
 

@@ -102,6 +102,7 @@ class World:
             self.dims[name] = layout.names[dim]
         mesh._dim_group_names = [*map(GroupName, self.dims)]
         self._known: dict[Meta, DTensor] = {}
+        self._wholes: dict[tuple[object, ...], torch.Tensor] = {}
 
     def register(self) -> None:
         """Has PyTorch know the groups by their names, also when `destroy_process_group()` has made it forget all."""
@@ -111,9 +112,17 @@ class World:
             except RuntimeError:
                 _register_process_group(name, group)
 
-    def whole(self, meta: Meta) -> torch.Tensor:
-        """A fake tensor with the global shape."""
-        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=self.layout.device)
+    def whole(self, meta: Meta, *, fresh: bool = True) -> torch.Tensor:
+        """A fake tensor with the global shape; `fresh` where an operation may change it, or it stands for one only."""
+        facts = (meta.shape, meta.stride, meta.dtype)
+        found = None if fresh else self._wholes.get(facts)
+        if found is None:
+            found = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=self.layout.device)
+            if not fresh:
+                if len(self._wholes) > 4096:
+                    self._wholes.clear()
+                self._wholes[facts] = found
+        return found
 
     def fake(self, meta: Meta, *, fresh: bool = False) -> DTensor:
         """A fake sharded tensor; `fresh` where an operation may change it in place."""
