@@ -11,6 +11,7 @@ from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
 from monarch_nb.tensor.modules.plan import Resolved
 from monarch_nb.tensor.propagation import Placements, replicated
+from monarch_nb.wire import kind_of
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -28,7 +29,7 @@ def to_mesh(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ValueError(
-                f"{path} of a {type(owner).__name__} has no shape before the module has run once: call it with a local "
+                f"{path} of {kind_of(owner)} has no shape before the module has run once: call it with a local "
                 "input of the size that it is for, and bring it to the mesh then"
             )
         placements = plan.placements(path, tensor.shape) if is_parameter else replicated(mesh.layout)
