@@ -43,7 +43,7 @@ class Namespace:
         """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
         held = [(name, state_of(mesh)) for name, mesh in self._variables()]
         states = [(name, state) for name, state in held if state.stopped is None]
-        states += [(state.name, state) for state in self.meshes().values()]
+        states += [(state.name, state) for state in self.meshes().values() if not state.inner]
         wanted = {"all": MeshState, "procs": ProcState, "actors": ActorState}[kind]
         return list(dict.fromkeys(name for name, state in states if isinstance(state, wanted)))
 
@@ -101,6 +101,8 @@ class Namespace:
         held = self._held()
         rows = []
         for uid, state in self.meshes().items():
+            if state.inner:
+                continue
             named = tuple(dict.fromkeys(variables.get(uid, ())))
             actors = list(state.actors) if isinstance(state, ProcState) else []
             used = bool(named) or uid in held or any(variables.get(on_it) or on_it in held for on_it in actors)

@@ -127,7 +127,7 @@ class HostNotices:
 def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
     """What of a mesh is there, and what can be done."""
     ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
-    actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None]
+    actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None and not each.inner]
     where = first_places_of(state.region, ranks) if state.region.labels else ""
     on_it = f" with {', '.join(actors)}" if actors else ""
     places = [place for place, host in enumerate(state.hosts) if host in hosts]

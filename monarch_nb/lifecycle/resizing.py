@@ -85,7 +85,7 @@ class MeshResizer:
                 raise
             for each in (state, *actors):
                 self._driver.feed(partial(supervised.grown, uid=each.uid, fresh=growth.fresh))
-            return tuple(each.name for each in actors)
+            return tuple(each.name for each in actors if not each.inner)
 
     def shrink(self, state: ProcState, places: Collection[int]) -> Left:
         """Lets hosts go, by their places: calls from now on go to the others, what is there is stopped in order.
@@ -97,7 +97,7 @@ class MeshResizer:
             stays, gone = extents.without(state, places)
             where = first_places_of(state.region, gone.ranks())
             hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
-            hit = [each.name for each in _living(state) if each.region.overlaps_ranks(gone.ranks())]
+            hit = [each.name for each in _living(state) if not each.inner and each.region.overlaps_ranks(gone.ranks())]
             meshes: list[MeshState] = [state, *_whole(state)]
             held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
             self._updates.healed([(each.uid, ()) for each in meshes])

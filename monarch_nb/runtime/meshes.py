@@ -75,6 +75,11 @@ class MeshState(Struct, eq=False):
         """Its base ranks, in the order of its region; a range where they are one."""
         return ranks_of(self.region)
 
+    @property
+    def inner(self) -> bool:
+        """Whether the library has spawned it to serve another mesh, which displays show alone."""
+        return False
+
     def incarnation(self, rank: int) -> int:
         """The current life of a rank."""
         return self.incarnations.get(rank, 0)
@@ -119,6 +124,11 @@ class ActorState(MeshState, eq=False):
     cls: type = object
     kind: ActorKind = "async"
     edition: int = 0  # grows when its class is replaced
+
+    @property
+    def inner(self) -> bool:
+        """Whether its class says so: `__inner__ = True`."""
+        return bool(getattr(self.cls, "__inner__", False))
 
     def runs(self, region: Region) -> Sequence[Run]:
         """The ranks of a slice, run-length encoded, each with both its incarnations."""

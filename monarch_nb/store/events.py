@@ -40,6 +40,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     picked: tuple[int, ...] = ()  # the base ranks, where no strides lead from one to the next
     actor_class: str = ""
     on: str = ""
+    inner: bool = False
     hosts: tuple[str, ...] = ()
     per_host: int = 1
     owner: str = "<root>"

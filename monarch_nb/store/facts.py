@@ -46,6 +46,7 @@ def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spaw
         picked=form.ranks,
         actor_class=state.cls.__name__ if isinstance(state, ActorState) else "",
         on=state.procs.uid if isinstance(state, ActorState) else "",
+        inner=state.inner,
         hosts=state.hosts if isinstance(state, ProcState) else (),
         per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
         owner="" if born is None else str(born.instance),

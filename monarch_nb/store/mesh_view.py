@@ -76,7 +76,9 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
         ),
         actor_class=event.actor_class,
         on=event.on,
-        actors=tuple(actors.event.name for actors in above if actors is not None and not actors.ended),
+        actors=tuple(
+            actors.event.name for actors in above if actors is not None and not actors.ended and not actors.event.inner
+        ),
         stopped=why if mesh.default == "stopped" else "",
         notices=tuple(_notices(procs, document, region, now)),
     )

@@ -67,7 +67,7 @@ class Mesh:
         }
         if event.kind == "procs":
             return {**record, "hosts": list(event.hosts), "per_host": event.per_host}
-        return {**record, "class": event.actor_class, "on": event.on}
+        return {**record, "class": event.actor_class, "on": event.on, **({"inner": True} if event.inner else {})}
 
 
 class Meshes:

@@ -147,6 +147,21 @@ def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(n
     assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
 
 
+def test_a_mesh_of_tensors_is_shown_as_others_are_and_counts_once(nb: Notebook) -> None:
+    cell = nb.run("mesh").ok()
+    assert cell.text == "<Mesh 'pair' {data=2} on mesh:0>\n  2 tensors, 32 B"
+    assert "for tensors on mesh:0" in cell.html
+    assert "pair_workers" not in cell.html
+    overview = nb.run("%meshes").ok().text
+    assert [line.split()[:3] for line in overview.splitlines() if "pair" in line] == [["pair", "procs", "data=2"]]
+    assert overview.splitlines()[1].split()[-1] == "mesh"
+    with closing(ViewClient(nb)) as view:
+        view.watch()
+        view.until(lambda view: view.mesh("pair_workers") != "")
+        assert view.state["meshes"][view.mesh("pair_workers")]["inner"] is True
+        assert "inner" not in view.state["meshes"][view.mesh("pair")]
+
+
 LOOKED_AT = """
 looked = monarch.distribute(torch.tensor([[1.0, float("nan")], [float("inf"), 4.0]]), mesh, ["data", None])
 parts = [torch.distributed.tensor.Partial()]

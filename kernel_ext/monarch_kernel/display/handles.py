@@ -3,15 +3,18 @@
 from typing import Any
 
 from monarch_nb.store import describe
-from monarch_nb.tensor.placement import Placement, text_of
+from monarch_nb.tensor.placement import Placement, size_text, text_of
 from monarch_nb.tensor.summary import placement_of
+from monarch_nb.wire import counted
 
 from ..tensors import all_streams, handle_type, name_of
+from .meshes import mesh_html
 from .placement import placement_html
 from .tensors import module_html, module_text
 
 # Named, not imported: a kernel in which nobody uses tensors does not import torch.
 HANDLE = "monarch_nb.tensor.handle.MeshTensor"
+MESH = "monarch_nb.tensor.mesh.Mesh"
 MODULE = "torch.nn.modules.module.Module"
 
 
@@ -26,6 +29,8 @@ class HandleForms:
         formatters = self._shell.display_formatter.formatters
         formatters["text/html"].for_type(HANDLE, self.html)
         formatters["text/html"].for_type(MODULE, self.module)
+        formatters["text/html"].for_type(MESH, lambda mesh: mesh_html(mesh.procs, *mesh_facts(mesh)))
+        formatters["text/plain"].for_type(MESH, _pretty_mesh)
         formatters["text/plain"].for_type(HANDLE, self._pretty)
         formatters["text/plain"].for_type(MODULE, self._pretty_module)
         formatters["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
@@ -36,6 +41,8 @@ class HandleForms:
         for kind, form in (
             ("text/html", HANDLE),
             ("text/html", MODULE),
+            ("text/html", MESH),
+            ("text/plain", MESH),
             ("text/plain", HANDLE),
             ("text/plain", Placement),
         ):
@@ -77,6 +84,20 @@ class HandleForms:
 
     def _name(self, value: Any) -> str:
         return name_of(self._shell.user_ns, value)
+
+
+def mesh_facts(mesh: Any) -> tuple[str, ...]:
+    """What the tensors of a mesh are: their device, how many there are, and how much."""
+    stream = mesh.stream
+    if stream.lost is not None:
+        return "for tensors", _first_line(stream.lost)
+    live = stream.table.live()
+    held = f"{counted(len(live), 'tensor')}, {size_text(sum(one.nbytes for one in live))}" if live else "no tensors yet"
+    return f"for tensors on {mesh.device}", held
+
+
+def _pretty_mesh(mesh: Any, printer: Any, cycle: bool) -> None:
+    printer.text(f"{mesh!r}\n  {' · '.join(mesh_facts(mesh)[1:])}")
 
 
 def sharded(module: Any) -> list[tuple[str, Any]]:

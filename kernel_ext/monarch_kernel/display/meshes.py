@@ -19,8 +19,8 @@ MANY = 256  # ranks; more are shown by their hosts, and what differs among them 
 CELLS = 512  # of the hosts: where there are more, a cell stands for several
 
 
-def mesh_html(mesh: Any) -> str:
-    """A proc or actor mesh, or a slice of one."""
+def mesh_html(mesh: Any, *more: str) -> str:
+    """A proc or actor mesh, or a slice of one; with more facts about it."""
     view = describe(mesh)
     count = len(view.ranks)
     actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
@@ -32,6 +32,7 @@ def mesh_html(mesh: Any) -> str:
         shape(view) if view.labels else "",
         where,
         actors,
+        *more,
         stopped,
     )
     if count > MANY:

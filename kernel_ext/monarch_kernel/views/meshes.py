@@ -4,6 +4,8 @@ from typing import Any
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 
+from ..display.handles import MESH as TENSOR_MESH
+from ..display.handles import mesh_facts
 from .bundle import bundled
 from .live import LiveView, Shown
 
@@ -26,4 +28,10 @@ def _shown(mesh: Any) -> Shown:
     return Shown(options, (options["mesh"], region))
 
 
-MESH = LiveView(name="mesh", **bundled("mesh"), shows={ProcMesh: _shown, ActorMesh: _shown})
+def _of_tensors(mesh: Any) -> Shown:
+    shown = _shown(mesh.procs)
+    facts = list(mesh_facts(mesh)[:1])  # how many tensors there are, `%tensors` shows as it changes
+    return Shown({**shown.options, "facts": facts}, ("tensors", mesh.stream.number, shown.key))
+
+
+MESH = LiveView(name="mesh", **bundled("mesh"), shows={ProcMesh: _shown, ActorMesh: _shown, TENSOR_MESH: _of_tensors})

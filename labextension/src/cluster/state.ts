@@ -22,6 +22,8 @@ export interface Mesh {
   strides: number[];
   picked?: number[];
   on?: string;
+  /** It serves the mesh that it is on, and is not shown beside it. */
+  inner?: boolean;
   hosts?: string[];
   per_host?: number;
   state: State;

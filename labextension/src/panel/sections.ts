@@ -303,7 +303,7 @@ export class LogSection extends Section {
     let end: (() => void) | null = null;
     let shown = "";
     const draw = (): void => {
-      const meshes = Object.entries(cluster.state.meshes).filter(([uid, mesh]) => !mesh.stopped || uid === this._uid);
+      const meshes = Object.entries(cluster.state.meshes).filter(([uid, mesh]) => (!mesh.stopped && !mesh.inner) || uid === this._uid);
       const offered = JSON.stringify(meshes.map(([uid, mesh]) => [uid, mesh.name]));
       if (offered !== this._offered) {
         this._offered = offered;

@@ -22,7 +22,7 @@ export function summaryOf(state: ClusterState): Summary {
   let ranks = 0;
   const living = Object.entries(state.meshes).filter(([, mesh]) => !mesh.stopped);
   for (const [uid, mesh] of living) {
-    meshes++;
+    if (!mesh.inner) meshes++;
     if (mesh.kind === "actors" && mesh.on && state.meshes[mesh.on]) continue;
     const size = sizeOf(mesh);
     ranks += size;

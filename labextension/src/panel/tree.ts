@@ -57,7 +57,7 @@ function add(rows: Row[], turned: Turned, more: Partial<Row> & Pick<Row, "key" |
 }
 
 function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, place: number, siblings: number): void {
-  const actors = Object.entries(state.meshes).filter(([, other]) => other.kind === "actors" && other.on === uid);
+  const actors = Object.entries(state.meshes).filter(([, other]) => other.kind === "actors" && other.on === uid && !other.inner);
   const hosts = mesh.hosts?.length ?? 0;
   const perHost = mesh.per_host ?? sizeOf(mesh);
   const children = actors.length + (hosts > 1 ? hosts : sizeOf(mesh));
@@ -208,7 +208,7 @@ export function factsOf(state: ClusterState, row: Row, now: number): [string, st
     const look = lookOf(state, row, now);
     put("ranks", look.counts.map(([how, count]) => `${count} ${how}`).join(", "));
     put("what", row.kind === "host" ? "host" : mesh.kind === "actors" ? `${mesh.class ?? "actors"} on ${state.meshes[mesh.on ?? ""]?.name ?? "?"}` : `processes, ${shapeOf(mesh)}`);
-    if (row.kind === "mesh") put("actors", Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped).map((other) => other.name).join(", "));
+    if (row.kind === "mesh") put("actors", Object.values(state.meshes).filter((other) => other.on === row.uid && !other.stopped && !other.inner).map((other) => other.name).join(", "));
     put("owner", mesh.owner && mesh.owner !== "<root>" ? mesh.owner : "");
     put("stopped", mesh.stopped);
   }

@@ -29,6 +29,8 @@ _LOOK_S = 0.01
 class TensorWorker(Actor):
     """Takes batches of commands; batches of several streams come in the order in which the controller sent them."""
 
+    __inner__ = True
+
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
