@@ -303,12 +303,8 @@ class MeshView {
       plural(this.count, mesh.kind === "procs" ? "proc" : (mesh.class ?? "actor")),
       this.labels.length ? shapeOf({ labels: this.labels, sizes: this.sizes }) : "",
       hosts.length > 1 ? plural(hosts.length, "host") : "",
-<<<<<<< HEAD
-      mesh.stopped ? overText(mesh, this._cluster.now()) : "",
-=======
       ...(this._options.facts ?? []),
-      mesh.stopped ? `stopped: ${mesh.stopped}` : "",
->>>>>>> bf58e83 (A mesh for tensors has a display as other meshes have, and counts once: the actors that serve it are not shown beside it)
+      mesh.stopped ? overText(mesh, this._cluster.now()) : "",
     ];
     this._root.classList.toggle("mnb-over", Boolean(mesh.stopped));
     say(this._title, mesh.name);
