@@ -238,14 +238,11 @@ def test_an_error_of_a_call_is_the_callers_and_the_actor_lives(quad: ProcMesh) -
     assert worker.ping.call_one().get(20) == 0
 
 
-def test_a_system_exit_ends_the_actor_and_not_its_process(quad: ProcMesh, faults: Any) -> None:
-    neighbour = quad.slice(gpus=0).spawn("neighbour", Worker)
+def test_a_system_exit_is_an_error_of_its_call_and_fails_no_rank(quad: ProcMesh) -> None:
     worker = quad.slice(gpus=0).spawn("worker", Worker)
-    with pytest.raises(SupervisionError):
+    with pytest.raises(ActorError, match="SystemExit: 3"):
         worker.leave.call_one().get(20)
-    assert faults.next().mesh_name == "worker"
-    assert neighbour.ping.call_one().get(20) == 0
-    assert quad.slice(gpus=0).spawn("later", Worker).ping.call_one().get(20) == 0
+    assert worker.ping.call_one().get(20) == 0
 
 
 def test_slices_without_the_failed_rank_go_on_and_others_fail_at_once(quad: ProcMesh, faults: Any) -> None:

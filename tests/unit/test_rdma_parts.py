@@ -70,7 +70,7 @@ def test_what_has_gaps_or_no_memory_is_refused_and_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="resolve_conj"):
         memory_of(torch.zeros(2, dtype=torch.complex64).conj())
     elsewhere = type("Elsewhere", (torch.Tensor,), {"__torch_dispatch__": None})  # such as a DTensor
-    with pytest.raises(ValueError, match="is a Elsewhere, which has no memory of its own: use its local part"):
+    with pytest.raises(ValueError, match="is an Elsewhere, which has no memory of its own: use its local part"):
         memory_of(torch.Tensor._make_wrapper_subclass(elsewhere, (2,)))
     with pytest.raises(TypeError, match="not str"):
         memory_of("text")
