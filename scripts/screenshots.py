@@ -401,6 +401,7 @@ plt.show()
         ".mnb-images img",
     ),
     "placement": Scene("w", ".mnb-drawing", before=TENSORS, height=700),
+    "mesh-of-tensors": Scene("mesh", '[data-state="idle"]', whole=True, width=1000, height=560),
     "placement-values": Scene(
         "logits = (w + 2).log()\nlogits",
         ".mnb-drawing",
