@@ -23,7 +23,6 @@ from monarch_nb.collectives.threads import (
     MAKES_STORE,
     address,
     frames_of,
-    has_recorder,
     is_in_torch,
     is_torchs,
     looked_for,
@@ -44,6 +43,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     groups: frozenset[str] = frozenset()
     joins: bool = False
+    used: frozenset[str] = frozenset()  # in which its call has begun collectives
 
 
 class _Made(msgspec.Struct, eq=False):
@@ -180,26 +180,31 @@ class ProcessGroups:
         if thread in self._making or any(frame.f_code.co_name == MAKES_STORE for frame in frames):
             return Waiting(joins=True)
         others: frozenset[int] = frozenset() if helpers else python_threads()
-        groups = set()
-        for name, by, began, ended in records():
+        groups, used = set(), set()
+        remembered = records()
+        for one in remembered:
+            name, by, began = one.process_group[0], one.thread, one.time_created_ns
             made = self._made.get(name)
-            if name not in live or ended or name in self._cut or (made is not None and began < made.since_ns):
+            if name not in live or name in self._cut or (made is not None and began < made.since_ns):
                 continue
-            if by == thread or (alone and began >= since_ns and by not in others):
+            if by == thread and began >= since_ns:
+                used.add(name)
+            if not one.has_ended and (by == thread or (alone and began >= since_ns and by not in others)):
                 groups.add(name)
         if not groups:
             groups = self._in_frames(frames, live)
-        if not groups and live and not has_recorder() and is_in_torch(frames):
+        if not groups and live and not remembered and is_in_torch(frames):
             groups = set(live) - self._cut
         ports = {address(value)[1] for frame in frames if is_torchs(frame) for value in stores(frame)}
-        return Waiting(frozenset(groups), joins=not groups and bool(ports - {0}))
+        return Waiting(frozenset(groups), not groups and bool(ports - {0}), frozenset(used))
 
     def used(self, thread: int, since_ns: int) -> set[str]:
         """Groups in which a thread has begun a collective since then; all where that is not known."""
-        live = self._live()
-        if not has_recorder():
+        live, remembered = self._live(), records()
+        if not remembered:
             return set(live)
-        return {name for name, by, began, _ in records() if name in live and by == thread and began >= since_ns}
+        mine = (one for one in remembered if one.thread == thread and one.time_created_ns >= since_ns)
+        return {one.process_group[0] for one in mine} & set(live)
 
     def _in_frames(self, frames: list[FrameType], live: Mapping[str, Any]) -> set[str]:
         """The group of the innermost function of torch.distributed that a thread is in."""

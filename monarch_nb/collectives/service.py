@@ -5,7 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from monarch_nb.collectives.environment import free_port, fresh_number
 from monarch_nb.collectives.groups import PROCESS_GROUPS, Waiting
@@ -35,16 +37,20 @@ from monarch_nb.runtime import (
     resolve_future,
     when_done,
 )
-from monarch_nb.wire import Asker, Done, Verb
+from monarch_nb.settings import settings
+from monarch_nb.wire import Asker, Done, Verb, error_line
 
 _ANSWER_S = 1.0  # for ranks to say what they wait in, and to give groups up
 _ENDS_S = 1.0  # for a wait that was cut to raise, and the rank to answer
 _LOOK_S = 0.01
-_AGAIN_S = 1.0  # until ranks that compute, and have not answered a call that failed, are asked again
+_PATIENT_S = 0.1  # until a rank that computes is asked again
+_AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that failed, are asked again; then longer
+_NEVER_AGAIN_S = 600.0
 _MOST_S = 5.0  # for groups to be given up
 _RELEASE_S = 30.0  # for ranks to be freed
 _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
+Q = TypeVar("Q", bound=msgspec.Struct)
 logger = logging.getLogger(__name__)
 
 
@@ -81,14 +87,19 @@ class Collectives:
         cell = self._engine.cells.get((mesh, rank))
         return cell if cell is not None and call in cell.running_now() else None
 
-    def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> Waits:
-        keys = PROCESS_GROUPS.keys()
-        cell = self._running(asked.mesh, asked.rank, asked.call)
-        if cell is None:
-            return Waits(member_of=tuple(keys.values()))
-        waiting = self._of(cell)
-        groups = tuple(keys[name] for name in sorted(waiting.groups) if name in keys)
-        return Waits(True, groups, waiting.joins, tuple(keys.values()))
+    def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> None:
+        def look() -> Waits:
+            keys = PROCESS_GROUPS.keys()
+            cell = self._running(asked.mesh, asked.rank, asked.call)
+            if cell is None:
+                return Waits(member_of=tuple(keys.values()))
+            waiting = self._of(cell)
+            groups, used = (
+                tuple(keys[name] for name in sorted(names) if name in keys) for names in (waiting.groups, waiting.used)
+            )
+            return Waits(True, groups, waiting.joins, used, tuple(keys.values()))
+
+        _aside(look, asker)
 
     def _end_waits(self, asked: EndWaits, asker: Asker[Done]) -> Done:
         cell = self._running(asked.mesh, asked.rank, asked.call)
@@ -97,26 +108,27 @@ class Collectives:
             PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, Waiting(names, asked.joins))
         return Done()
 
-    def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> Broken:
-        cell = self._engine.cells.get((asked.mesh, asked.rank)) if asked.raised else None
-        if cell is not None and cell.began is not None and cell.began[0] == asked.raised:
-            used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
-            PROCESS_GROUPS.mark_broken(used)
-        keys = PROCESS_GROUPS.keys()
-        groups = tuple(keys[name] for name in sorted(PROCESS_GROUPS.broken) if name in keys)
-        wanted = groups or PROCESS_GROUPS.broken_joins
-        return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0)
+    def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> None:
+        def look() -> Broken:
+            cell = self._engine.cells.get((asked.mesh, asked.rank)) if asked.raised else None
+            if cell is not None and cell.began is not None and cell.began[0] == asked.raised:
+                used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
+                PROCESS_GROUPS.mark_broken(used)
+            keys = PROCESS_GROUPS.keys()
+            groups = tuple(keys[name] for name in sorted(PROCESS_GROUPS.broken) if name in keys)
+            wanted = groups or PROCESS_GROUPS.broken_joins
+            return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0)
+
+        _aside(look, asker)
 
     def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
-        def renew() -> None:
-            try:
-                with self._renewing:
-                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
-                    PROCESS_GROUPS.set_environment(asked.environment)
-            finally:
-                asker.reply(Renewed(tuple(sorted(PROCESS_GROUPS.orphans))))
+        def renew() -> Renewed:
+            with self._renewing:
+                PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
+                PROCESS_GROUPS.set_environment(asked.environment)
+            return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)))
 
-        threading.Thread(target=renew, name="monarch-groups", daemon=True).start()
+        _aside(renew, asker)
 
     # -- the caller's side ------------------------------------------------------------------------------------------
 
@@ -204,7 +216,9 @@ class _Release:
     ) -> None:
         self._service, self._engine, self._call, self._procs, self._then = service, engine, call, procs, then
         self._rounds = 0
+        self._patience = int(settings.call_error_window / _PATIENT_S)
         self._cut = False
+        self._again_s = _AGAIN_S
         self._handed_on = False
         engine.later(_RELEASE_S, self._hand_on)  # where something here fails
 
@@ -222,8 +236,14 @@ class _Release:
         self._service.ask(self._procs, WAITS, bodies, then)
 
     def _waited(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
-        if not any(each.groups or each.joins for each in found.values()):
-            self._finish(running=any(each.runs for each in found.values()))
+        running = [each for each in found.values() if each.runs]
+        computes = [each for each in running if each.member_of and not (each.groups or each.joins or each.used)]
+        if computes and self._patience > 0:  # it may well come to a collective, where the next call should not meet it
+            self._patience -= 1
+            self._engine.later(_PATIENT_S, self.begin)
+            return
+        if not any(each.groups or each.joins or each.used for each in running):
+            self._finish(running=bool(running) or len(found) < len(missing))
             return
         others = [rank for rank in self._call.base_ranks() if rank not in missing]
         self._ask(others, lambda more: self._decide(missing, {**found, **more}))
@@ -239,14 +259,15 @@ class _Release:
             for rank, (groups, joins) in ends.items()
         }
         until = time.monotonic() + _ENDS_S
-        self._service.ask(self._procs, END_WAITS, bodies, lambda _: self._look(set(ends), until))
+        waited = {rank for rank in ends if found[rank].groups or found[rank].joins}
+        self._service.ask(self._procs, END_WAITS, bodies, lambda _: self._look(waited, until))
 
     def _look(self, ended: set[int], until: float) -> None:
         """Goes on when those that were freed have answered."""
         left = ended & set(self._call.missing_ranks())
         if left and time.monotonic() < until:
             self._engine.later(_LOOK_S, lambda: self._look(ended, until))
-        elif len(left) == len(ended):  # their programs go on in spite of that
+        elif not ended or len(left) == len(ended):  # their programs go on in spite of that
             self._finish(running=True)
         else:
             self.begin()
@@ -257,11 +278,12 @@ class _Release:
         def over(_: object = None) -> None:
             self._hand_on()
             if running and not self._engine.closed and self._call.missing_ranks():  # it may come to a collective yet
-                self._rounds = 0
-                self._cut = False
-                self._engine.later(_AGAIN_S, self.begin)
+                self._rounds, self._cut = 0, False
+                self._again_s *= 1.5
+                if self._again_s < _NEVER_AGAIN_S and self._procs.stopped is None:
+                    self._engine.later(self._again_s, self.begin)
 
-        if running and not self._cut and not raised:
+        if not self._cut and not self._call.is_broken_off:
             over()
         else:
             when_done(self._service.renew(self._procs, raised), over)
@@ -273,10 +295,11 @@ class _Release:
 
 
 def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
-    """Which waits of a call's ranks will not end by themselves: those in groups of which some rank has answered.
+    """Which groups of a call's ranks are of no use any more: those of which some rank has answered.
 
-    `found` is what all ranks say, `missing` who have not answered. Gives the groups by rank, and whether it waits for
-    others to join.
+    Waits in them do not end by themselves; and where a rank that computes would come to one later, it would meet
+    another call there. `found` is what all ranks say, `missing` who have not answered. Gives the groups by rank, and
+    whether it waits for others to join.
     """
     members: dict[GroupKey, set[int]] = {}
     for rank, each in found.items():
@@ -288,11 +311,25 @@ def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, 
         waits = found.get(rank)
         if waits is None or not waits.runs:
             continue
-        groups = tuple(key for key in waits.groups if members.get(key, set()) & left)
+        mine = dict.fromkeys((*waits.groups, *waits.used))
+        groups = tuple(key for key in mine if members.get(key, set()) & left)
         joins = waits.joins and bool(left)
         if groups or joins:
             ends[rank] = (groups, joins)
     return ends
+
+
+def _aside(look: Callable[[], Q], asker: Asker[Q]) -> None:
+    """Answers on a thread of its own: what takes some time is not the reading thread's."""
+
+    def run() -> None:
+        try:
+            asker.reply(look())
+        except Exception as error:
+            logger.exception("process groups")
+            asker.refuse(error_line(error))
+
+    threading.Thread(target=run, name="monarch-groups", daemon=True).start()
 
 
 def _wall(monotonic: float) -> int:

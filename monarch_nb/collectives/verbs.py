@@ -27,6 +27,7 @@ class Waits(msgspec.Struct, array_like=True, frozen=True):
     runs: bool = False  # the call has not ended
     groups: tuple[GroupKey, ...] = ()
     joins: bool = False  # it waits for the others of a group that is being made
+    used: tuple[GroupKey, ...] = ()  # in which this call has begun collectives
     member_of: tuple[GroupKey, ...] = ()
 
 

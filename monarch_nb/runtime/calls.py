@@ -229,7 +229,7 @@ class PendingCall:
     def _settle(self, thunk: Thunk) -> None:
         if self.missing or self._releasing:
             return
-        if any(one.follows or one.is_interrupt for one in tuple(self._raised.values())):
+        if self.is_broken_off:
             self._release()
         else:
             self._end()
@@ -243,6 +243,11 @@ class PendingCall:
     def _released(self) -> None:
         if self._waits:
             self._end()
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether ranks were interrupted in it, or lost others in a collective."""
+        return any(one.follows or one.is_interrupt for one in tuple(self._raised.values()))
 
     def broken_off(self) -> list[int]:
         """Base ranks that have raised because another has left a collective."""

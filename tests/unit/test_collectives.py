@@ -1,0 +1,51 @@
+"""Which waits in process groups will not end by themselves, and ports for the next groups."""
+
+import pytest
+
+from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
+from monarch_nb.collectives.service import deserted
+from monarch_nb.collectives.verbs import GroupKey, Waits
+
+pytestmark = pytest.mark.timeout(20)
+
+ALL = GroupKey("0", (0, 1, 2), "h:1")
+FIRST = GroupKey("1", (0, 1), "h:1")
+LAST = GroupKey("2", (1, 2), "h:1")
+
+
+def test_a_group_that_a_rank_has_left_is_deserted_and_others_are_not() -> None:
+    found = {
+        0: Waits(True, (FIRST,), member_of=(ALL, FIRST)),
+        1: Waits(True, (LAST,), member_of=(ALL, FIRST, LAST)),
+        2: Waits(member_of=(ALL, LAST)),
+    }
+    assert deserted(found, {0, 1}) == {1: ((LAST,), False)}
+    found[1] = Waits(member_of=(ALL, FIRST, LAST))  # it was freed, and has raised
+    assert deserted(found, {0}) == {0: ((FIRST,), False)}
+
+
+def test_ranks_of_another_world_with_the_same_names_are_no_members() -> None:
+    other = GroupKey("0", (0, 1, 2), "h:2")
+    found = {0: Waits(True, (ALL,), member_of=(ALL,)), 1: Waits(member_of=(other,))}
+    assert deserted(found, {0}) == {}
+
+
+def test_a_rank_that_computes_leaves_groups_that_its_call_has_used() -> None:
+    found = {0: Waits(True, used=(ALL,), member_of=(ALL, FIRST)), 1: Waits(member_of=(ALL, FIRST))}
+    assert deserted(found, {0}) == {0: ((ALL,), False)}
+    assert deserted({**found, 0: Waits(True, member_of=(ALL,))}, {0}) == {}
+
+
+def test_who_joins_waits_in_vain_once_somebody_has_answered() -> None:
+    assert deserted({0: Waits(True, joins=True), 1: Waits()}, {0}) == {0: ((), True)}
+    assert deserted({0: Waits(True, joins=True), 1: Waits(True)}, {0, 1}) == {}
+    assert deserted({1: Waits()}, {0}) == {}  # it has not said what it does
+
+
+def test_the_environment_is_torchruns() -> None:
+    found = of_rank(5, 8, 1, 4, ("h", 15001))
+    assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]) == ("1", "2", "4")
+    assert all(isinstance(value, str) for value in found.values())
+    port = free_port()
+    assert free_port((port,)) != port
+    assert fresh_number() <= fresh_number()
