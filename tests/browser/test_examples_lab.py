@@ -1,14 +1,16 @@
 """Run All Cells in a real JupyterLab, for each notebook of examples/: only what is meant to raise does."""
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
 from tests.browser.lab import SCREENSHOTS, Desk, menu, theme, whole
+from tests.effort import EFFORT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-LIGHT = ("weight_sync", "debugging")  # seconds each; `make test-slow` has the others
+LIGHT = ("debugging",)  # ten seconds; `make test-slow` has the others
 MINUTES = {"train_gpt": 15}
 pytestmark = [
     # The browser's driver leaves its own odds and ends to the collector.
@@ -54,8 +56,13 @@ def test_run_all_goes_from_top_to_bottom(desk: Desk, name: str) -> None:
             if cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
         ]
         assert raised == meant
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        for scheme in ("Light", "Dark"):
-            theme(shown, f"JupyterLab {scheme}")
-            whole(shown, SCREENSHOTS / f"example-{name}-{scheme.lower()}.png")
-        theme(shown, "JupyterLab Light")
+        if name not in LIGHT or EFFORT > 1:
+            pictures(shown, name)
+
+
+def pictures(shown: Any, name: str) -> None:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for scheme in ("Light", "Dark"):
+        theme(shown, f"JupyterLab {scheme}")
+        whole(shown, SCREENSHOTS / f"example-{name}-{scheme.lower()}.png")
+    theme(shown, "JupyterLab Light")

@@ -20,8 +20,9 @@ export function duration(seconds: number): string {
 
 /** That something is over, and since when, in the kernel's time. */
 export function overText(mesh: Pick<Mesh, "stopped" | "ended"> | undefined, now: number): string {
-  const why = mesh?.stopped && mesh.stopped !== "stopped" ? `: ${mesh.stopped}` : "";
-  return `stopped at ${clock(mesh?.ended ?? now)}${why}`;
+  const why = mesh?.stopped?.replace(/^stopped ?/, "") ?? "";
+  const by = /^by [^,;:]{1,20}$/.test(why); // `stopped by %stop at 12:00:00`, but `stopped at 12:00:00: its host was lost`
+  return by ? `stopped ${why} at ${clock(mesh?.ended ?? now)}` : `stopped at ${clock(mesh?.ended ?? now)}${why && `: ${why}`}`;
 }
 
 export function bytes(size: number): string {

@@ -4,7 +4,7 @@ import type { Cluster } from "../cluster/client";
 import type { DebugMessage, Group, Requests, StackNode, Value, Values } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
 import { h, say } from "../page/dom";
-import { plural } from "../page/words";
+import { clock, plural } from "../page/words";
 import { answerQuestions } from "./questions";
 import type { View } from "./view";
 
@@ -95,7 +95,7 @@ class DebugView {
     this._open = open;
     this._fold.textContent = open ? "▾" : "▸";
     this._fold.setAttribute("aria-expanded", String(open));
-    this._body.hidden = !open || !this._stops.stopped;
+    this._body.hidden = !open || !(this._stops.stopped || this._keeps());
     if (open) void this._look();
   }
 
@@ -132,9 +132,14 @@ class DebugView {
   private _draw(): void {
     const { stopped, groups, missing, tree } = this._stops;
     say(this._title, this._heading());
-    this._buttons.hidden = this._fold.hidden = !stopped;
-    this._body.hidden = !this._open || !stopped;
+    const keeps = this._keeps();
+    this._buttons.hidden = !stopped;
+    this._fold.hidden = !stopped && !keeps;
+    this._body.hidden = !this._open || this._fold.hidden;
+    this._body.inert = !stopped;
+    this._root.classList.toggle("mnb-over", !stopped && keeps);
     if (!stopped) return this._tell("");
+    this._until = 0;
     const count = groups.reduce((sum, group) => sum + group.ranks.length, 0);
     this._groups.replaceChildren(
       ...groups.map((group) =>
@@ -155,8 +160,17 @@ class DebugView {
     this._tree.replaceChildren(...tree.map(branch));
   }
 
+  /** Whether what was stopped stays in sight: in cells, not in the panel, nor where it was only asked about. */
+  private _keeps(): boolean {
+    return !this._options.area && !this._options.folded && this._groups.childElementCount > 0;
+  }
+
   private _heading(): string {
     const { stopped, groups } = this._stops;
+    if (!stopped && this._keeps()) {
+      this._until ||= this._cluster.now();
+      return `nothing is stopped any more; this was so until ${clock(this._until)}`;
+    }
     if (!stopped) return this._heard ? "nothing is stopped" : this._late !== null ? "…" : "not connected to the kernel";
     const ranks = (those: readonly Group[]): number => those.reduce((sum, group) => sum + group.ranks.length, 0);
     const opened = ranks(groups.filter((group) => group.post_mortem));
@@ -237,6 +251,7 @@ class DebugView {
   private _heard = false;
   private _late: ReturnType<typeof setTimeout> | null;
   private _open: boolean;
+  private _until = 0; // when the last of what is shown went on
   private _over = false; // nothing is stopped any more, and the prompt was not told yet
   private _questions = 0;
   private _settling: ReturnType<typeof setTimeout> | undefined;

@@ -166,7 +166,8 @@ class WaitPrompt:
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
         story = future.told() or "the call waits"
-        message = f"{story}: {named(records)} stopped in the debugger, and no prompt can be shown here.\n{table}\n"
+        why = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
+        message = f"{story}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
         how = self._how_for(records)
         explained = more("manual/debugging.md#where-nobody-can-type")
         text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
