@@ -138,8 +138,12 @@ class DebugView {
     this._body.hidden = !this._open || this._fold.hidden;
     this._body.inert = !stopped;
     this._root.classList.toggle("mnb-over", !stopped && keeps);
-    if (!stopped) return this._tell("");
+    if (!stopped) {
+      if (keeps && this._looked !== this._shown) for (const stale of [this._variables, this._watches]) stale.replaceChildren(); // of a stop before
+      return this._tell("");
+    }
     this._until = 0;
+    this._shown = JSON.stringify(groups.map(({ file, line, sessions }) => [file, line, sessions]));
     const count = groups.reduce((sum, group) => sum + group.ranks.length, 0);
     this._groups.replaceChildren(
       ...groups.map((group) =>
@@ -210,12 +214,14 @@ class DebugView {
     if (!this._open || !this._stops.stopped) return;
     const question = ++this._questions;
     const [sessions, every] = [this._sessions(), this._every()];
+    const shown = this._shown;
     const watched = [...this._watched];
     const [locals, ...values] = await Promise.allSettled([
       this._cluster.request("debug", { do: "locals", sessions }),
       ...watched.map((text) => this._cluster.request("debug", { do: "eval", text, sessions: every })),
     ]);
     if (question !== this._questions || !this._stops.stopped) return;
+    this._looked = shown;
     this._drawVariables(locals.status === "fulfilled" ? (locals.value.locals ?? []) : [], sessions.length);
     this._watches.replaceChildren(...watched.map((text, at) => this._watchRow(text, values[at] as PromiseSettledResult<Partial<Values>>)));
   }
@@ -251,6 +257,8 @@ class DebugView {
   private _heard = false;
   private _late: ReturnType<typeof setTimeout> | null;
   private _open: boolean;
+  private _looked = ""; // the stops of which variables were looked at last,
+  private _shown = ""; // and those that are shown
   private _until = 0; // when the last of what is shown went on
   private _over = false; // nothing is stopped any more, and the prompt was not told yet
   private _questions = 0;
