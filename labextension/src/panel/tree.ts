@@ -3,7 +3,7 @@
 import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
-import { SIGNS, bytes, duration, placeOf, shapeOf } from "../page/words";
+import { SIGNS, bytes, duration, overText, placeOf, shapeOf } from "../page/words";
 
 export type Kind = "mesh" | "actors" | "host" | "proc" | "actor";
 
@@ -141,7 +141,7 @@ export function lookOf(state: ClusterState, row: Row, now: number): Look {
   const name = row.kind === "host" ? host?.name ?? mesh.hosts?.[row.index] ?? "" : mesh.name;
   const shape = mesh.labels.length ? shapeOf(mesh) : "";
   const foreign = mesh.mine === false && mesh.owner ? `by ${mesh.owner}` : "";
-  const note = row.kind === "host" ? (host?.state === "lost" ? "lost" : "") : mesh.stopped ? `stopped: ${mesh.stopped}` : [row.kind === "actors" || mesh.kind === "actors" ? mesh.class ?? "" : "", row.kind === "mesh" ? shape : "", row.kind === "mesh" && mesh.unheld ? "nothing refers to it" : "", foreign].filter(Boolean).join(" · ");
+  const note = row.kind === "host" ? (host?.state === "lost" ? "lost" : "") : mesh.stopped ? overText(mesh, now) : [row.kind === "actors" || mesh.kind === "actors" ? mesh.class ?? "" : "", row.kind === "mesh" ? shape : "", row.kind === "mesh" && mesh.unheld ? "nothing refers to it" : "", foreign].filter(Boolean).join(" · ");
   const states = mesh.stopped ? [] : present(counts);
   const spoken = [row.kind === "host" ? "host" : row.kind === "actors" ? "actors" : "mesh", name, note, states.map(([how, count]) => `${count} ${how}`).join(", ")].filter(Boolean).join(", ");
   return { name, note, state: "", counts: states, spoken };
