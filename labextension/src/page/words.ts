@@ -47,7 +47,7 @@ export function number(value: number): string {
 
 /** The time of day. */
 export function clock(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+  return new Date(seconds * 1000).toLocaleTimeString([], { hourCycle: "h23" });
 }
 
 export function placeOf(labels: readonly string[], point: readonly number[]): string {

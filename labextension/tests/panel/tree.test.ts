@@ -49,7 +49,7 @@ describe("the rows of a mesh on one host", () => {
     const rows = rowsOf(state, CLOSED);
     expect(rows).toHaveLength(1);
     expect(rows[0]?.expandable).toBe(false);
-    expect(lookOf(state, rows[0] as Row, NOW).note).toBe("stopped: stopped by a click");
+    expect(lookOf(state, rows[0] as Row, NOW).note).toMatch(/^stopped by a click at \d\d:16:40$/);
   });
 });
 
