@@ -12,6 +12,7 @@ from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
 from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.runtime import runtime
+from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
 
@@ -28,7 +29,7 @@ def host(nothing_left_behind: None) -> Iterator[Any]:
 def told(error: BaseException, mesh: str, pid: int) -> None:
     """Which mesh, which host, why, what next."""
     text = str(error)
-    host = runtime().host
+    host = host_name(runtime().host)
     for part in (f"the host {host} was lost", f"host agent (process {pid}) ended with signal 9", f"mesh      {mesh}",
                  f"heal_mesh({mesh})"):  # fmt: skip
         assert part in text, text

@@ -15,7 +15,7 @@ from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import sending
 from monarch_nb.runtime import runtime
 from monarch_nb.transport import Keys
-from monarch_nb.wire import Kind
+from monarch_nb.wire import Kind, host_name
 from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts, wait_until
 from tests.proxy import Proxy
 
@@ -189,7 +189,7 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     under_way = members.nap.call(300, 1)
     handle = runtime().part(own_hosts.LocalAgents).running[hosts.host_ids[1]]
     handle._process.kill()
-    with pytest.raises(SupervisionError, match=hosts.host_ids[1]):
+    with pytest.raises(SupervisionError, match=host_name(hosts.host_ids[1])):
         under_way.get(SOON)
 
 
@@ -198,7 +198,7 @@ def test_errors_of_several_hosts_are_one_error_that_names_ranks_and_hosts(six: P
         run_on(six, "if rank in (1, 4, 5):\n    raise ValueError('spoilt')").get(SOON)
     first, _, last = six._state.layout.hosts
     told = "The cell failed on 3 of 6 ranks of six: hosts=0 slots=1; hosts=2 slots=0-1; the same error"
-    assert str(caught.value).splitlines()[0] == f"{told} (hosts {first}, {last})"
+    assert str(caught.value).splitlines()[0] == f"{told} (hosts {host_name(first)}, {host_name(last)})"
     assert list(caught.value.failures) == [1, 4, 5]
     with pytest.raises(ActorError, match=rf"on 2 of {MANY} ranks of many: slots=3,{MANY - 1}; 2 different errors"):
         run_on(many, f"if rank in (3, {MANY - 1}):\n    raise ValueError(f'spoilt {{rank}}')").get(SOON)

@@ -15,6 +15,7 @@ from monarch_nb.host.preemption import GRACE
 from monarch_nb.job import ProcessJob, Role, job_load
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import runtime, started
+from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.hosts_tools import user_hosts
 from tests.cluster.worker_tools import light_host, where  # noqa: F401 - a fixture
@@ -115,7 +116,7 @@ def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
             assert heal_mesh(trainers, timeout=SOON) is trainers
             print(f"healed onto the spare after {time.monotonic() - begun:.2f} s")
             assert len(trainers.pid.call().get(SOON)) == 2
-            assert f"the spare host trainers_2 ({spare}) took the place of trainers_1" in caplog.text
+            assert f"the spare host trainers_2 ({host_name(spare)}) took the place of trainers_1" in caplog.text
             until(lambda: job.progress.spares == ("trainers_3",), "another spare")
             assert {*job._agents} == {"trainers_0", "trainers_2", "trainers_3"}
             assert job_load(path)._names("trainers") == ["trainers_0", "trainers_2"]
@@ -141,7 +142,7 @@ def test_an_agent_that_users_start_by_hand_gives_notice_too_and_ends_with_its_la
         assert len(where(procs).pid.call().get(SOON).values()) == 1
         mine.process.send_signal(signal.SIGTERM)
         until(lambda: notices, "the notice")
-        assert f"Host {mine.host} is about to be taken away (SIGTERM), in 20 s:\n  trained" in notices[0]
+        assert f"Host {host_name(mine.host)} is about to be taken away (SIGTERM), in 20 s:\n  trained" in notices[0]
         assert len(where(procs).pid.call().get(SOON).values()) == 1, "it can be used for that time"
         procs.stop().get(SOON)
         shutdown()  # the last who uses it leaves

@@ -29,6 +29,7 @@ from monarch.actor import (
     endpoint,
     this_host,
 )
+from monarch_nb.wire import host_name
 from tests.cluster.actor_tools import spawned
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -136,14 +137,14 @@ def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -
 
 
 def test_a_table_shows_where_each_process_is(quad: ProcMesh) -> None:
-    host = this_host().host_ids[0]
+    host = host_name(this_host().host_ids[0])
     assert quad.slice(gpus=2).to_table() == f"{host}[2]"
-    assert quad.split(gpus=("dp", "pp"), pp=2).to_table().splitlines() == [
-        "dp  pp=0        pp=1",
-        f"0   {host}[0]  {host}[1]",
-        f"1   {host}[2]  {host}[3]",
+    assert [line.split() for line in quad.split(gpus=("dp", "pp"), pp=2).to_table().splitlines()] == [
+        ["dp", "pp=0", "pp=1"],
+        ["0", f"{host}[0]", f"{host}[1]"],
+        ["1", f"{host}[2]", f"{host}[3]"],
     ]
-    assert quad.slice(gpus=slice(1, 4, 2)).to_table().splitlines()[1] == f"{host}[1]  {host}[3]"
+    assert quad.slice(gpus=slice(1, 4, 2)).to_table().splitlines()[1].split() == [f"{host}[1]", f"{host}[3]"]
 
 
 def test_spawn_takes_its_class_by_name_too(quad: ProcMesh) -> None:
