@@ -3,7 +3,6 @@ actors, values read and set, steps, another rank, a logpoint, and on.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -145,27 +144,6 @@ def test_a_breakpoint_clicked_in_a_cells_gutter_stops_remote_actors_and_the_bug_
     frame.wait_for(state="detached", timeout=10_000)
     assert "27" in notebook.said(notebook.run(CALL), "27"), "nothing stops any more"
     assert notebook.errors == []
-
-
-def test_a_bug_button_that_was_on_before_the_extension_was_loaded_is_in_nobodys_way(desk: Desk, tmp_path: Path) -> None:
-    made = write_notebook(tmp_path / "bug_first.ipynb", ["# the button first"])
-    with desk.open(made) as shown:
-        first = Lab(shown)
-        bug(first)
-        shown.locator(".cm-breakpoint-gutter").first.wait_for(timeout=20_000)  # it is on
-        first.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''\n%load_ext monarch")
-        first.run(TRAINER)
-        assert "2 idle" in first.said(first.run("%mesh workers gpus=2"), "workers")
-        first.run("trainers = workers.spawn('trainers', Trainer)\ntrainers.initialized.get()")
-        click_gutter(first, "loss = x + rank / 2")
-        shown.locator(".jp-DebuggerBreakpoint").wait_for(timeout=20_000)
-        output = first.start("print(list(trainers.step.call(10).get().values()))")
-        shown.locator(".jp-DebuggerCallstackFrame", has_text="Trainer.step").wait_for(timeout=20_000)
-        command(first, "continue")
-        first.idle()
-        assert first.said(output, "21").strip() == "[20.0, 21.0]"
-        bug(first)
-        assert first.errors == []
 
 
 def index_of(place: str) -> int:

@@ -1,0 +1,37 @@
+"""JupyterLab's debugger, switched on before the extension is loaded: processes start as ever, and breakpoints hold."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser.lab import Desk, Lab, panel_built, write_notebook
+from tests.browser.test_lab_debugger import TRAINER, bug, click_gutter, command
+
+pytestmark = [
+    pytest.mark.slow,  # tests/notebook/test_dap.py has the same without a browser
+    pytest.mark.timeout(240),
+    # The browser's driver leaves its own odds and ends to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def test_a_bug_button_that_was_on_before_the_extension_was_loaded_is_in_nobodys_way(desk: Desk, tmp_path: Path) -> None:
+    panel_built()
+    made = write_notebook(tmp_path / "bug_first.ipynb", ["# the button first"])
+    with desk.open(made) as shown:
+        first = Lab(shown)
+        bug(first)
+        shown.locator(".cm-breakpoint-gutter").first.wait_for(timeout=20_000)  # it is on
+        first.run("import os\nos.environ['MONARCH_NB_PRELOAD'] = ''\n%load_ext monarch")
+        first.run(TRAINER)
+        assert "2 idle" in first.said(first.run("%mesh workers gpus=2"), "workers")
+        first.run("trainers = workers.spawn('trainers', Trainer)\ntrainers.initialized.get()")
+        click_gutter(first, "loss = x + rank / 2")
+        shown.locator(".jp-DebuggerBreakpoint").wait_for(timeout=20_000)
+        output = first.start("print(list(trainers.step.call(10).get().values()))")
+        shown.locator(".jp-DebuggerCallstackFrame", has_text="Trainer.step").wait_for(timeout=20_000)
+        command(first, "continue")
+        first.idle()
+        assert first.said(output, "21").strip() == "[20.0, 21.0]"
+        bug(first)
+        assert first.errors == []
