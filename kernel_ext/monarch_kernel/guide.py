@@ -37,18 +37,20 @@ Row = tuple[str, str]
 class Guide:
     """What %monarch shows. Text here; the HTML form is registered with the other displays."""
 
-    def __init__(self, meshes: Overview) -> None:
+    def __init__(self, meshes: Overview, word: str = "") -> None:
+        """`word` is how a line names one of these meshes."""
         self.meshes = meshes
+        self._then = tuple((typed.replace("workers", word or "workers"), what) for typed, what in THEN)
 
     @property
     def steps(self) -> list[tuple[str, tuple[Row, ...]]]:
         """Headings, and what to type below each: at first how to begin, later what else there is."""
         if self.meshes.rows:
-            return [("What you can type", THEN), ("To begin something new", FIRST)]
-        return [("What to type first", FIRST), ("And then", THEN)]
+            return [("What you can type", self._then), ("To begin something new", FIRST)]
+        return [("What to type first", FIRST), ("And then", self._then)]
 
     def __repr__(self) -> str:
-        width = max(len(typed) for typed, _ in (*FIRST, *THEN))
+        width = max(len(typed) for _, rows in self.steps for typed, _ in rows)
         parts = [title(), f"{running(self.meshes)}\n{self.meshes!r}" if self.meshes.rows else running(self.meshes)]
         for heading, rows in self.steps:
             parts.append("\n".join([heading, *(f"  {typed.ljust(width)}  {what}" for typed, what in rows)]))
@@ -109,7 +111,9 @@ class GuideMagics(Magics):
         """
         match line.split():
             case []:
-                return Guide(Overview(self._session.rows()))
+                rows = self._session.rows()
+                words = (self._session.word(row.view.uid) for row in rows)
+                return Guide(Overview(rows), next(filter(None, words), ""))
             case ["doctor"]:
                 from monarch_nb.doctor import visit_known
 

@@ -1,5 +1,6 @@
 """Meshes as the variables of a notebook name them."""
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -60,6 +61,16 @@ class Namespace:
         if value is not None:
             raise UsageError(f"{name} is {kind_of(value)}, not a mesh of processes or actors; meshes: {known}")
         raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
+
+    def word(self, uid: str) -> str:
+        """What a line has to name for `find` to give that mesh; "" where nothing does."""
+        state = runtime().meshes[uid]
+        held = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
+        for name in (*held, state.name):
+            with contextlib.suppress(UsageError):
+                if state_of(self.find(name)).uid == uid:
+                    return name
+        return ""
 
     def value(self, path: str) -> Any:
         """What a variable holds, or an attribute of that: `job.workers`; None if there is nothing."""

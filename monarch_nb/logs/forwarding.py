@@ -89,9 +89,10 @@ class Forwarding:
     def _prefix(self, address: str) -> str:
         option = self._logs.options.of(address)
         streamed = settings.enable_log_forwarding or (option is not None and option.stream)
-        if not streamed or not settings.prefix_with_rank:
-            return ""
-        return prefix([self._logs.sources.of(address)], named=True)
+        outermost = not displays.kept  # what a process writes gets its own rank where it arrives
+        if settings.prefix_with_rank and (outermost or streamed):
+            return prefix([self._logs.sources.of(address)], named=True)
+        return ""
 
 
 def _write(text: str) -> None:

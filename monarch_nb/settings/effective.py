@@ -78,7 +78,7 @@ class Effective:
     interrupt_on_failure = flag(False, "whether a failure that no call waits for interrupts the running cell")
 
     # Output
-    enable_log_forwarding = flag(False, "whether a script shows the rank before each line of its processes")
+    enable_log_forwarding = flag(False, "whether processes put ranks before lines of those they start, as scripts do")
     tail_log_lines = count(20, "how many last lines of a process its failure shows")
     prefix_with_rank = flag(True, "whether forwarded lines begin with the rank they come from")
     log_dedup = flag(True, "whether a notebook shows equal lines of several ranks once, with their ranks")

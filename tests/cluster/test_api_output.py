@@ -41,12 +41,16 @@ def run(tmp_path: Path, body: str, *, status: int = 0) -> list[str]:
 
 def test_prints_of_ranks_come_out_at_the_script_also_when_nobody_waits_for_an_answer(tmp_path: Path) -> None:
     body = "t = talkers(1)\nt.say.broadcast('one')\nt.say.call('two', end='').get(30)"
-    assert run(tmp_path, body) == ["one 0", "two 0bye"]
+    assert run(tmp_path, body) == ["[talk gpus=0] one 0", "[talk gpus=0] two 0bye"]
 
 
 @pytest.mark.slow
 def test_processes_that_processes_start_are_heard_too(tmp_path: Path) -> None:
-    assert run(tmp_path, "talkers(1).nested.call().get(50)") == ["bye", "bye", "inner 0"]
+    assert run(tmp_path, "talkers(1).nested.call().get(50)") == [
+        "[talk gpus=0] bye",
+        "[talk gpus=0] bye",
+        "[talk gpus=0] inner 0",
+    ]
 
 
 @pytest.mark.slow
@@ -61,7 +65,7 @@ try:
 except RuntimeError:
     pass
 """
-    assert run(tmp_path, body) == ["last 0"]
+    assert run(tmp_path, body) == ["[talk gpus=0] last 0"]
 
 
 @pytest.mark.slow
@@ -81,4 +85,4 @@ class Drawer(Actor):
 
 this_host().spawn_procs().spawn("drawer", Drawer).draw.call().get(30)
 """
-    assert run(tmp_path, body) == ["3", "<text/html>", "a table"]
+    assert run(tmp_path, body) == ["[anon] 3", "[anon] <text/html>", "[anon] a table"]

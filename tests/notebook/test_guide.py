@@ -46,6 +46,19 @@ class Trainer(Actor):
 """
 
 
+def test_what_is_running_can_be_typed_under_the_name_that_the_guide_uses(nb: Notebook) -> None:
+    """A variable may hold a mesh under another name than it was spawned with, and hold something else under that."""
+    nb.run("%stop --all").ok()
+    nb.run("from monarch.actor import this_host\nheld = {'procs': this_host().spawn_procs(name='few')}\nfew = 1").ok()
+    for more in ("", "del few", "kept = held['procs']\nfew = this_host()"):
+        nb.run(more).ok()
+        [typed] = re.findall(r"^  (%logs .*?)  ", nb.run("%monarch").ok().text, re.MULTILINE)
+        logs = nb.run(typed).ok()
+        assert logs.stderr == "", typed
+    assert typed.split() == ["%logs", "kept"]
+    nb.run("%stop --all").ok()
+
+
 def test_the_doctor_looks_at_the_kernel_and_at_each_host(nb: Notebook) -> None:
     nb.run("from monarch.actor import local_hosts; doctored = local_hosts(2)").ok()
     meshes = nb.run("%meshes").ok().text

@@ -79,7 +79,7 @@ def script() -> Iterator[Script]:
     script.logs.close()
 
 
-def test_lines_are_written_as_they_come_and_with_their_rank_if_that_is_asked_for(script: Script, capsys: Any) -> None:
+def test_lines_are_written_as_they_come_and_with_their_rank(script: Script, capsys: Any) -> None:
     script.write(0, "before\n")
     script.logs.set_option("p", LogOption(stream=True))
     script.write(0, "hello\n")
@@ -88,7 +88,7 @@ def test_lines_are_written_as_they_come_and_with_their_rank_if_that_is_asked_for
     script.logs.set_option("p", LogOption(stream=True))
     script.write(1, "after\n")
     script.logs.settle()
-    assert capsys.readouterr().out == "before\n[workers gpus=0] hello\n[workers gpus=1] after\n"
+    assert capsys.readouterr().out == "[workers gpus=0] before\n[workers gpus=0] hello\n[workers gpus=1] after\n"
 
 
 def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsys: Any) -> None:
@@ -111,7 +111,7 @@ def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(scri
     script.logs.positions["h/p.0.0"] = position + len("second\n")
     threading.Timer(0.05, script.write, [0, "second\n"]).start()
     script.logs.settle()
-    assert capsys.readouterr().out == "first\nsecond\n"
+    assert capsys.readouterr().out == "[workers gpus=0] first\n[workers gpus=0] second\n"
     script.logs.close()
     script.write(0, "to nobody\n")
     assert capsys.readouterr().out == ""
@@ -120,7 +120,7 @@ def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(scri
 @pytest.mark.parametrize(("named", "line"), [(True, "[workers gpus=0] x\n"), (False, "x\n")])
 def test_ranks_are_named_where_the_settings_say_so(script: Script, capsys: Any, named: bool, line: str) -> None:
     before = settings.runtime()
-    settings.configure({"enable_log_forwarding": True, "prefix_with_rank": named})
+    settings.configure({"prefix_with_rank": named})
     try:
         script.write(0, "x\n")
         script.logs.settle()
