@@ -50,7 +50,11 @@ def _first_of_kernel() -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+    try:
+        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:  # no descriptor is left to try it with
+        return True
+    with door:
         try:
             door.bind(("", port))
         except OSError:
