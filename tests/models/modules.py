@@ -29,6 +29,9 @@ def samples(name: str | None = None) -> Iterator[tuple[str, Any, Any, bool]]:
                 info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
             )
             for number, sample in enumerate(inputs):
+                held = tree_leaves((sample.constructor_input.args, sample.constructor_input.kwargs))
+                if any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in held):
+                    continue  # it does not run locally either: the module has another precision than its input
                 if number < _SAMPLES or "N" not in sample.desc:
                     yield info.name, info.module_cls, sample, training
                 if number >= 2 * _SAMPLES:
