@@ -28,7 +28,7 @@ def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: in
     with pytest.raises(SupervisionError) as caught:
         workers.slice(gpus=1).exit.call_one(code).get(SOON)
     text = str(caught.value)
-    where = ("mesh      workers, gpus=1", "host      h", "heal_mesh(workers)")
+    where = ("mesh      workers, gpus=1", "host      ", "heal_mesh(workers)")
     for part in (f"Exited(code={code})", f"status {code}", *where):
         assert part in text, text
     cause = caught.value.failure.cause.origin
@@ -79,7 +79,7 @@ def test_an_init_that_raises_fails_the_first_call(duo: ProcMesh) -> None:
     with pytest.raises(SupervisionError, match="nothing to begin with") as caught:
         actors.pid.call().get(SOON)
     text = str(caught.value)
-    for part in ("__init__", "mesh      failing", "host      h", "heal_mesh(failing)"):
+    for part in ("__init__", "mesh      failing", "host      ", "heal_mesh(failing)"):
         assert part in text, text
     with pytest.raises(RuntimeError, match="nothing to begin with"):
         heal_mesh(actors, timeout=SOON)

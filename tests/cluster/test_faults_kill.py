@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 def told(error: BaseException, pid: int, rank: int, mesh: str = "workers") -> None:
     """The whole story: which mesh, which rank, which host, how it ended, what to do."""
     text = str(error)
-    where = (f"mesh      {mesh}, gpus={rank}", "host      h", f"pid {pid}")
+    where = (f"mesh      {mesh}, gpus={rank}", "host      ", f"pid {pid}")
     for part in (*where, "signal 9 (SIGKILL)", f"heal_mesh({mesh})"):
         assert part in text, text
 

@@ -81,7 +81,7 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         with pytest.raises((SupervisionError, ActorError), match="no file descriptors left") as caught:
             one.echo.call_one(np.zeros(10**6)).get(SOON)
         text = str(caught.value)
-        for part in ("was lost on its way", "mesh      hoard, gpus=1", "host      h", "ulimit -n", "call hoard again"):
+        for part in ("was lost on its way", "mesh      hoard, gpus=1", "host      ", "ulimit -n", "call hoard again"):
             assert part in text, text
         one.note.broadcast(np.zeros(10**6))
         until(lambda: shown, "the loss of what nobody waits for is shown")
