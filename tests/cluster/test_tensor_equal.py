@@ -156,6 +156,34 @@ def test_gradients_flow_through_what_is_selected_along_dimensions_counted_from_t
         assert torch.equal(ours.grad.full_tensor(), local.grad), placement
 
 
+def test_elements_meet_those_of_a_smaller_index_wherever_tensors_are_cut(mesh: Mesh) -> None:
+    index = torch.tensor([[0, 2, 1], [3, 0, 0], [1, 1, 2]])  # smaller than what it points into, in both dimensions
+    for cut in (S0, S1):
+        for cut_index in (S0, S1, R):
+            local = numbers(5, 4).requires_grad_()
+            ours: Any = monarch_nb.distribute(numbers(5, 4), mesh, [cut]).requires_grad_()
+            there = monarch_nb.distribute(index, mesh, [cut_index])
+            expected, found = local.gather(0, index), ours.gather(0, there)
+            assert torch.equal(found.full_tensor(), expected), (cut, cut_index)
+            expected.square().sum().backward()
+            found.square().sum().backward()
+            assert local.grad is not None
+            assert torch.equal(ours.grad.full_tensor(), local.grad), (cut, cut_index)
+            source = monarch_nb.distribute(numbers(3, 3), mesh, [cut])
+            added = ours.detach().scatter_add(0, there, source)
+            assert torch.equal(added.full_tensor(), local.detach().scatter_add(0, index, numbers(3, 3)))
+
+
+def test_a_picture_without_a_batch_is_pooled_as_one_process_does(mesh: Mesh) -> None:
+    for cut in (S0, S1):
+        local = numbers(3, 6, 5).requires_grad_()
+        ours: Any = monarch_nb.distribute(numbers(3, 6, 5), mesh, [cut]).requires_grad_()
+        for x in (local, ours):
+            torch.nn.functional.adaptive_avg_pool2d(x, (4, 3)).square().sum().backward()
+        assert local.grad is not None
+        assert torch.allclose(ours.grad.full_tensor(), local.grad), cut
+
+
 def test_functions_in_the_processes_and_compiled_steps_change_what_views_show(mesh: Mesh) -> None:
     t = rows(mesh, 4, 2)
     view = t[2]

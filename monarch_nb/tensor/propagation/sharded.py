@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from .accounting import Recorder
 from .bounds import TooManyWays, bounded
@@ -29,6 +30,11 @@ _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
 
 _REDUCTIONS = frozenset({"sum", "mean", "nansum", "amax", "amin"})
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+
+# Each element of the index goes with the one that lies there in the others, which may be larger.
+_ELEMENT_BY_ELEMENT = frozenset({"gather", "scatter", "scatter_add", "scatter_reduce"})
+# Dimensions of what is pooled where there is no batch; by `2d` in the name of the operation.
+_UNBATCHED = {"1d": 2, "2d": 3, "3d": 4}
 
 # Of these its rules are wrong, need minutes, or need the process group that the controller does not have.
 _DISTRUSTED = frozenset(
@@ -56,11 +62,16 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
         raise Unfit("its inputs are needed whole")
     if operation.packet in _INDEXED and any(meta.dtype in (torch.bool, torch.uint8) for meta in operation.metas[1:]):
         raise Unfit("a mask among its indices says nothing of how many there are")
+    unbatched = _UNBATCHED.get(operation.packet.partition("pool")[2][:2])
+    if any(len(meta.shape) == unbatched for meta in operation.metas):
+        raise Unfit("its rule takes the first dimension for that of a batch, and there is none")
     operation = _with_all_dims(operation)
     if operation.func in _WHOLE_CALLS:
         return _called(operation, leaves, worlds)
     sharding = _asked(operation, worlds[0])
     wanted = _wanted(operation, sharding)
+    if operation.packet.removesuffix("_") in _ELEMENT_BY_ELEMENT and not _cut_alike(operation, wanted):
+        raise Unfit("shards of tensors that differ in size along a cut dimension do not meet")
     if any(_is_masked(p) for placements in wanted for p in placements):
         return _called(operation, leaves, worlds)
     outputs = _outputs(operation, sharding, leaves)
@@ -69,6 +80,19 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
             return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
         operation = _with_local_sizes(operation, sharding)
     return lowered(Way(operation, wanted, outputs), leaves, worlds)
+
+
+def _cut_alike(operation: Operation, wanted: Sequence[Placements]) -> bool:
+    """Whether tensors that are cut along one mesh dimension are so along dimensions of one size."""
+    for placements in zip(*wanted, strict=True):
+        sizes = {
+            meta.shape[placement.dim]
+            for meta, placement in zip(operation.metas, placements, strict=True)
+            if isinstance(placement, Shard | _StridedShard) and placement.dim < len(meta.shape)
+        }
+        if len(sizes) > 1:
+            return False
+    return True
 
 
 def _with_all_dims(operation: Operation) -> Operation:
