@@ -139,7 +139,8 @@ def test_an_agent_at_a_terminal_says_how_to_attach_to_it_and_ends_by_an_interrup
 
 @pytest.mark.parametrize("words", [("job", "list"), ("job",), ("mesh", "list"), ("mesh",)])
 def test_lists_of_nothing_say_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = cli(*words, HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path), PWD=str(tmp_path))
+    folders = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR", "PWD")  # other tests have jobs of their own
+    done = cli(*words, **dict.fromkeys(folders, str(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert (
         "no job runs, and there is no monarch.toml" in done.stdout or "no mesh was left: mesh.detach()" in done.stdout
