@@ -77,8 +77,8 @@ def __getattr__(name: str) -> Any:
         value = globals()[name] = _look_up(name)
     except ImportError as error:
         torch = sys.modules.get("torch")
-        if torch is None:
-            raise
+        if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
+            raise  # something else is missing
         from monarch_nb.tensor.errors import too_old
 
         raise too_old(torch.__version__) from error
