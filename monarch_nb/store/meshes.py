@@ -12,6 +12,7 @@ from monarch_nb.store.board import Board
 from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
 from monarch_nb.wire import host_name
 
+_OPERATIONS = "operations on tensors"  # what the library's own actors run, which no user has a name for
 _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail")
 
 
@@ -250,7 +251,9 @@ class Meshes:
         if running.uid == mesh.event.uid:
             return running.endpoint
         actors = self._meshes.get(running.uid)
-        return f"{actors.event.name}.{running.endpoint}" if actors is not None else running.endpoint
+        if actors is None:
+            return running.endpoint
+        return _OPERATIONS if actors.event.inner else f"{actors.event.name}.{running.endpoint}"
 
     def _settle_on(self, mesh: Mesh, state: RankState) -> None:
         """Ranks without a state of their own are in another one from now on."""
