@@ -79,6 +79,12 @@ def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
     assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
 
 
+def test_a_proc_that_works_for_tensors_shows_what_it_does_and_no_name_of_the_library() -> None:
+    workers = msgspec.structs.replace(ACTORS, uid="w1", name="trainers_workers", ready=True, inner=True)
+    made = cluster(workers, e.Doings("w1", 3, 0, "busy", 5.0, "batch"))
+    assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "operations on tensors"}
+
+
 def test_a_rank_is_busy_from_the_moment_it_is_called_to_its_answer_whatever_its_process_reports_meanwhile() -> None:
     made = cluster(e.Asked("a1", 3, 0, 5.0, "step"))
     assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
