@@ -115,6 +115,7 @@ class Unheld:
             logger.info("%s ends: nothing refers to it, and %s", state.name, reason)
             whole_mesh(state).stop(f"nothing referred to it, and {reason}")
             self._since.pop(state.uid, None)
+            store_of(self._engine).put(e.Unheld(state.uid, None))
             what = counted(len(state.region), "process")
             self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
 
