@@ -1,5 +1,6 @@
 """Waits in process groups that nobody will answer: found, ended, and the groups given up on all ranks of a mesh."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -38,6 +39,7 @@ from monarch_nb.runtime import (
     when_done,
 )
 from monarch_nb.settings import settings
+from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, Verb, error_line
 
 _ANSWER_S = 1.0  # for ranks to say what they wait in, and to give groups up
@@ -324,10 +326,14 @@ def _aside(look: Callable[[], Q], asker: Asker[Q]) -> None:
 
     def run() -> None:
         try:
-            asker.reply(look())
+            found = look()
         except Exception as error:
             logger.exception("process groups")
-            asker.refuse(error_line(error))
+            answer = partial(asker.refuse, error_line(error))
+        else:
+            answer = partial(asker.reply, found)
+        with contextlib.suppress(UnreachableError):  # this process, or who asked, has left meanwhile
+            answer()
 
     threading.Thread(target=run, name="monarch-groups", daemon=True).start()
 

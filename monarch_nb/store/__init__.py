@@ -5,7 +5,7 @@ from monarch_nb.store.describe import describe
 from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
-from monarch_nb.store.patch import Patch, apply, join
+from monarch_nb.store.patch import Patch, apply
 from monarch_nb.store.rank import RankState
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Store",
     "apply",
     "describe",
-    "join",
     "kind_rows",
     "kinds_text",
     "store_of",

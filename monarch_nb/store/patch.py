@@ -16,15 +16,3 @@ def apply(state: dict[str, Any], patch: Patch) -> dict[str, Any]:
         else:
             state[key] = value
     return state
-
-
-def join(first: Patch, second: Patch) -> Patch:
-    """One patch that does what two do after each other. Neither is changed."""
-    joined = dict(first)
-    for key, value in second.items():
-        before = joined.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            joined[key] = join(before, value)
-        else:
-            joined[key] = value
-    return joined

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from monarch_nb import __version__
+from monarch_nb.cli import main
 from monarch_nb.doctor import Finding
+from monarch_nb.host import folders
 from monarch_nb.transport import Keys
 from tests.ports import free_port
 
@@ -137,11 +139,13 @@ def test_an_agent_at_a_terminal_says_how_to_attach_to_it_and_ends_by_an_interrup
         agent.stderr.close()
 
 
-@pytest.mark.parametrize("words", [("job", "list"), ("job",), ("mesh", "list"), ("mesh",)])
-def test_lists_of_nothing_say_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
-    folders = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR", "PWD")  # other tests have jobs of their own
-    done = cli(*words, **dict.fromkeys(folders, str(tmp_path)))
-    assert done.returncode == 0, done.stderr
-    assert (
-        "no job runs, and there is no monarch.toml" in done.stdout or "no mesh was left: mesh.detach()" in done.stdout
-    )
+@pytest.mark.parametrize("words", [["job", "list"], ["job"], ["mesh", "list"], ["mesh"]])
+def test_lists_of_nothing_say_what_to_do(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(folders, "_places", lambda: [tmp_path])  # other tests have jobs of their own in the usual ones
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "no job runs, and there is no monarch.toml" in said or "no mesh was left: mesh.detach()" in said

@@ -77,14 +77,14 @@ class Notebook:
         # Old kernels refuse for a moment what comes right after an error, unless they are told not to.
         return str(self.client.execute(source, allow_stdin=asks, stop_on_error=False))
 
-    def run(self, source: str, timeout: float = 30) -> Cell:
+    def run(self, source: str, timeout: float = 60) -> Cell:
         return self.finish(self.start(source), timeout)
 
     def aside(self, source: str) -> Cell:
         """Runs what is no cell of the notebook, and has no number."""
         return self.finish(str(self.client.execute(source, store_history=False, stop_on_error=False))).ok()
 
-    def finish(self, request: str, timeout: float = 30) -> Cell:
+    def finish(self, request: str, timeout: float = 60) -> Cell:
         """Reads until the cell is done."""
         cell = Cell()
         deadline = time.monotonic() + timeout

@@ -150,8 +150,8 @@ def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(n
 
 def test_a_mesh_of_tensors_is_shown_as_others_are_and_counts_once(nb: Notebook) -> None:
     cell = nb.run("mesh").ok()
-    assert re.fullmatch(r"<Mesh 'pair' \{data=2\} on mesh:0>\n  \d+ tensors, \d+ B", cell.text)
-    assert "for tensors on mesh:0" in cell.html
+    assert re.fullmatch(r"<Mesh 'pair' \{data=2\} on mesh:\d+>\n  \d+ tensors, \d+ B", cell.text)
+    assert "for tensors on mesh:" in cell.html
     assert "pair_workers" not in cell.html
     overview = nb.run("%meshes").ok().text
     assert [line.split()[:3] for line in overview.splitlines() if "pair" in line] == [["pair", "procs", "data=2"]]

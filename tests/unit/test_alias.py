@@ -150,6 +150,7 @@ def test_both_orders_of_import_in_a_fresh_interpreter() -> None:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
+@pytest.mark.sources
 def test_a_package_named_monarch_wins_and_ours_stays_reachable(tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "monarch").mkdir(parents=True)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.test_layers import ROWS
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PLACES = (ROOT / "monarch_nb", ROOT / "kernel_ext", ROOT / "labextension" / "src")

@@ -12,6 +12,7 @@ from monarch_kernel.views.profiles import PROFILES
 from monarch_kernel.views.registry import VIEWS as ALL_VIEWS
 from monarch_kernel.views.widgets import widget_base, widget_class
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
 SVG = "http://www.w3.org/2000/svg"  # the name of a kind of elements, which nobody fetches

@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.

@@ -57,6 +57,7 @@ def magics() -> dict[str, str]:
     return found
 
 
+@pytest.mark.sources
 def test_the_table_of_magics_has_all_of_them_with_options_that_their_help_knows() -> None:
     table = PAGES["docs/manual/notebook.md"].partition("## All magics")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `%")]
@@ -68,6 +69,7 @@ def test_the_table_of_magics_has_all_of_them_with_options_that_their_help_knows(
             assert option in helped[name], f"%{name} {option}"
 
 
+@pytest.mark.sources
 def test_magics_that_pages_name_are_there() -> None:
     known = {*magics(), "load_ext", "pip", "debug", "tb", "name"}  # those of others, and any
     assert {(name, page) for name, page in every(r"`%%?([a-z_]+)\b[^`]*`") if name not in known} == set()
@@ -86,6 +88,7 @@ def test_every_extra_has_a_row_in_the_readme() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", PAGES["README.md"], re.MULTILINE)) == set(extras) - {"dev"}
 
 
+@pytest.mark.sources
 def test_variables_that_pages_give_to_make_or_set_in_the_environment_are_read_somewhere() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     given = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
 # What is let through: (package that reaches, name) and why. Entries leave this table; none is added without a reason.

@@ -21,7 +21,7 @@ from scripts.site import order, reference, stories, versions
 from scripts.site.links import adapted, anchors, file_of, links, page_at
 from scripts.site.names import Name, example, first_home, modules, names
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.sources]
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for module in modules() for name in names(module)]
 

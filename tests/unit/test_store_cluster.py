@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.store import Cluster, MeshView, apply, join
+from monarch_nb.store import Cluster, MeshView, apply
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import Cause, MeshFailure
@@ -272,12 +272,11 @@ EVENTS = st.one_of(
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
-def test_any_snapshot_with_the_deltas_after_it_gives_the_state_however_deltas_are_joined(
+def test_any_snapshot_with_the_deltas_after_it_gives_the_state(
     steps: list[tuple[e.Event, int]],
 ) -> None:
     made = Cluster()
     seen: list[dict[str, object]] = []  # views that came at different times, delta by delta
-    late: list[tuple[dict[str, object], dict[str, object]]] = []  # and the same with all deltas joined into one
     for event, what in steps:
         made.fold(event)
         if not what:
@@ -285,15 +284,11 @@ def test_any_snapshot_with_the_deltas_after_it_gives_the_state_however_deltas_ar
         patch = json.loads(json.dumps(made.take()))
         for known in seen:
             apply(known, copy.deepcopy(patch))
-        late = [(known, join(waiting, patch)) for known, waiting in late]
         if what == 2:
             seen.append(copy.deepcopy(made.document))
-            late.append((copy.deepcopy(made.document), {}))
     last = made.take()
     for known in seen:
         assert apply(known, copy.deepcopy(last)) == made.document
-    for known, waiting in late:
-        assert apply(known, copy.deepcopy(join(waiting, last))) == made.document
 
 
 @settings(deadline=None, max_examples=200)

@@ -11,6 +11,7 @@ import pytest
 
 import monarch_nb
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "monarch_nb"
 STUBS = ROOT / "kernel_ext" / "monarch-stubs"

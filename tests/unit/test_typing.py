@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
 # A type after `#:` is what mypy reveals there; a word in brackets is the error that it reports.

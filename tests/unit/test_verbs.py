@@ -167,6 +167,7 @@ def test_two_verbs_of_one_name_are_a_mistake() -> None:
         verbs_of([module])
 
 
+@pytest.mark.sources
 def test_every_module_of_verbs_is_on_the_list() -> None:
     here = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/verbs.py")} - {"engine"}
     listed = {

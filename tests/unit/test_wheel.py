@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from monarch_nb import __version__
 from monarch_nb._about import HOMEPAGE
 
+pytestmark = pytest.mark.sources
 ROOT = Path(__file__).resolve().parents[2]
 
 

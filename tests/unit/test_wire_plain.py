@@ -48,6 +48,7 @@ def _typed(call: ast.Call) -> bool:
     return name.attr != "decode" or any(keyword.arg == "type" for keyword in call.keywords)
 
 
+@pytest.mark.sources
 @pytest.mark.slow
 def test_structs_are_decoded_by_nothing_else() -> None:
     sources = [path for folder in ("monarch_nb", "kernel_ext") for path in (ROOT / folder).rglob("*.py")]
