@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ProcMesh
+from monarch_nb.tensor import backward
 from monarch_nb.tensor.errors import too_old
 from monarch_nb.tensor.seeds import mixed
 from monarch_nb.tensor.stream import Stream
@@ -122,7 +123,8 @@ def _claim() -> bool:
             stacklevel=4,
         )
         return False
-    set_up(NAME, backend_module=MeshModule(f"torch.{NAME}"))
+    set_up(NAME, backend_module=MeshModule(f"torch.{NAME}"), device_guard=backward.device_guard())
+    backward.keep_errors()
     return True
 
 
