@@ -8,6 +8,7 @@ answer to its batch.
 """
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ NUMBER = -4  # asks for its one element, likewise
 SHARDS = -5  # asks for each rank's part of it
 REPLAY = -6  # runs a compiled step: `[REPLAY, program, operations, inputs, outputs, seed, inputs…, outputs…]`
 FIRST_MAKING = -16  # plans that make something of nothing count down from here, those of operations up from 1
+_MAKINGS = 1024  # plans of these that workers know; a new plan replaces the oldest
 
 Number = int | float
 
@@ -136,3 +138,26 @@ def nbytes_of(command: object) -> int:
 
 
 Command = Open | Define | Making | Put | Locals | Parts | Revive | Run | Cell
+
+
+class Makings:
+    """Which plans that make something of nothing the workers of a stream know, by what they make."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+        self._keys: dict[int, object] = {}
+        self._count = count()
+
+    def find(self, key: object) -> int | None:
+        """The number of a plan that workers know; None of another."""
+        return self._numbers.get(key)
+
+    def free(self) -> int:
+        """A number for a new plan; the plan that had it before is forgotten."""
+        number = FIRST_MAKING - next(self._count) % _MAKINGS
+        self._numbers.pop(self._keys.pop(number, None), None)
+        return number
+
+    def told(self, key: object, number: int) -> None:
+        """From now on, workers know the plan by the number."""
+        self._numbers[key], self._keys[number] = number, key

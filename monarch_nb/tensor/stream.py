@@ -28,6 +28,7 @@ from monarch_nb.tensor.commands import (
     Cell,
     Define,
     Making,
+    Makings,
     Run,
     encode_numbers,
     nbytes_of,
@@ -35,7 +36,6 @@ from monarch_nb.tensor.commands import (
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.flusher import Flusher
-from monarch_nb.tensor.makings import Makings
 from monarch_nb.tensor.origin import Place, origin_of, place
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import Held, Memory, Reference
