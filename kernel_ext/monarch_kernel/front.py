@@ -73,6 +73,30 @@ class Front:
         if self.running and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    @property
+    def idle_handler(self) -> Any:
+        """What handles SIGINT between cells; None where that is not the kernel's matter. Set on the main thread only.
+
+        ipykernel has the default handler while it handles a message, and puts this one back afterwards.
+        """
+        return getattr(self._kernel, "saved_sigint_handler", None)
+
+    @idle_handler.setter
+    def idle_handler(self, handler: Any) -> None:
+        assert self._kernel is not None
+        self._kernel.saved_sigint_handler = handler
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Has something called on the main thread once the kernel is between two messages; from any thread."""
+        assert self._kernel is not None
+        self._kernel.io_loop.add_callback(call)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the code that runs is a cell of the notebook: front ends also run code of their own, unseen."""
+        content = self.parent.get("content", {}) if isinstance(self.parent, dict) else {}
+        return not content.get("silent") and bool(content.get("store_history", True))
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, text: str, name: str = "stdout", cell: Any = None) -> None:

@@ -143,6 +143,20 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel
     assert panel.lab.errors == []
 
 
+def test_the_stop_button_ends_the_cell_and_a_button_in_it_interrupts_the_ranks(panel: Panel) -> None:
+    output = panel.lab.start("print('begun')\ntrainers.step.call(3600).get()")
+    panel.row("gpus=3", "busy")
+    panel.shown.locator('[data-command="notebook:interrupt-kernel"], [data-jp-item-name="interrupt"]').first.click()
+    panel.lab.said(output, r"Press stop \(Ctrl-C\) again within 10 s to interrupt the ranks too\.")
+    button = output.get_by_role("button", name="Interrupt the ranks", exact=True)
+    button.click()
+    told = panel.lab.said(output, r"Meanwhile trainers\.step\(\) on trainers gpus=0-3 was interrupted\.")
+    assert "Press stop" not in told
+    assert button.count() == 0
+    panel.row("gpus=3", "idle")
+    assert panel.lab.errors == []
+
+
 @pytest.mark.slow
 def test_a_killed_process_turns_red_everywhere_and_the_panel_heals_it(panel: Panel) -> None:
     pid = pids(panel)[2]

@@ -53,6 +53,7 @@ class Notebook:
     """One kernel with the extension loaded."""
 
     def __init__(self, *, load: bool = True, python: str = PYTHON, folder: Path | None = None) -> None:
+        self._changes: dict[str, list[dict[str, Any]]] = {}  # of displays that were passed by, by request
         self.manager = KernelManager(kernel_name="python3", **kernel_ports())
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         spec = self.manager.kernel_spec
@@ -110,6 +111,16 @@ class Notebook:
             if message["msg_type"] == kind:
                 return dict(message["content"])
 
+    def shows(self, request: str, what: str, timeout: float = 15) -> str:
+        """The next change of a display with this text in it, in a cell that is done already."""
+        deadline = time.monotonic() + timeout
+        text = ""
+        while what not in text:
+            if not (changes := self._changes.get(request)):
+                changes = [self.later(request, "update_display_data", deadline - time.monotonic())]
+            text = str(changes.pop(0)["data"].get("text/plain", ""))
+        return text
+
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
 
@@ -134,6 +145,9 @@ class Notebook:
                 raise AssertionError("the kernel is silent") from None
             if message["parent_header"].get("msg_id") == request:
                 return dict(message)
+            if message["msg_type"] == "update_display_data":  # in another cell, which may be looked at later
+                parent = message["parent_header"].get("msg_id", "")
+                self._changes.setdefault(parent, []).append(message["content"])
 
     def _reply(self, request: str, deadline: float) -> dict[str, Any]:
         while True:

@@ -1,6 +1,9 @@
-"""Ctrl-C in a waiting cell: once stops waiting, twice reaches the ranks, whatever the cell waits by."""
+"""Ctrl-C in a waiting cell: once ends the cell, twice reaches the ranks, whatever the cell waits by."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +11,8 @@ from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
-AGAIN = "Interrupt again within 2 s to interrupt the ranks too."
+AGAIN = "Press stop (Ctrl-C) again within 10 s to interrupt the ranks too."
+BUTTON = "monarch-nb:interrupt"
 WAITS = {
     "get": "a.work.call(60, 'begun').get()",
     "await": "await a.work.call(60, 'begun')",
@@ -18,73 +22,183 @@ WAITS = {
 }
 
 
+def stopped(nb: Notebook, source: str, begun: str = "begun") -> tuple[str, Cell]:
+    """A cell that waits is stopped once, and has ended; its request, and what it has shown."""
+    request, cell = nb.start(source), Cell()
+    nb.until(request, cell, begun)
+    nb.interrupt()
+    return request, nb.finish(request)
+
+
+def offered(cell: Cell) -> dict[str, Any]:
+    """What stands in the cell about a second press."""
+    (display,) = (display for display in cell.displays if AGAIN in display["text/plain"])
+    return display
+
+
+def last(nb: Notebook, request: str, what: str) -> str:
+    """The last lines of the offer, once it has none any more."""
+    return nb.shows(request, what).partition("\n")[2]
+
+
+def last_line(text: str) -> str:
+    return text.splitlines()[-1]
+
+
 @pytest.mark.parametrize("way", WAITS)
 def test_a_second_interrupt_reaches_what_the_ranks_run(nb: Notebook, way: str) -> None:
-    request = nb.start(WAITS[way])
-    cell = Cell()
+    request, cell = stopped(nb, WAITS[way])
+    assert cell.error is not None
+    assert cell.error["ename"] in ("KeyboardInterrupt", "CancelledError")
+    assert re.match(r"KeyboardInterrupt: stopped waiting; .*It goes on: %interrupt a ends it there", cell.traceback)
+    assert len(cell.traceback.splitlines()) == 1
+    assert offered(cell)["text/plain"].startswith("Stopped waiting for a.work() on a gpus=")
+    assert BUTTON in offered(cell)["text/html"]
+    nb.interrupt()
+    called = "(work|pid)" if way == "gather" else "work"  # either of two that are awaited together
+    assert re.match(rf"Interrupted a\.{called}\(\) on a gpus=0-3\.", last(nb, request, "Interrupted"))
+    assert nb.run("a.pid.call().get(10); 'free'").ok().text == "'free'"
+
+
+@pytest.mark.parametrize("way", ["get", "await"])
+def test_a_second_interrupt_may_come_before_the_cell_has_ended(nb: Notebook, way: str) -> None:
+    request, cell = nb.start(WAITS[way]), Cell()
     nb.until(request, cell, "begun")
     nb.interrupt()
     nb.until(request, cell, AGAIN)
-    assert "Stopped waiting for a.work() on a gpus=0-3." in cell.stderr
     nb.interrupt()
-    done = nb.finish(request)
-    assert done.error is not None
-    assert done.error["ename"] in ("KeyboardInterrupt", "CancelledError")
-    called = "(work|pid)" if way == "gather" else "work"  # either of two that are awaited together
-    assert re.match(rf"KeyboardInterrupt: interrupted a\.{called}\(\) on a gpus=0-3", done.traceback)
-    assert len(done.traceback.splitlines()) == 1
+    cell = nb.finish(request)
+    assert "stopped waiting" in cell.traceback
+    if "Interrupted a" not in str(cell.updates):  # it may be over before the cell is
+        nb.shows(request, "Interrupted a.work() on a gpus=0-3.")
+    nb.interrupt()  # once too often: there is nothing to interrupt
     assert nb.run("a.pid.call().get(10); 'free'").ok().text == "'free'"
 
 
 def test_a_sleep_of_a_sync_endpoint_is_ended(nb: Notebook) -> None:
-    request = nb.start("a.nap.call(600).get()")
-    cell = Cell()
-    nb.until(request, cell, "asleep")
+    request, _ = stopped(nb, "a.nap.call(600).get()", "asleep")
     nb.interrupt()
-    nb.until(request, cell, AGAIN)
-    nb.interrupt()
-    assert nb.finish(request).traceback == "KeyboardInterrupt: interrupted a.nap() on a gpus=0-3"
+    assert last(nb, request, "Interrupted") == "Interrupted a.nap() on a gpus=0-3."
 
 
 def test_a_call_in_c_that_nothing_wakes_is_told_with_what_ends_it(nb: Notebook) -> None:
-    request = nb.start("left = a.slice(gpus=1).receive.call_one()\nleft.get()")
-    cell = Cell()
-    nb.until(request, cell, "waiting for a byte")
+    nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS = 2.0").ok()
+    request, _ = stopped(nb, "left = a.slice(gpus=1).receive.call_one()\nleft.get()", "waiting for a byte")
     nb.interrupt()
-    nb.until(request, cell, AGAIN)
-    nb.interrupt()
-    nb.until(request, cell, "has not reacted within 1 s")
-    assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in cell.stderr
-    assert "%heal a gpus=1 --kill kills its process and starts it again" in cell.stderr
-    nb.interrupt()  # enough
-    assert "It goes on: %interrupt a ends it there" in nb.finish(request).traceback
+    told = nb.shows(request, "has not reacted within 1 s")
+    nb.interrupt()  # once is enough
+    assert "a gpus=1 has not reacted within 1 s: a.receive() waits in `mine.recv(1)` (Cell In[" in told
+    assert "%heal a gpus=1 --kill kills its process and starts it again" in told
+    assert "a.receive() on a gpus=1 has not stopped within 2 s" in nb.shows(request, "has not stopped")
+    nb.run("waited.GIVE_UP_SECONDS = 5.0").ok()
     assert "a gpus=1 has not reacted within 1 s" in nb.run("%interrupt a").ok().stdout
     assert "healed 1" in nb.run("%heal a gpus=1 --kill").ok().stdout
 
 
 @pytest.mark.slow
 def test_a_later_wait_says_what_the_ranks_are_still_busy_with(nb: Notebook) -> None:
-    request = nb.start("a.nap.call(600).get()")
-    nb.until(request, Cell(), "asleep")
-    nb.interrupt()
-    left = nb.finish(request)
+    _, left = stopped(nb, "a.nap.call(600).get()", "asleep")
     assert "0 of 4 ranks have answered a.nap(). It goes on: %interrupt a ends it there" in left.traceback
     request = nb.start("a.pid.call().get()")
     cell = Cell()
     nb.until(request, cell, "gpus=0-3 busy")
     assert re.search(r"a gpus=0-3 busy with a.nap\(\) since \d\d:\d\d:\d\d \(\d+ s\); %interrupt a ends it", str(cell))
     nb.interrupt()
-    nb.until(request, cell, AGAIN)
+    nb.finish(request)
     nb.interrupt()
-    told = nb.finish(request).traceback
-    assert told == ("KeyboardInterrupt: interrupted a.nap() on a gpus=0-3; a.pid() had not begun, and does not")
+    told = last(nb, request, "Interrupted")
+    assert told == "Interrupted a.nap() on a gpus=0-3.\na.pid() had not begun, and does not."
     assert nb.run("%interrupt a").ok().stdout == "nothing runs on a gpus=0-3\n"
 
 
 def test_interrupt_says_what_it_has_ended(nb: Notebook) -> None:
-    request = nb.start("left = a.nap.call(600)\nleft.get()")
-    nb.until(request, Cell(), "asleep")
-    nb.interrupt()
-    nb.finish(request)
+    request, _ = stopped(nb, "left = a.nap.call(600)\nleft.get()", "asleep")
     assert nb.run("%interrupt a").ok().stdout == "interrupted a.nap() on a gpus=0-3\n"
+    assert last(nb, request, "Meanwhile") == "Meanwhile a.nap() on a gpus=0-3 was interrupted."
     assert "KeyboardInterrupt" in nb.run("left.get()").traceback
+
+
+def test_two_calls_that_a_cell_waits_for_are_interrupted_together(nb: Notebook) -> None:
+    nb.run("b = w.spawn('b', Worker)").ok()
+    source = """
+try:
+    a.nap.call(600).get()
+finally:
+    b.slice(gpus=0).work.call_one(60, 'tidying').get()"""
+    request, cell = nb.start(source), Cell()
+    nb.until(request, cell, "asleep")
+    nb.interrupt()
+    nb.until(request, cell, "tidying")
+    nb.interrupt()  # the cell waits again: this means that wait
+    cell = nb.finish(request)
+    assert "b.work() has not answered yet" in cell.traceback.splitlines()[-1]
+    both = cell.displays[-1]
+    assert both["text/plain"] == f"Stopped waiting for a.nap() on a gpus=0-3 and b.work() on b gpus=0.\n{AGAIN}"
+    assert "Interrupt the ranks of a<" in both["text/html"]
+    assert "Interrupt the ranks of b<" in both["text/html"]
+    nb.interrupt()
+    told = last(nb, request, "Interrupted")
+    assert told.splitlines() == ["Interrupted a.nap() on a gpus=0-3.", "Interrupted b.work() on b gpus=0."]
+    nb.run("b.stop().get()").ok()
+
+
+def test_stop_means_the_cell_that_has_begun_since_and_no_earlier_ranks(nb: Notebook) -> None:
+    request, _ = stopped(nb, "left = a.work.call(60, 'begun')\nleft.get()")
+    later, cell = nb.start("print('looping')\nwhile True: time.sleep(0.01)"), Cell()
+    nb.until(later, cell, "looping")
+    told = nb.shows(request, "Stop means")
+    assert last_line(told) == "It goes on: %interrupt a ends it there. Stop means the cell that has begun since."
+    nb.interrupt()
+    assert nb.finish(later).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
+    nb.interrupt()  # the kernel is idle: it means nothing
+    assert nb.run("left.done()").ok().text == "False"
+    assert nb.run("%interrupt a").ok().stdout == "interrupted a.work() on a gpus=0-3\n"
+
+
+def test_code_that_a_front_end_runs_unseen_takes_no_offer_back(nb: Notebook) -> None:
+    request, _ = stopped(nb, "a.work.call(60, 'begun').get()")
+    nb.aside("len(dir())")
+    nb.interrupt()
+    assert last(nb, request, "Interrupted") == "Interrupted a.work() on a gpus=0-3."
+
+
+def test_a_cell_that_goes_on_after_it_was_stopped_is_stopped_by_the_press_after_the_second(nb: Notebook) -> None:
+    source = """
+try:
+    a.work.call(60, 'begun').get()
+except KeyboardInterrupt:
+    print('going on')
+while True: time.sleep(0.01)"""
+    request, cell = nb.start(source), Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    nb.until(request, cell, "going on")
+    nb.interrupt()
+    nb.until(request, cell, "Interrupted a.work() on a gpus=0-3.")
+    nb.interrupt()
+    assert nb.finish(request).traceback.splitlines()[-1].startswith("KeyboardInterrupt")
+
+
+def test_a_call_that_ends_meanwhile_takes_the_offer_back(nb: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    request, _ = stopped(nb, f"left = a.work.call(0, 'begun', {str(gate)!r})\nleft.get()")
+    gate.touch()
+    assert last(nb, request, "Meanwhile") == "Meanwhile a.work() on a gpus=0-3 has ended."
+    nb.interrupt()
+    assert nb.run("left.get().values()").ok().text == "[0, 1, 2, 3]"
+
+
+@pytest.fixture
+def soon_over(nb: Notebook) -> Iterator[None]:
+    nb.run("from monarch_kernel import second_press; second_press.SECONDS = 0.2").ok()
+    yield
+    nb.run("second_press.SECONDS = 10.0").ok()
+
+
+def test_after_the_offer_stop_means_nothing_to_an_idle_kernel(nb: Notebook, soon_over: None) -> None:
+    source = "import signal; before = get_ipython().kernel.saved_sigint_handler\n"
+    request, _ = stopped(nb, f"{source}left = a.work.call(60, 'begun')\nleft.get()")
+    assert last(nb, request, "It goes on") == "It goes on: %interrupt a ends it there."
+    nb.interrupt()
+    assert nb.run("left.done(), get_ipython().kernel.saved_sigint_handler == before").ok().text == "(False, True)"
+    nb.run("%interrupt a").ok()

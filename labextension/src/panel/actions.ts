@@ -42,15 +42,15 @@ export class Actions {
     this._show({ text: "", wrong: false, code: "" });
   }
 
-  /** Heals, stops or interrupts a mesh or some of its ranks. */
-  async act(verb: Verb, uid: string, ranks: number[] | null): Promise<void> {
+  /** Heals, stops or interrupts a mesh or some of its ranks; asks nothing where somebody is `sure`. */
+  async act(verb: Verb, uid: string, ranks: number[] | null, sure = false): Promise<void> {
     const connection = this._connection();
     const mesh = connection?.cluster.state.meshes[uid];
     if (!connection || !mesh) {
       this.say("That mesh has been stopped, or belongs to another notebook.", true);
       return;
     }
-    if (!(await this._sure(connection, verb, uid, ranks))) return;
+    if (!sure && !(await this._sure(connection, verb, uid, ranks))) return;
     const waiting = { heal: "healing", stop: "stopping", interrupt: "interrupting" }[verb];
     this._show({ text: `${waiting} ${mesh.name} …`, wrong: false, code: "" });
     try {

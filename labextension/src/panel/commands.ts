@@ -87,7 +87,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
         if (args.palette || args.mesh) views.open();
         if (verb === "heal" && args.all) return actions.healAll();
         const target = targetFrom(args);
-        return target ? actions.act(verb, target.uid, target.ranks) : undefined;
+        return target ? actions.act(verb, target.uid, target.ranks, verb === "interrupt" && Boolean(args.sure)) : undefined;
       },
     });
   commands.addCommand(IDS.failures, {

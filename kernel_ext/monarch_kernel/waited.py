@@ -1,0 +1,102 @@
+"""Calls that a cell waited for when it was interrupted: what becomes of them, and how their ranks are interrupted."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from monarch_nb.lifecycle.interrupts import interrupted
+from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime
+from monarch_nb.wire import ActorError, error_line
+
+from .reactions import FileName, anew, at, ended, stuck, what
+
+GIVE_UP_SECONDS = 5.0  # how long interrupted ranks have to end what they run
+
+Reactions = Mapping[int, Doing | None]  # by base rank; None for a rank that has not answered
+
+
+class Waited:
+    """A call that a cell waited for when it was interrupted."""
+
+    def __init__(self, future: Future[Any], call: PendingCall, state: MeshState) -> None:
+        self.future = future
+        self.state = state
+        self.ranks = call.missing_ranks()  # base ranks
+        self._call = call
+        endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
+        self._what = what(state, endpoint)
+        self._told = call.story()
+
+    def count_again(self) -> None:
+        """Some ranks may have answered since the first Ctrl-C: they are not interrupted."""
+        self.ranks = self._call.missing_ranks() or self.ranks
+
+    @property
+    def label(self) -> str:
+        """`a.step() on a gpus=0-3`."""
+        return f"{self._what} on {at(self.state, self.ranks)}"
+
+    def goes_on(self) -> str:
+        """It was left alone."""
+        name = self.state.name
+        return f"stopped waiting; {self._told}. It goes on: %interrupt {name} ends it there, .get() waits again"
+
+    def meanwhile(self) -> str:
+        """It ended by itself after the first Ctrl-C."""
+        return f"stopped waiting; meanwhile {self.end()}"
+
+    def end(self) -> str:
+        """How it ended."""
+        error = self.future.exception(0)
+        if error is None:
+            return f"{self.label} has ended"
+        raised = list(error.failures.values()) or [error.exception] if isinstance(error, ActorError) else [error]
+        if all(isinstance(each, KeyboardInterrupt) for each in raised):
+            return f"{self.label} was interrupted"
+        return f"{self.label} has ended with {next(iter(error_line(error).splitlines()))}"
+
+    def outcome(self, reactions: Reactions) -> str:
+        """It was interrupted, and is over."""
+        return "; ".join(self.outcomes(reactions))
+
+    def outcomes(self, reactions: Reactions) -> list[str]:
+        """The same, part by part."""
+        lines = ended(self.state, reactions)
+        ran = {doing.call for doing in reactions.values() if doing is not None and doing.call}
+        if ran and self._call.call not in ran:
+            lines.append(f"{self._what} had not begun, and does not")
+        return lines or [f"interrupted {self.label}"]
+
+    def late(self) -> str:
+        """Some ranks have not stopped."""
+        ranks = at(self.state, self._call.missing_ranks())
+        return f"{self._what} on {ranks} has not stopped within {GIVE_UP_SECONDS:g} s"
+
+    def offers(self) -> str:
+        """The same, with what ends them."""
+        return f"{self.late()}: {anew(self.state, self._call.missing_ranks())}"
+
+
+def interrupt(
+    engine: Runtime, calls: Iterable[Waited], name: FileName, say: Callable[[Sequence[str]], None]
+) -> dict[str, Reactions]:
+    """Interrupts the ranks that calls wait for, and says which do not react; by the uid of their mesh.
+
+    Calls of the notebook that have not begun on these meshes do not begin. Blocks up to 2 s for each mesh.
+    """
+    by_mesh: dict[str, list[Waited]] = {}
+    for call in calls:
+        call.count_again()
+        by_mesh.setdefault(call.state.uid, []).append(call)
+    pending = tuple(engine.calls.values())
+    reactions: dict[str, Reactions] = {}
+    for uid, of_mesh in by_mesh.items():
+        state = of_mesh[0].state
+        drop = [other.call for other in pending if other.mesh == uid and _of_cell(other)]
+        reactions[uid] = interrupted(state, sorted({rank for call in of_mesh for rank in call.ranks}), drop)
+        if lines := stuck(state, reactions[uid], name):
+            say(lines)
+    return reactions
+
+
+def _of_cell(call: PendingCall) -> bool:
+    return call.caller.actor_instance.cell is None
