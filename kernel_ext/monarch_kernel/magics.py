@@ -85,7 +85,7 @@ class MonarchMagics(Magics):
 
         On processes the cell runs in a namespace that lasts, with rank, point and mesh in it; on actors with self as
         well. A sharded tensor of the notebook that the cell names is there as the process's own part of it. What ranks
-        print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within two seconds it
+        print is shown as it comes, equal lines once. Ctrl-C stops waiting; pressed again within ten seconds it
         interrupts the ranks. From Python: monarch.actor.run_on(workers, "x.sum()").get().
         """
         given = read_place("%%on", line)

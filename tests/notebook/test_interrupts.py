@@ -202,3 +202,15 @@ def test_after_the_offer_stop_means_nothing_to_an_idle_kernel(nb: Notebook, soon
     nb.interrupt()
     assert nb.run("left.done(), get_ipython().kernel.saved_sigint_handler == before").ok().text == "(False, True)"
     nb.run("%interrupt a").ok()
+
+
+@pytest.mark.parametrize("way", ["get", "await"])
+def test_where_an_idle_kernel_takes_no_press_the_cell_waits_two_seconds_for_it(nb: Notebook, way: str) -> None:
+    nb.run("from monarch_kernel.front import Front; kept, Front.idle_handler = Front.idle_handler, None").ok()
+    request, cell = nb.start(WAITS[way]), Cell()
+    nb.until(request, cell, "begun")
+    nb.interrupt()
+    nb.until(request, cell, "Interrupt again within 2 s to interrupt the ranks too.")
+    nb.interrupt()
+    assert nb.finish(request).traceback == "KeyboardInterrupt: interrupted a.work() on a gpus=0-3"
+    nb.run("Front.idle_handler = kept").ok()
