@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from monarch_nb.host.protocol import Launch
 from monarch_nb.runtime import ProcState
 from monarch_nb.shape import Region, region_of_ranks
-from monarch_nb.wire import Layout
+from monarch_nb.wire import Layout, counted
 
 
 class Growth(Struct, frozen=True):
@@ -66,7 +66,8 @@ def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:
     label, per, ranks = dimension_of_hosts(state), state.layout.per_host, list(state.ranks)
     gone = [rank for at, rank in enumerate(ranks) if at // per in places]
     if len(gone) == len(ranks):
-        raise ValueError(f"{state.name} has {len(ranks) // per} {label}: at least one must stay; stop() ends them all")
+        present = counted(len(ranks) // per, label.removesuffix("s"))
+        raise ValueError(f"{state.name} has {present}: at least one must stay; stop() ends them all")
     return _over(state, [rank for rank in ranks if rank not in set(gone)]), _over(state, gone)
 
 
