@@ -158,7 +158,7 @@ class Agent:
         """A process is gone, or never came to be: its watchers are told at once."""
         assert child.exit is not None
         self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
-        self._sender.tell_all(child.watchers - {child.address}, PROC_EXITED, child.exit)
+        self._sender.tell_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)

@@ -307,12 +307,10 @@ class Welcome(msgspec.Struct, frozen=True):
     bare: bool = False  # its set-up has never come: who started it is gone
 
 
-class Pressed(msgspec.Struct, frozen=True, kw_only=True):
-    """proc.unresponsive, proc.responsive: since when (wall clock) a living proc has not answered."""
+class Silent(msgspec.Struct, frozen=True):
+    """proc.unresponsive, proc.responsive: since when (wall clock) living procs, by address, have not answered."""
 
-    address: str
-    pid: int
-    since: float
+    since: dict[str, float]
 
 
 class ProcState(msgspec.Struct, frozen=True, kw_only=True):

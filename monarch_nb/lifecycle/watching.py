@@ -174,13 +174,15 @@ class ProcessWatcher:
                 cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
                 cell.stop("its owner is gone", cause=cause)
 
-    def _unresponsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
-        self.unresponsive[proc.address] = proc.since
-        self._tell(ProcUnresponsive(proc.address, proc.since))
+    def _unresponsive(self, silent: p.Silent, asker: Asker[None]) -> None:
+        for address, since in silent.since.items():
+            self.unresponsive[address] = since
+            self._tell(ProcUnresponsive(address, since))
 
-    def _responsive(self, proc: p.Pressed, asker: Asker[None]) -> None:
-        self.unresponsive.pop(proc.address, None)
-        self._tell(ProcResponsive(proc.address, proc.since))
+    def _responsive(self, silent: p.Silent, asker: Asker[None]) -> None:
+        for address, since in silent.since.items():
+            self.unresponsive.pop(address, None)
+            self._tell(ProcResponsive(address, since))
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.host.procs import liveness
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.liveness import LivenessMonitor
-from monarch_nb.host.protocol import ProcSpec
+from monarch_nb.host.protocol import ProcSpec, Silent
 from monarch_nb.wire import Verb
 
 
@@ -53,7 +53,10 @@ class Timer:
 
 @dataclass
 class World:
-    """One proc, which answers at once unless it is deaf, and what watches it."""
+    """Procs, which answer at once unless they are deaf or slow, and who watches them: an owner, and each other."""
+
+    count: int = 1
+    delay: float = 0.0
 
     clock: Clock = field(default_factory=Clock)
     ran: float | None = 1.0
@@ -61,46 +64,71 @@ class World:
     pings: int = 0
     looks: int = 0
     told: list[str] = field(default_factory=list)
+    messages: list[tuple[str, str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        spec = ProcSpec(
-            address="h/p.0.0", agent="h/agent", host="h", run_folder="", mesh="p", rank=0,
-            incarnation=0, owner="h/c",
-        )  # fmt: skip
-        self.child = Child(spec, {"h/c"}, state="running", pid=1)
-        self.child.channel = self  # type: ignore[assignment]
+        addresses = [f"h/p.{rank}.0" for rank in range(self.count)]
+        self.children = []
+        for rank, address in enumerate(addresses):
+            spec = ProcSpec(
+                address=address, agent="h/agent", host="h", run_folder="", mesh="p", rank=rank,
+                incarnation=0, owner="h/c",
+            )  # fmt: skip
+            child = Child(spec, {"h/c", *addresses}, state="running", pid=1 + rank)
+            child.channel = Channel(self, child)  # type: ignore[assignment]
+            self.children.append(child)
         self.reaper = self
-        self.on_signal: Any = None
+        self.on_stopped: Any = None
         self.monitor = LivenessMonitor(self.clock, self, self)  # type: ignore[arg-type]
         self.monitor.start()
 
+    @property
+    def child(self) -> Child:
+        return self.children[0]
+
     def alive(self) -> list[Child]:
-        return [self.child]
+        return self.children
 
     def look(self) -> None:
         self.looks += 1
 
-    def ping(self) -> None:
+    def pinged(self, child: Child) -> None:
         self.pings += 1
         if not self.deaf:
-            self.monitor.pong(self.child)
+            self.clock.call_later(self.delay, lambda: self.monitor.pong(child))
 
-    def tell_all(self, _: Any, verb: Verb[Any, None], body: Any) -> None:
-        self.told.append(verb.name)
+    def tell(self, receiver: str, verb: Verb[Any, None], body: Silent) -> None:
+        self.told += [verb.name for _ in body.since]
+        self.messages.append((receiver, verb.name, len(body.since)))
+
+
+@dataclass
+class Channel:
+    world: World
+    child: Child
+
+    def ping(self) -> None:
+        self.world.pinged(self.child)
+
+
+def made(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> World:
+    world = World(count=count)
+    monkeypatch.setattr(liveness, "time", world.clock)
+    monkeypatch.setattr(liveness, "processor_time", lambda pid: world.ran)
+    return world
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World()
-    monkeypatch.setattr(liveness, "time", made.clock)
-    monkeypatch.setattr(liveness, "processor_time", lambda pid: made.ran)
-    return made
+    return made(monkeypatch)
 
 
 def test_one_that_sleeps_is_hardly_asked_and_the_looks_become_rare(world: World) -> None:
     world.clock.run(60)
-    assert world.pings <= 6
-    assert world.clock.run(60) <= 15
+    assert world.pings <= 7
+    looks = world.looks
+    world.clock.run(60)
+    assert world.looks - looks <= 15
 
 
 def test_one_that_runs_is_asked_each_second(world: World) -> None:
@@ -123,13 +151,14 @@ def test_one_that_begins_to_run_after_a_long_sleep_and_does_not_answer_is_told(w
     assert world.told == ["proc.unresponsive"]
     world.deaf = False
     world.monitor.pong(world.child)
+    world.clock.run(0)
     assert world.told == ["proc.unresponsive", "proc.responsive"]
 
 
 def test_one_that_is_stopped_while_it_sleeps_is_told_soon(world: World) -> None:
     world.clock.run(60)
     world.deaf = True
-    world.on_signal()
+    world.on_stopped({1})
     world.clock.run(3)
     assert world.told == ["proc.unresponsive"]
 
@@ -139,3 +168,41 @@ def test_one_that_holds_still_without_a_signal_is_told_in_the_end(world: World) 
     world.deaf = True
     world.clock.run(20)
     assert world.told == ["proc.unresponsive"]
+
+
+def test_many_that_do_not_answer_are_one_message_to_their_owner_and_none_to_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = made(monkeypatch, 256)
+    world.deaf = True
+    world.clock.run(30)
+    assert world.messages == [("h/c", "proc.unresponsive", 256)]
+    for child in world.children:
+        world.monitor.pong(child)
+    world.clock.run(0)
+    assert world.messages[1:] == [("h/c", "proc.responsive", 256)]
+
+
+def test_a_machine_that_delays_all_answers_makes_none_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = made(monkeypatch, 64)
+    world.ran = None
+    for delay in (0.2, 0.5, 1.0, 1.5, 2.5, 4.0, 4.0, 4.0):
+        world.delay = delay
+        world.clock.run(15)
+    assert world.messages == []
+    world.delay = 0.0
+    world.clock.run(30)
+    world.deaf = True
+    world.clock.run(5)
+    assert [name for _, name, _ in world.messages] == ["proc.unresponsive"], "patience is as short as before"
+
+
+def test_procs_that_sleep_are_not_all_asked_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = made(monkeypatch, 256)
+    world.clock.run(60)
+    asked = []
+    for _ in range(16):
+        before = world.pings
+        world.clock.run(1)
+        asked.append(world.pings - before)
+    assert max(asked) < 200

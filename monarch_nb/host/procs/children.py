@@ -81,6 +81,11 @@ class Children:
         """A proc by address, ended ones too for a while."""
         return self._children.get(address)
 
+    def staying(self, addresses: Iterable[str]) -> list[str]:
+        """Those of them that are no procs of this host which have ended or are to end: to these, news are nothing."""
+        found = [(address, self._children.get(address)) for address in addresses]
+        return [address for address, child in found if child is None or (child.alive and not child.stop_wanted)]
+
     def all(self) -> list[Child]:
         """Every remembered proc."""
         return list(self._children.values())

@@ -1,8 +1,9 @@
 """Seeing children die: by pidfd where there is one, by SIGCHLD everywhere; orphans that were adopted are reaped too."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from monarch_nb.host.linux import has_pidfd, portable
 from monarch_nb.host.loop import READ, Loop
@@ -18,7 +19,7 @@ class Reaper:
         self._before_orphans = before_orphans
         self._watched: dict[int, Died] = {}
         self._pidfds: dict[int, int] = {}
-        self.on_signal: Callable[[], None] = lambda: None  # a child has ended, was stopped or goes on
+        self.on_stopped: Callable[[Collection[int]], None] = lambda pids: None  # by a signal, or they go on
         self._use_pidfd = has_pidfd()
         self._adopts = not portable()
         loop.on_child_signal(self._signalled)
@@ -55,7 +56,18 @@ class Reaper:
 
     def _signalled(self) -> None:
         self._sweep()
-        self.on_signal()
+        pids = self._stopped() if self._adopts else self._watched
+        if pids:
+            self.on_stopped(pids)
+
+    @staticmethod
+    def _stopped() -> set[int]:
+        """Children that a signal has stopped, or that go on, since the last time."""
+        pids: set[int] = set()
+        with contextlib.suppress(ChildProcessError):
+            while (child := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
+                pids.add(child.si_pid)
+        return pids
 
     def _sweep(self) -> None:
         if not self._adopts:
