@@ -17,7 +17,15 @@ from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationErr
 from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.views import look_at_writes, make_again, viewed, written
+from monarch_nb.tensor.views import (
+    look_at_gradients,
+    look_at_reshape,
+    look_at_writes,
+    make_again,
+    reshaped,
+    viewed,
+    written,
+)
 
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
@@ -270,7 +278,13 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     if held.stale:
         make_again(stream, numbers, where)
     if plan.writes:
-        look_at_writes(plan, [tensor.reference for tensor in given], where)
+        references = [tensor.reference for tensor in given]
+        look_at_writes(plan, references, where)
+        if any(tensor.requires_grad for tensor in given):
+            look_at_gradients(plan, references)
+    is_shared = plan.rebinds and look_at_reshape(
+        plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
+    )
     if plan.number not in stream.told:
         stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
     device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
@@ -296,7 +310,10 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     if plan.writes:
         written(plan, [tensor.reference for tensor in given], where)
     if plan.rebinds:
+        before = given[0].reference
         given[0].meta, given[0].reference = made[0].meta, made[0].reference
+        if is_shared:
+            reshaped(before, made[0].reference)
     return plan.build(made, given)
 
 

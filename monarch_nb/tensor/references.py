@@ -37,12 +37,16 @@ class Reference:
 
 
 class Memory:
-    """What a tensor and its views are to the program. `copies` have memory of their own on the workers."""
+    """What a tensor and its views are to the program.
 
-    __slots__ = ("__weakref__", "copies")
+    `copies` have memory of their own on the workers. `reshaped` had their shape changed in place.
+    """
+
+    __slots__ = ("__weakref__", "copies", "reshaped")
 
     def __init__(self) -> None:
         self.copies: weakref.WeakSet[Reference] = weakref.WeakSet()
+        self.reshaped: weakref.WeakSet[Reference] = weakref.WeakSet()
 
 
 class Copied(NamedTuple):

@@ -11,9 +11,14 @@ from contextlib import contextmanager
 from monarch_nb.tensor.commands import FREE, Define
 from monarch_nb.tensor.notices import is_refused, tell
 from monarch_nb.tensor.origin import Place, place
-from monarch_nb.tensor.propagation import Notice, Plan, ViewWriteError, user_line
+from monarch_nb.tensor.propagation import Notice, Plan, PropagationError, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, Memory, Reference
 from monarch_nb.tensor.stream import Stream
+
+_RESHAPE_INSTEAD = (
+    "Make a new tensor instead of changing the shape in place: t = t.transpose(0, 1), t = t.squeeze(dim), "
+    "t = t.unsqueeze(dim)"
+)
 
 
 def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
@@ -72,6 +77,47 @@ def look_at_writes(plan: Plan, given: Sequence[Reference], where: Place | None) 
         )
     for one in copies:
         _tell(one.stream, plan.operation, _way_back(one), where)
+
+
+def look_at_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
+    """Whether something else shows the memory of a tensor that is to get another shape in place.
+
+    Raises PropagationError where views would lose their way back to that memory, by which gradients go: autograd takes
+    it again once the memory has changed, as the same views, in the same order, of the tensor as it is then. A change of
+    shape in place is none of them.
+    """
+    shared = not given.stream.held.is_alone(given)
+    others = given.memory is not None and any(one is not given for one in given.memory.reshaped)
+    if has_gradient and (others or (is_base and shared)):
+        raise PropagationError(
+            plan.operation,
+            "it changes the shape of a tensor in place whose memory other tensors show, too, and their gradients would "
+            "go to other elements",
+            _RESHAPE_INSTEAD,
+            user_line(),
+        )
+    return shared
+
+
+def reshaped(given: Reference, made: Reference) -> None:
+    """A tensor whose memory others show has another shape: its handle now has `made` in place of `given`."""
+    assert made.memory is not None
+    made.memory.reshaped.discard(given)
+    made.memory.reshaped.add(made)
+
+
+def look_at_gradients(plan: Plan, given: Sequence[Reference]) -> None:
+    """Raises ViewWriteError for a write that needs gradients to memory of which a view was given another shape."""
+    for at in plan.writes:
+        memory = given[at].memory
+        if memory is not None and memory.reshaped:
+            raise ViewWriteError(
+                plan.operation,
+                "a tensor that shares this memory had its shape changed in place, and gradients would no longer find "
+                "their way through it",
+                _RESHAPE_INSTEAD,
+                user_line(),
+            )
 
 
 def written(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:

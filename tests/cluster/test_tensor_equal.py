@@ -323,3 +323,69 @@ def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:
     assert len(threads) == 4
     assert len(set(threads)) == 1
     assert torch.equal(weight.grad.full_tensor(), numbers(4, 2) * 4)
+
+
+# Each changes the shape of a tensor in place, whose memory another one shows.
+def _base_with_a_view(x: Any, w: Any) -> Any:
+    part = x[1:]
+    x.t_()
+    return part * w[1:]
+
+
+def _view_that_is_written_to(x: Any, w: Any) -> Any:
+    same = x.view(3, 3)
+    same.transpose_(0, 1)
+    same.mul_(w)
+    return x * w
+
+
+def _two_views(x: Any, w: Any) -> Any:
+    first, second = x[1:], x[:2]
+    first.t_()
+    second.t_()
+    return (first * w[1:].t()).sum() + (second * w[1:].t()).sum()
+
+
+def _base_after_a_view_is_gone(x: Any, w: Any) -> Any:
+    assert x[0].shape == (3,)
+    x.t_()
+    x.mul_(w)
+    return x.unsqueeze_(0) * w
+
+
+def _view_that_nobody_writes_to(x: Any, w: Any) -> Any:
+    part = x[1:]
+    part.t_().unsqueeze_(0)
+    return part * w[1:].t()
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+@pytest.mark.parametrize(
+    ("program", "goes"),
+    [
+        (_base_with_a_view, False),
+        (_view_that_is_written_to, False),
+        (_two_views, False),
+        (_base_after_a_view_is_gone, True),
+        (_view_that_nobody_writes_to, True),
+    ],
+)
+def test_a_shape_that_changes_in_place_leaves_gradients_right_or_is_refused(
+    mesh: Mesh, program: Callable[[Any, Any], Any], goes: bool, placed: Any
+) -> None:
+    weights = numbers(3, 3).flip(0) + 1
+    local, tensor = numbers(3, 3).requires_grad_(), monarch_nb.distribute(numbers(3, 3), mesh, [placed])
+    spread = monarch_nb.distribute(weights, mesh, [R])
+    expected = program(local * 1, weights)
+    with torch.no_grad():  # without gradients there is no way back that could be lost
+        assert torch.equal(program(tensor * 1, spread).full_tensor(), expected.detach())
+    tensor.requires_grad_()
+    if not goes:
+        with pytest.raises(PropagationError, match=r"test_tensor_equal\.py:.*Make a new tensor"):
+            program(tensor * 1, spread)
+        return
+    result = program(tensor * 1, spread)
+    assert torch.equal(result.full_tensor(), expected.detach())
+    expected.sum().backward()
+    result.sum().backward()
+    assert torch.equal(tensor.grad.full_tensor(), local.grad)

@@ -109,6 +109,18 @@ def test_a_program_that_nobody_can_judge_is_none() -> None:
         expect(program(("v2 = (v0 * 1e7).sin() > 0", ("v2",), ("v0",))))
 
 
+def test_a_gradient_of_terms_that_cancel_may_differ_by_the_rounding_of_these_and_by_no_more() -> None:
+    one = Input("v0", (), torch.float32, 7, (R,), grad=True)
+    lines = (Line("v1 = F.normalize(v0 * 3, dim=0)", ("v1",), ("v0",)),)
+    found = expect(Program(1, (2,), (one,), lines, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
+    assert found is not None
+    assert found.value.abs() < 1e-6
+    assert 1e-8 < found.within < 1e-3
+    nothing = (Line("v1 = v0 * 0", ("v1",), ("v0",)),)  # of one term, which no order changes
+    found = expect(Program(1, (2,), (one,), nothing, (Head("v1", (), torch.float32, 3, (R,)),))).gradients["v0"]
+    assert found == Wanted(found.value, 0.0) if found is not None else False
+
+
 def test_a_failing_program_is_made_smaller_and_printed_so_that_it_can_be_pasted() -> None:
     lines = [
         ("v2 = v0.cumsum(-1)", ("v2",), ("v0",)),

@@ -4,6 +4,9 @@ A program runs three times: as it is, with 64 bits in place of less, and so with
 first two differ by is rounding; what the last two do says how much a value depends on what comes before it. A line
 that such differences change entirely (the order of values that are alike, a quotient of next to nothing) cannot be
 judged, and is in no program.
+
+Gradients that are nothing may be so because terms cancel, which they do to the last bit only in one order. How large
+these terms were is seen in a fourth run, whose backward pass takes for each number one that differs a little.
 """
 
 import contextlib
@@ -14,11 +17,15 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from tests.random_programs.program import Program, Wide, names_of_torch, placed_alike, stacked, values
 
 NEAR = 1e-6  # how much inputs are changed, of each value
 LARGEST = 1e6  # magnitudes that are let in
+NOTHING = 2.0**-40  # of the terms that were summed: such a sum of them is nothing, but for rounding
 SLACK = 64  # times the rounding of one operation
 LOOSEST = 0.02  # of the magnitude of a tensor: what is less exact cannot be told from what is wrong
 ROUNDING = {torch.float64: 2.0**-50, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
@@ -37,6 +44,16 @@ def by_default(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _attention() -> Iterator[None]:
+    """Attention as it is written out, which is what a mesh runs.
+
+    A CPU's own kernel keeps its result for the gradient, too, and so refuses programs that write to it.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 class Local:
@@ -64,7 +81,7 @@ class Local:
         """One line. Raises what it raises."""
         code = compiled(text)
         torch._C._set_view_replay_enabled(False)  # operations on a mesh set it for their thread
-        with by_default(self.dtype):
+        with by_default(self.dtype), _attention() if "attention" in text else contextlib.nullcontext():
             exec(code, self.names, self.tensors)
         for name in made:
             if not isinstance(self.tensors[name], torch.Tensor):
@@ -76,6 +93,37 @@ class Local:
         gradients = [self._made(values(head.seed, head.shape, head.dtype)) for head in program.heads]
         torch.autograd.backward([self.tensors[head.name] for head in program.heads], gradients)
         return {one.name: self.tensors[one.name].grad for one in program.inputs if one.grad}
+
+
+class Shaken(TorchDispatchMode):
+    """While it is entered, operations see other numbers than they are given: each differs by itself, by up to `NEAR`.
+
+    What comes out of terms that cancel is then as large as these, times `NEAR`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The operation on such numbers; views, and what changes in place, are of the numbers as they are."""
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        named = func._schema.arguments
+        written = {argument.name for argument in named if argument.alias_info is not None}
+        shaken = [
+            each if argument.name in written else tree_map(self._shaken, each)
+            for argument, each in zip(named, args, strict=False)
+        ]
+        others = {
+            name: each if name in written else tree_map(self._shaken, each) for name, each in (kwargs or {}).items()
+        }
+        return func(*shaken, **others)
+
+    def _shaken(self, each: object) -> object:
+        if not isinstance(each, torch.Tensor) or not each.is_floating_point():
+            return each
+        return each * (1 + NEAR * (2 * torch.rand(each.shape, generator=self._generator, dtype=each.dtype) - 1))
 
 
 _compiled: dict[str, Any] = {}
@@ -98,8 +146,12 @@ class Wanted:
     within: float
 
 
-def wanted(plain: torch.Tensor, wide: torch.Tensor, near: torch.Tensor, rounding: float) -> Wanted:
-    """From the three runs. Raises Unjudged where they differ by more than rounding."""
+def wanted(plain: torch.Tensor, wide: torch.Tensor, near: torch.Tensor, rounding: float, terms: float = 0.0) -> Wanted:
+    """From the three runs. Raises Unjudged where they differ by more than rounding.
+
+    `terms` is how large the numbers were that were summed to it, where that is known: where it is nothing, rounding is
+    of these.
+    """
     if not plain.is_floating_point():
         if not (torch.equal(plain, wide) and torch.equal(plain, near)):
             raise Unjudged
@@ -116,6 +168,8 @@ def wanted(plain: torch.Tensor, wide: torch.Tensor, near: torch.Tensor, rounding
         if not true.numel():
             return Wanted(plain, 0.0)
     scale, rounded, moved = (each.abs().max().item() for each in (true, one - true, other - true))
+    if scale <= NOTHING * terms:
+        scale = terms
     within = 8 * rounded + SLACK * rounding * (moved / NEAR + scale)
     if not (scale < LARGEST and within <= max(LOOSEST * scale, 1e-12)):
         raise Unjudged
@@ -158,13 +212,28 @@ def expect(program: Program) -> Expected:
                 if each:
                     raise Unjudged
             else:
+                terms = terms_of_gradients(program, each[1])
                 for name, plain in each[0].items():
                     others = [one[name] for one in each[1:]]
                     if plain is None or None in (type(other) if other is None else 0 for other in others):
                         gradients[name] = None
                     else:
-                        gradients[name] = wanted(plain, *others, rounding)  # type: ignore[arg-type]
+                        gradients[name] = wanted(plain, *others, rounding, terms.get(name, 0.0))  # type: ignore[arg-type]
         return Expected(found, gradients, raised)
+
+
+def terms_of_gradients(program: Program, wide: dict[str, torch.Tensor | None]) -> dict[str, float]:
+    """How large the numbers were that cancelled, for gradients that are nothing or next to it."""
+    small = {name: grad for name, grad in wide.items() if grad is not None and grad.numel() and grad.abs().max() < NEAR}
+    if not small:
+        return {}
+    run = Local(program, wide=True)
+    for line in program.lines:
+        run_line(run, line.text, line.makes, line.raises)
+    with Shaken(program.seed):
+        shaken = run.backward(program)
+    moved = {name: (shaken[name] - grad).abs().max().item() for name, grad in small.items()}  # type: ignore[operator]
+    return {name: apart / NEAR for name, apart in moved.items()}
 
 
 def run_line(run: Local, text: str, makes: tuple[str, ...], raises: bool) -> None:

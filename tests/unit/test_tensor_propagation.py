@@ -302,6 +302,16 @@ def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propaga
     assert [one.shape for one in norms.made] == [(), ()]
 
 
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_the_gradient_of_a_mean_loss_of_no_elements_has_a_plan(propagator: Propagator, loss: str) -> None:
+    beta = [] if loss == "mse_loss" else [1.0]
+    backward = getattr(aten, f"{loss}_backward").default
+    for placed in (ROWS, WHOLE):
+        nothing = meta(0, 2, placed=placed)
+        plan, _, _ = propagator.plan(backward, (meta(), nothing, nothing, 1, *beta))
+        assert [one.shape for one in plan.made] == [(0, 2)]
+
+
 def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> None:
     four = Propagator(Layout((4,), ("data",)))
     some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none

@@ -10,12 +10,25 @@ __all__ = ["imagined"]
 
 Tensor = torch.Tensor
 _ALIGNED = 16  # bytes
+_MEAN, _SUM = 1, 2  # how losses are reduced
+# Their meta functions divide by the number of elements, in Python, where kernels divide no element by it.
+_DIVIDED = frozenset({"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"})
 
 
 def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """What the operation gives for these fake tensors. Raises what it raises for such."""
+    if operation.packet in _DIVIDED:
+        args = _as_of_a_sum(args)
     call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
     return call(*args, **kwargs)
+
+
+def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
+    """The arguments of the gradient of a loss, whose shape is the same for a mean and a sum."""
+    _, given, _, reduction, *others = args
+    if reduction == _MEAN and isinstance(given, Tensor) and not given.numel():
+        return (*args[:3], _SUM, *others)
+    return args
 
 
 def _grouped_mm(
