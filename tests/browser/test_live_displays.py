@@ -257,6 +257,35 @@ def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: 
     assert notebook.errors == []
 
 
+SHARDED = """
+import torch
+import monarch
+from monarch.distributed import Mesh
+pair = Mesh(shape=(2,), mesh_dim_names=("data",), name="pair")
+halves = monarch.distribute(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), pair, ["data"])
+halves
+"""
+
+
+@pytest.mark.slow
+def test_the_values_of_a_tensor_are_shown_by_a_button_in_its_view(notebook: Lab) -> None:
+    output = notebook.run(SHARDED)
+    output.get_by_role("button", name="show values").click()
+    elements = output.get_by_role("table", name="elements")
+    elements.wait_for(timeout=20_000)
+    assert elements.inner_text().split() == ["1", "2", "3", "nan"]
+    assert elements.locator(".mnb-odd").all_inner_texts() == ["nan"]
+    head, *rows = (row.split("\t") for row in output.get_by_role("table", name="values by rank").inner_text().split("\n"))
+    assert [dict(zip(head, row, strict=True))["NaN"] for row in rows] == ["0", "1"]
+    notebook.run("with torch.no_grad():\n    halves.fill_(7.0);")
+    output.get_by_role("button", name="show again").click()
+    elements.filter(has_text=re.compile(r"^\s*7\s+7\s+7\s+7\s*$")).wait_for(timeout=20_000)
+    output.get_by_role("button", name="hide").click()
+    elements.wait_for(state="detached", timeout=10_000)
+    notebook.run("pair.stop()")
+    assert notebook.errors == []
+
+
 @pytest.mark.slow
 def test_the_frames_of_a_failure_are_looked_into_with_a_click(notebook: Lab, grid: Any) -> None:
     output = notebook.run("trainers.slice(gpus=2).divide.broadcast(0)")

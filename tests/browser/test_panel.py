@@ -154,6 +154,25 @@ def test_the_stop_button_ends_the_cell_and_a_button_in_it_interrupts_the_ranks(p
     assert "Press stop" not in told
     assert button.count() == 0
     panel.row("gpus=3", "idle")
+    panel.lab.idle()
+    assert panel.lab.errors == []
+
+
+UNHELD = """
+from monarch.actor import this_host
+from monarch.config import configure
+configure(mesh_unheld_memory=0)  # however little this machine has, a click ends it
+this_host().spawn_procs(per_host={"gpus": 1}, name="lost").initialized.get();
+"""
+
+
+def test_a_mesh_that_nothing_refers_to_is_ended_by_a_click(panel: Panel) -> None:
+    panel.lab.run(UNHELD)
+    line = panel.node.locator(".mnb-unheld", has_text="Nothing refers to lost any more.")
+    line.wait_for(timeout=20_000)
+    line.get_by_role("button", name="End it").click()
+    line.wait_for(state="hidden", timeout=20_000)
+    panel.summary("2 meshes · 4/4 ranks")
     assert panel.lab.errors == []
 
 
