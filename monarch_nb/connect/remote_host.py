@@ -51,6 +51,7 @@ class RemoteHost:
         self._lock = threading.Lock()
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
+        self._end_reason = ""  # what who started its agent says of its end
         self._held: list[tuple[Header, str]] = []  # seldom any: an empty deque takes ten times the memory
         self._returning: threading.Event | None = (
             None  # set once a new incarnation of the agent, which is there, can be used
@@ -111,11 +112,13 @@ class RemoteHost:
         fail_requests(self.engine, (self._agent,), reason)
         self.engine.later(_LEAVE_S, lambda: self.engine.node.forget(self.host, reason, self.incarnation))
 
-    def lose(self, reason: str) -> None:
-        """Who started its agent says that it has ended: it is lost now, before its silence would show it."""
-        if not self.lost:
-            self._lose(reason)
-            self.cut()
+    def ends(self, reason: str) -> None:
+        """Who started its agent says that it has ended: it is lost as soon as it does not answer, for that reason.
+
+        An agent that answers is not lost, whatever is said of it: its engine may leave it some seconds.
+        """
+        self._end_reason = reason
+        self.cut()
 
     def await_return(self, seconds: float) -> None:
         """Blocks while the host is lost although its agent, which was started anew, is there already."""
@@ -181,6 +184,9 @@ class RemoteHost:
                     return
                 self._returning = threading.Event()
                 self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
+                return
+            if self._end_reason:
+                self._lose(self._end_reason)
                 return
             if way_lost := self._way_lost():
                 self._lose(way_lost)

@@ -15,7 +15,7 @@ from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_fo
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.options import UNUSED
-from monarch_nb.host.preemption import END, LATE_S, UNKNOWN_S
+from monarch_nb.host.preemption import BURST_S, END, LATE_S, UNKNOWN_S
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.protocol import Notice
 from monarch_nb.lifecycle import unhandled
@@ -192,13 +192,13 @@ def run_worker_until_killed(
     """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 
     SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and tells them
-    what `find_out` gives, which may block. A second SIGTERM kills it.
+    what `find_out` gives, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
     nor left a mesh there, for `unused_s` seconds; None: never. Blocks.
     """
     adopts = become_subreaper()
     worker = _serve(private_key, TRUST_ALL, address, unused_s)
-    killed, until = False, 0.0
+    killed, first, until = False, 0.0, 0.0
 
     def kill(*_: object) -> None:
         nonlocal killed
@@ -206,12 +206,14 @@ def run_worker_until_killed(
         worker.kill()
 
     def terminate(*_: object) -> None:
-        nonlocal until
-        if time.monotonic() < until:
-            kill()
+        nonlocal first, until
+        now = time.monotonic()
+        if now < until:
+            if now - first >= BURST_S:
+                kill()
             return
-        until = time.monotonic() + UNKNOWN_S
-        threading.Thread(target=warn, args=(time.monotonic(),), name="monarch-notice", daemon=True).start()
+        first, until = now, now + UNKNOWN_S
+        threading.Thread(target=warn, args=(now,), name="monarch-notice", daemon=True).start()
 
     def warn(since: float) -> None:
         nonlocal until

@@ -18,6 +18,7 @@ from monarch_nb.wire import json_decoder
 log = logging.getLogger(__name__)
 
 END = signal.SIGUSR1  # ends an agent, or the worker that keeps it, at once; SIGTERM is the word of its engine
+BURST_S = 2.0  # engines send one SIGTERM several times: Slurm, thrice within a millisecond
 GRACE = "MONARCH_NB_GRACE_S"  # in an agent's environment: seconds that its engine leaves it after SIGTERM
 UNKNOWN_S = 600.0  # after so long a notice without a time has passed
 LATE_S = 30.0  # and any other so long after its time
@@ -39,8 +40,9 @@ class Used(Protocol):
 
 
 class Preemption:
-    """On the agent's loop. A host that nobody uses ends at once, and so it does at a second SIGTERM.
+    """On the agent's loop. A host that nobody uses ends at once.
 
+    So does any host at a SIGTERM that comes `BURST_S` after the first, or later.
     `later(seconds, call)` is the loop's, `give_up(reason)` ends the agent.
     """
 
@@ -53,7 +55,7 @@ class Preemption:
         self._notice: Notice | None = None
         self._ends: float | None = None  # monotonic: when the engine is to end the host
         self._told: set[str] = set()
-        self._terminated = False
+        self._terminated: float | None = None  # monotonic: when SIGTERM came first
         self._over: deque[Notice] = deque(maxlen=_KEPT)  # that have passed
 
     def since(self, at: float) -> tuple[Notice, ...]:
@@ -63,10 +65,11 @@ class Preemption:
 
     def terminated(self) -> None:
         """SIGTERM."""
-        if self._terminated:
-            self._give_up(_TERMINATED)
+        if self._terminated is not None:
+            if self._now() - self._terminated >= BURST_S:
+                self._give_up(_TERMINATED)
             return
-        self._terminated = True
+        self._terminated = self._now()
         notice = Notice(by="SIGTERM", seconds=grace(os.environ))
         if notice.seconds is None and self._service.used:  # the worker, which has got it as well, may know more
             self._later(_WORKER_S, lambda: self.given(notice))
@@ -125,7 +128,7 @@ class Preemption:
     def _passed(self, notice: Notice) -> None:
         if self._notice is not notice:
             return
-        self._notice, self._terminated = None, False
+        self._notice, self._terminated = None, None
         log.warning("this host was to be taken away (%s), and is still here: it is as before", notice.by)
         over = msgspec.structs.replace(notice, over=True)
         self._over.append(over)

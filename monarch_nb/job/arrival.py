@@ -273,7 +273,7 @@ class Arrival:
     # -- once they are there
 
     def _watch(self) -> None:
-        """Tells of hosts that the engine has ended, in its words, before anybody finds out by their silence."""
+        """Gives up hosts that the engine has ended and whose agents do not answer, before their lease is over."""
         seconds, told, last = self._adapter.watch_s, set[str](), time.monotonic()
         while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._engine.closed:
             if time.monotonic() - last < seconds or len(told) == len(self._joined):
@@ -294,4 +294,4 @@ class Arrival:
                 remote = self._engine.part(Routes).attached.get(host)
                 # One that is not among them any more was let go meanwhile.
                 if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
-                    remote.lose(f"{name} {words[name]}")
+                    remote.ends(f"{name} {words[name]}")

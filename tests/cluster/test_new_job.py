@@ -42,6 +42,7 @@ class Racks(JobAdapter):
 
     def __init__(self) -> None:
         self.full = self.taken = False
+        self.looks = 0
         self.jobs: dict[str, Running] = {}
         self.machines: dict[str, subprocess.Popen[bytes]] = {}
         self.lines: list[list[str]] = []
@@ -62,6 +63,7 @@ class Racks(JobAdapter):
         return agents
 
     def look(self, job: Running) -> Mapping[str, Seen]:
+        self.looks += 1
         seen = {}
         for name, agent in job.agents.items():
             status = self.machines[agent.id].poll()
@@ -183,11 +185,17 @@ def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_o
 
 
 @pytest.mark.slow
-def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine(racks: Racks, shown: list[Any]) -> None:
+def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine_once_it_does_not_answer(
+    racks: Racks, shown: list[Any]
+) -> None:
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
     assert where.mark.call_one().get(SOON) == "r"
-    racks.taken = True
+    racks.taken, racks.looks = True, 0
+    until(lambda: racks.looks > 3, "the engine's word was read")
+    assert where.mark.call_one().get(SOON) == "r", "its agent answers"
+    for machine in racks.machines.values():
+        machine.kill()
     with pytest.raises(SupervisionError, match="trainers_0 was taken back for the night"):
         until(lambda: where.mark.call_one().get(SOON) == "", "its end")
     job.kill()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from monarch_nb.host import preemption
-from monarch_nb.host.preemption import LATE_S, UNKNOWN_S, Preemption, grace
+from monarch_nb.host.preemption import BURST_S, LATE_S, UNKNOWN_S, Preemption, grace
 from monarch_nb.host.protocol import Notice
 from monarch_nb.job.notice import of_slurm
 
@@ -93,8 +93,18 @@ def test_a_host_that_nobody_uses_ends_at_once_and_one_that_is_left_then(host: Ho
 def test_a_second_sigterm_ends_it_at_once(host: Host) -> None:
     host.preemption.terminated()
     assert host.ended == []
+    host.passes(BURST_S)
     host.preemption.terminated()
     assert host.ended == ["the host agent was terminated"]
+
+
+def test_signals_of_one_burst_are_one_notice(host: Host) -> None:
+    for _ in range(3):
+        host.preemption.terminated()
+    host.passes(1)
+    host.preemption.terminated()
+    assert host.ended == []
+    assert host.told == [("c/1", None, False), ("h1/p", None, False)]
 
 
 @pytest.mark.parametrize(("seconds", "passed"), [(30.0, 30 + LATE_S), (None, UNKNOWN_S)])
