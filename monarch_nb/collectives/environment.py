@@ -3,12 +3,18 @@
 import contextlib
 import random
 import socket
+import threading
 import time
 from collections.abc import Collection
+
+import msgspec
+
+from monarch_nb.shape import RegionForm
 
 OURS = "MONARCH_NB_TORCHRUN"  # names the variables in a process's environment that were set here, not by the user
 _FROM = 15_000  # below are ports of well-known services
 _TRIES = 64
+_lock, _last = threading.Lock(), 0
 
 
 def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
@@ -23,9 +29,28 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tupl
     return {name: str(value) for name, value in values.items()}
 
 
+class World(msgspec.Struct, array_like=True, frozen=True):
+    """What the processes of a mesh have in common of it."""
+
+    mesh: str  # of the processes
+    region: RegionForm
+    per_host: int
+    master: tuple[str, int]  # ("", 0) where no host can be named
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variables of the process of a base rank."""
+        region = self.region.region
+        place = region.point_of_base_rank(rank).rank
+        found = of_rank(place, len(region), rank % self.per_host, self.per_host, self.master)
+        return {name: value for name, value in found.items() if self.master[0] or not name.startswith("MASTER_")}
+
+
 def fresh_number() -> int:
     """One that is larger than all before: names of process groups begin there."""
-    return time.time_ns() // 1_000_000
+    global _last
+    with _lock:
+        _last = max(_last + 1, time.time_ns() // 1_000_000)
+        return _last
 
 
 def free_port(besides: Collection[int] = ()) -> int:

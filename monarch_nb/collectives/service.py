@@ -4,13 +4,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from monarch_nb.collectives.environment import free_port, fresh_number
+from monarch_nb.collectives.environment import World, free_port, fresh_number
 from monarch_nb.collectives.groups import PROCESS_GROUPS, Waiting
 from monarch_nb.collectives.verbs import (
     BROKEN,
@@ -20,13 +20,14 @@ from monarch_nb.collectives.verbs import (
     AskBroken,
     AskWaits,
     Broken,
+    Ending,
     EndWaits,
     GroupKey,
     Renew,
     Renewed,
     Waits,
 )
-from monarch_nb.mesh.requests import request, settle
+from monarch_nb.mesh.spread import ask_ranks
 from monarch_nb.runtime import (
     ActorCell,
     ActorState,
@@ -53,6 +54,7 @@ _RELEASE_S = 30.0  # for ranks to be freed
 _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
 Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 logger = logging.getLogger(__name__)
 
 
@@ -64,6 +66,7 @@ class Collectives:
         self._last: dict[str, Future[Any]] = {}  # by uid of a mesh: the last time that groups were given up
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
+        self._number = 0  # of the last time that groups of this process were given up
         engine.verbs.handle(WAITS, self._waits)
         engine.verbs.handle(END_WAITS, self._end_waits)
         engine.verbs.handle(BROKEN, self._broken)
@@ -85,17 +88,18 @@ class Collectives:
         helpers = cell.spec.kind == "async"
         return PROCESS_GROUPS.waits(cell.executor.thread.ident or 0, _wall(running[2]), alone=alone, helpers=helpers)
 
-    def _running(self, mesh: str, rank: int, call: str) -> ActorCell | None:
-        cell = self._engine.cells.get((mesh, rank))
-        return cell if cell is not None and call in cell.running_now() else None
+    def _running(self, mesh: str, call: str) -> tuple[int, ActorCell] | None:
+        """The rank here that runs a call, and its cell."""
+        cells = ((rank, cell) for (of, rank), cell in tuple(self._engine.cells.items()) if of == mesh)
+        return next(((rank, cell) for rank, cell in cells if call in cell.running_now()), None)
 
     def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> None:
         def look() -> Waits:
             keys = PROCESS_GROUPS.keys()
-            cell = self._running(asked.mesh, asked.rank, asked.call)
-            if cell is None:
+            running = self._running(asked.mesh, asked.call)
+            if running is None:
                 return Waits(member_of=tuple(keys.values()))
-            waiting = self._of(cell)
+            waiting = self._of(running[1])
             groups, used = (
                 tuple(keys[name] for name in sorted(names) if name in keys) for names in (waiting.groups, waiting.used)
             )
@@ -104,16 +108,19 @@ class Collectives:
         _aside(look, asker)
 
     def _end_waits(self, asked: EndWaits, asker: Asker[Done]) -> Done:
-        cell = self._running(asked.mesh, asked.rank, asked.call)
-        if cell is not None:
-            names = frozenset(key.name for key in asked.groups)
-            PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, Waiting(names, asked.joins))
+        running = self._running(asked.mesh, asked.call)
+        for end in asked.ends:
+            if running is not None and running[0] in end.ranks:
+                names = frozenset(key.name for key in end.groups)
+                PROCESS_GROUPS.end_waits(running[1].executor.thread.ident or 0, Waiting(names, end.joins))
         return Done()
 
     def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> None:
         def look() -> Broken:
-            cell = self._engine.cells.get((asked.mesh, asked.rank)) if asked.raised else None
-            if cell is not None and cell.began is not None and cell.began[0] == asked.raised:
+            cells = [cell for rank in asked.ranks if (cell := self._engine.cells.get((asked.mesh, rank))) is not None]
+            for cell in cells:
+                if cell.began is None or cell.began[0] != asked.call:
+                    continue
                 used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
                 PROCESS_GROUPS.mark_broken(used)
             keys = PROCESS_GROUPS.keys()
@@ -126,11 +133,19 @@ class Collectives:
     def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> Renewed:
             with self._renewing:
-                PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, everything=asked.everything)
-                PROCESS_GROUPS.set_environment(asked.environment)
+                if asked.number != self._number:  # else it has come twice
+                    self._number = asked.number
+                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost)
+                    PROCESS_GROUPS.set_environment(self._environment(asked))
             return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)))
 
         _aside(renew, asker)
+
+    def _environment(self, asked: Renew) -> dict[str, str]:
+        if asked.world is None:
+            return {"MASTER_PORT": str(asked.port)} if asked.port else {}
+        console = (rank for mesh, rank in tuple(self._engine.cells) if mesh == asked.world.mesh)
+        return {name: value for rank in console for name, value in asked.world.environment(rank).items()}
 
     # -- the caller's side ------------------------------------------------------------------------------------------
 
@@ -144,20 +159,20 @@ class Collectives:
             return
         _Release(self, self._engine, call, procs, then).begin()
 
-    def renew(self, procs: ProcState, raised: Mapping[int, tuple[str, str]] | None = None) -> Future[None]:
+    def renew(self, procs: ProcState, broken_off: AskBroken | None = None) -> Future[None]:
         """Gives up, on all ranks of a mesh, the groups that are of no use on some; new ones use another store.
 
-        `raised` has the mesh and the call of ranks whose collectives broke off. Does not block.
+        `broken_off` names ranks whose collectives broke off in a call. Does not block.
         """
         done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
-        bodies = {rank: AskBroken(*_asked(procs, rank, raised or {})) for rank in procs.ranks}
-        self._in_turn(procs, done, lambda: self.ask(procs, BROKEN, bodies, partial(self._give_up, procs, done)))
+        body, then = broken_off or AskBroken(procs.uid), partial(self._give_up, procs, done)
+        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then))
         return done
 
     def renew_after_loss(
-        self, procs: ProcState, environments: Mapping[int, dict[str, str]], lost: tuple[int, ...]
+        self, procs: ProcState, ranks: Sequence[int], world: World | None, lost: tuple[int, ...]
     ) -> Future[set[str]]:
-        """Gives up groups that had lost ranks in them, and sets the environment of all ranks of a mesh anew.
+        """Gives up groups that had lost ranks in them, and sets the environment of these ranks of a mesh anew.
 
         `lost` are ranks of torch.distributed. Gives the actor meshes, by uid, whose `__init__` had made such a group.
         Does not block.
@@ -165,9 +180,7 @@ class Collectives:
         done: Future[set[str]] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
 
         def begin() -> None:
-            number = fresh_number()
-            bodies = {rank: Renew(environment, number, (), lost) for rank, environment in environments.items()}
-            self.ask(procs, RENEW, bodies, over)
+            self.ask(procs, ranks, RENEW, Renew(fresh_number(), world=world, lost=lost), over)
 
         def over(found: dict[int, Renewed]) -> None:
             resolve_future(done, {mesh for each in found.values() for mesh, _ in each.makers})
@@ -192,22 +205,14 @@ class Collectives:
             return
         first = next(iter(procs.ranks))
         port = found[first].port if first in found and found[first].port else free_port()
-        body = Renew({"MASTER_PORT": str(port)}, fresh_number(), keys)
-        self.ask(procs, RENEW, dict.fromkeys(procs.ranks, body), lambda _: _resolve(done))
+        body = Renew(fresh_number(), port, groups=keys)
+        self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None))
 
     def ask(
-        self, procs: ProcState, verb: Verb[Any, Any], bodies: Mapping[int, Any], then: Callable[[dict[int, Any]], None]
+        self, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, R], body: Q, then: Callable[[dict[int, R]], object]
     ) -> None:
         """Asks ranks of a mesh, and goes on with what was answered within a second. Does not block."""
-        asked = {rank: request(self._engine, procs.address(rank), verb, body) for rank, body in bodies.items()}
-        left = iter((True,))
-
-        def over(_: object = None) -> None:
-            if next(left, False):
-                then({rank: one.get(0) for rank, one in asked.items() if one.done() and one.exception(0) is None})
-
-        when_done(settle(list(asked.values()), lambda: ""), over)
-        self._engine.later(_ANSWER_S, over)
+        ask_ranks(self._engine, procs, ranks, verb, body, then, within=_ANSWER_S)
 
 
 class _Release:
@@ -233,9 +238,8 @@ class _Release:
             return
         self._ask(missing, partial(self._waited, frozenset(missing)))
 
-    def _ask(self, ranks: Collection[int], then: Callable[[dict[int, Waits]], None]) -> None:
-        bodies = {rank: AskWaits(self._call.mesh, rank, self._call.call) for rank in ranks}
-        self._service.ask(self._procs, WAITS, bodies, then)
+    def _ask(self, ranks: Sequence[int], then: Callable[[dict[int, Waits]], None]) -> None:
+        self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), then)
 
     def _waited(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
         running = [each for each in found.values() if each.runs]
@@ -256,13 +260,14 @@ class _Release:
             self._finish(running=True)
             return
         self._cut = True
-        bodies = {
-            rank: EndWaits(self._call.mesh, rank, self._call.call, groups, joins)
-            for rank, (groups, joins) in ends.items()
-        }
+        alike: dict[tuple[tuple[GroupKey, ...], bool], list[int]] = {}
+        for rank, end in ends.items():
+            alike.setdefault(end, []).append(rank)
+        endings = (Ending(tuple(ranks), groups, joins) for (groups, joins), ranks in alike.items())
+        body = EndWaits(self._call.mesh, self._call.call, tuple(endings))
         until = time.monotonic() + _ENDS_S
         waited = {rank for rank in ends if found[rank].groups or found[rank].joins}
-        self._service.ask(self._procs, END_WAITS, bodies, lambda _: self._look(waited, until))
+        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._look(waited, until))
 
     def _look(self, ended: set[int], until: float) -> None:
         """Goes on when those that were freed have answered."""
@@ -275,7 +280,7 @@ class _Release:
             self.begin()
 
     def _finish(self, *, running: bool = False) -> None:
-        raised = dict.fromkeys(self._call.broken_off(), (self._call.mesh, self._call.call))
+        broken_off = AskBroken(self._call.mesh, self._call.call, tuple(self._call.broken_off()))
 
         def over(_: object = None) -> None:
             self._hand_on()
@@ -288,7 +293,7 @@ class _Release:
         if not self._cut and not self._call.is_broken_off:
             over()
         else:
-            when_done(self._service.renew(self._procs, raised), over)
+            when_done(self._service.renew(self._procs, broken_off), over)
 
     def _hand_on(self) -> None:
         if not self._handed_on:
@@ -341,15 +346,6 @@ def _aside(look: Callable[[], Q], asker: Asker[Q]) -> None:
 def _wall(monotonic: float) -> int:
     """A time of the monotonic clock by that of the wall, in nanoseconds."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
-
-
-def _asked(procs: ProcState, rank: int, raised: Mapping[int, tuple[str, str]]) -> tuple[str, int, str]:
-    mesh, call = raised.get(rank, (procs.uid, ""))
-    return mesh, rank, call
-
-
-def _resolve(done: Future[None]) -> None:
-    resolve_future(done, None)
 
 
 def attach(engine: Runtime) -> Collectives:

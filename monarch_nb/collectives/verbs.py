@@ -2,6 +2,7 @@
 
 import msgspec
 
+from monarch_nb.collectives.environment import World
 from monarch_nb.wire import Done, Verb
 
 
@@ -14,10 +15,9 @@ class GroupKey(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskWaits(msgspec.Struct, array_like=True, frozen=True):
-    """Asks one rank what it waits in, while it runs a call."""
+    """Asks ranks what they wait in, while they run a call."""
 
     mesh: str
-    rank: int
     call: str
 
 
@@ -31,22 +31,28 @@ class Waits(msgspec.Struct, array_like=True, frozen=True):
     member_of: tuple[GroupKey, ...] = ()
 
 
-class EndWaits(msgspec.Struct, array_like=True, frozen=True):
-    """Ends what one rank waits in, if it still runs that call: connections of these groups are cut."""
+class Ending(msgspec.Struct, array_like=True, frozen=True):
+    """Groups that some ranks are to wait in no longer, or that they are not to join."""
 
-    mesh: str
-    rank: int
-    call: str
+    ranks: tuple[int, ...]
     groups: tuple[GroupKey, ...] = ()
     joins: bool = False
 
 
-class AskBroken(msgspec.Struct, array_like=True, frozen=True):
-    """Asks a process which of its groups are of no use any more. `raised`: the collectives of this call broke off."""
+class EndWaits(msgspec.Struct, array_like=True, frozen=True):
+    """Ends what ranks wait in, where they still run that call: connections of groups are cut."""
 
     mesh: str
-    rank: int
-    raised: str = ""
+    call: str
+    ends: tuple[Ending, ...]
+
+
+class AskBroken(msgspec.Struct, array_like=True, frozen=True):
+    """Asks processes which of their groups are of no use any more. In `call` the collectives of `ranks` broke off."""
+
+    mesh: str
+    call: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 class Broken(msgspec.Struct, array_like=True, frozen=True):
@@ -60,16 +66,16 @@ class Broken(msgspec.Struct, array_like=True, frozen=True):
 class Renew(msgspec.Struct, array_like=True, frozen=True):
     """Gives groups up, and sets what torchrun would: new groups are made through another store.
 
-    Names of groups that are made next begin at `number`: a store may still have what those of before have written
-    there. `lost` are ranks of torch.distributed that are gone, and with them all groups they were in; `everything`
-    gives up all groups. Variables that the user has set stay.
+    Names of groups that are made next begin at `number`, which is larger than all before: a store may still have what
+    those of before have written there. `lost` are ranks of torch.distributed that are gone, and with them all groups
+    they were in. Variables that the user has set stay.
     """
 
-    environment: dict[str, str]
     number: int
+    port: int = 0  # of the next store, where the world is as it was
+    world: World | None = None  # where it has changed
     groups: tuple[GroupKey, ...] = ()
     lost: tuple[int, ...] = ()
-    everything: bool = False
 
 
 class Renewed(msgspec.Struct, array_like=True, frozen=True):

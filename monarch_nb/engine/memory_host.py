@@ -16,7 +16,7 @@ from monarch_nb.host.casting import Caster
 from monarch_nb.host.sender import AgentSender, Sender
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import Asker, Done, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
+from monarch_nb.wire import Asker, Done, Flags, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -63,7 +63,8 @@ class MemoryHost:
             self._sender.answer(header, Status.VALUE, Done(), Lane.URGENT)
 
     def _lost(self, header: Header, parcel: "Parcel", reason: str) -> None:
-        if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
+        is_cast = header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES
+        if is_cast and header.src == self.address:
             self._caster.lost(header, reason)
 
     def _outlet(self) -> Sender:

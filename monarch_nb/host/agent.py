@@ -39,7 +39,7 @@ from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
 from monarch_nb.wire import agent_of, host_of, parse_address
-from monarch_nb.wire.header import Header, Kind
+from monarch_nb.wire.header import Flags, Header, Kind
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,8 @@ class Agent:
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """On the reader thread, or on the loop's after `forget`."""
         log.debug("%s to %s was lost: %s", header.method, header.dst, reason)
-        if header.kind in (Kind.CALL, Kind.CAST) and header.src == self.address:
+        is_cast = header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES
+        if is_cast and header.src == self.address:
             self._caster.lost(header, reason)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:

@@ -61,7 +61,8 @@ class Caster:
                 self._casts[port] = cast
         for agent, plan in branches:
             self._send(replace(header, dst=agent, src=src, port=port, plan=plan, buffers=()), parcel)
-        call = replace(header, kind=int(Kind.CALL), src=src, port=port, plan=None, buffers=())
+        kind = Kind.CONTROL if header.flags & Flags.TO_ENGINES else Kind.CALL
+        call = replace(header, kind=int(kind), src=src, port=port, plan=None, buffers=())
         for to in deliveries:
             self._send(replace(call, dst=to.address, rank=to.rank, incarnation=to.incarnation, seq=to.seq,
                                index=to.index), parcel)  # fmt: skip
@@ -121,7 +122,7 @@ class Caster:
     def _skip(self, header: Header) -> None:
         """Whatever else its sender has sent, or will send, must not wait for a lost message."""
         kind = header.status if header.kind == Kind.RETURNED else header.kind
-        if header.method == SKIP:
+        if header.method == SKIP or not header.mesh:  # to engines nothing is sent in order
             return
         if kind == Kind.CALL and header.seq >= 0:
             dst = header.src if header.kind == Kind.RETURNED else header.dst
@@ -150,7 +151,7 @@ class Caster:
             gone = cast.fold.waits_for(places)
             batch = cast.fold.lost(gone, reason, time.monotonic())
             request = cast.request
-            if not told_elsewhere or parse_address(request.src).is_agent:
+            if not told_elsewhere or request.flags & Flags.TO_ENGINES or parse_address(request.src).is_agent:
                 for place in gone:
                     self._return(request, place, reason, Flags.TOLD_ELSEWHERE if told_elsewhere else 0)
             self._settle(port, cast, batch)
@@ -190,17 +191,18 @@ class Caster:
         assert request.plan is not None
         rank = next((run.rank + (place - run.index) // (run.index_stride or 1) * run.stride for run in request.plan.runs
                      if place in _places(run.index, run.count, run.index_stride)), 0)  # fmt: skip
-        flags |= request.flags & Flags.JUDGING
+        flags |= request.flags & (Flags.JUDGING | Flags.TO_ENGINES)
         self._send(Header(kind=Kind.RETURNED, dst=request.src, src=self._address, mesh=request.mesh, rank=rank,
                           sender=request.sender, method=request.method, port=request.port, index=place,
                           call=request.call, flags=flags),
                    reason_parcel(reason))  # fmt: skip
 
     def _send(self, header: Header, parcel: Parcel, pause: float = FILL_S) -> None:
+        lane = Lane.URGENT if header.flags & Flags.TO_ENGINES else Lane.DATA
         try:
-            self._node.send(header, parcel)
+            self._node.send(header, parcel, lane=lane)
         except Exception as error:
-            if header.kind in (Kind.CALL, Kind.CAST) and header.src == self._address:
+            if header.kind in (Kind.CALL, Kind.CAST, Kind.CONTROL) and header.src == self._address:
                 reason = str(error)
                 self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
             elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):

@@ -11,7 +11,7 @@ from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
-from monarch_nb.lifecycle.proc_spawn import choose_master, start, torchrun_environment
+from monarch_nb.lifecycle.proc_spawn import choose_master, renew_world, start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
@@ -21,7 +21,6 @@ from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
 from monarch_nb.runtime import (
     ANEW,
-    COLLECTIVES,
     HOOK,
     SPAWN,
     ActorState,
@@ -172,9 +171,8 @@ class MeshHealer:
     def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
         """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""
         region = state.coming or state.region
-        environments = {rank: torchrun_environment(state, rank) for rank in ranks_of(region)}
-        back = tuple(region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank))
-        self._anew_with |= self._engine.feature(COLLECTIVES).renew_after_loss(state, environments, back).get()
+        back = [region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank)]
+        self._anew_with |= renew_world(self._engine, state, back).get()
 
     def _make_survivors_anew(self, state: ActorState, born: ActorBirth, fresh: Sequence[int]) -> PendingCall | None:
         """Where `__init__` joins a process group, survivors join the next one with those that are created again."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.collectives.environment import OURS, free_port, of_rank
+from monarch_nb.collectives.environment import OURS, World, free_port
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
@@ -25,6 +25,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.runtime import (
+    COLLECTIVES,
     Future,
     Held,
     Instance,
@@ -37,7 +38,7 @@ from monarch_nb.runtime import (
     when_done,
 )
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.shape import NDSlice, Region
+from monarch_nb.shape import NDSlice, Region, RegionForm
 from monarch_nb.supervision import RankIncarnation
 from monarch_nb.wire import Layout, agent_of
 
@@ -88,16 +89,21 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
     return changed
 
 
-def torchrun_environment(state: ProcState, rank: int) -> dict[str, str]:
-    """What torchrun would set for a rank of a mesh; without a master where no host can be named."""
+def world_of(state: ProcState) -> World | None:
+    """What torchrun would set for the ranks of a mesh; None where nothing is to be set."""
     born = state.born
     assert isinstance(born, ProcBirth)
     if not settings.torchrun_environment:
-        return {}
-    region, local = state.coming or state.region, state.layout.per_host
-    place = region.point_of_base_rank(rank).rank
-    found = of_rank(place, len(region), rank % local, local, born.master)
-    return {name: value for name, value in found.items() if born.master[0] or not name.startswith("MASTER_")}
+        return None
+    return World(state.uid, RegionForm.of(state.coming or state.region), state.layout.per_host, born.master)
+
+
+def renew_world(engine: Runtime, state: ProcState, lost: Sequence[int]) -> Future[set[str]]:
+    """Process groups of torch.distributed that `lost` ranks of its were in are given up on all ranks of a mesh; new
+    ones are as large as the mesh is now, and meet where `choose_master` says. The actor meshes, by uid, whose
+    `__init__` had made such a group. Does not block."""
+    ranks = ranks_of(state.coming or state.region)
+    return engine.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
 
 
 def choose_master(state: ProcState) -> None:
@@ -174,7 +180,8 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
 def _own_environment(state: ProcState, born: ProcBirth, rank: int) -> dict[str, str | None]:
     """What is set for one rank alone, or by who spawned the mesh; that wins."""
     given = born.env[rank % state.layout.per_host]
-    ours = torchrun_environment(state, rank)
+    world = world_of(state)
+    ours = {} if world is None else world.environment(rank)
     return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
 
 

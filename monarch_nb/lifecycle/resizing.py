@@ -12,7 +12,7 @@ from msgspec import Struct
 from monarch_nb.host.protocol import Launch
 from monarch_nb.lifecycle import extents
 from monarch_nb.lifecycle.actor_spawn import ActorBirth
-from monarch_nb.lifecycle.proc_spawn import ProcBirth
+from monarch_nb.lifecycle.proc_spawn import ProcBirth, choose_master, renew_world
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.mesh_events import Event, MeshResized
@@ -95,12 +95,15 @@ class MeshResizer:
         with self._locks[state.uid]:
             self._check(state, "shrink")
             stays, gone = extents.without(state, places)
+            leaving = [state.region.point_of_base_rank(rank).rank for rank in gone.ranks()]
             where = first_places_of(state.region, gone.ranks())
             hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
             hit = [each.name for each in _living(state) if not each.inner and each.region.overlaps_ranks(gone.ranks())]
             meshes: list[MeshState] = [state, *_whole(state)]
             held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
             self._updates.healed([(each.uid, ()) for each in meshes])
+            choose_master(state)
+            renew_world(self._engine, state, leaving).get()
             stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
             return Left(where, hosts, tuple(hit), stopped)
 
@@ -150,6 +153,8 @@ class MeshResizer:
             _place(actor, before)
         for each in (state, *actors):
             self._registry.reshape(each, why)
+        choose_master(state)
+        renew_world(self._engine, state, ())  # those that were there before may have been told of a larger one
         if grown:
             told = [(each.uid, ()) for each in grown]
             threading.Thread(target=self._updates.healed, args=(told,), name="monarch-resized", daemon=True).start()

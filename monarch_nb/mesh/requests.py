@@ -47,7 +47,11 @@ class _Request(Generic[R]):
         else:
             resolve_future(self.future, answer)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, header: Header, reason: str) -> None:
+        """It will not be answered."""
+        self.fail(reason)
+
+    def fail(self, reason: str) -> None:
         """It will not be answered."""
         self.engine.ports.close(self.number, self.dst)
         fail_future(self.future, UnansweredError(reason))
@@ -59,7 +63,7 @@ def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]"
     try:
         engine.tell(dst, verb, body, port=asked.number)
     except Exception as error:
-        asked.lost(f"{dst} cannot be reached: {error}")
+        asked.fail(f"{dst} cannot be reached: {error}")
     return asked.future
 
 
@@ -68,7 +72,7 @@ def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
     for dst in dsts:
         for handler in engine.ports.of(dst):
             if isinstance(handler, _Request):
-                handler.lost(f"{dst} is gone: {reason}")
+                handler.fail(f"{dst} is gone: {reason}")
 
 
 def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:

@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from monarch_nb.runtime.actors.roles import Feature
 from monarch_nb.wire import Header
@@ -49,9 +49,9 @@ class Collectives(Protocol):
         """Gives up, on all ranks of a mesh, groups that are of no use on some. Does not block."""
 
     def renew_after_loss(
-        self, procs: "ProcState", environments: "Mapping[int, dict[str, str]]", lost: tuple[int, ...]
+        self, procs: "ProcState", ranks: Sequence[int], world: Any, lost: tuple[int, ...]
     ) -> "Future[set[str]]":
-        """Gives up groups that had lost ranks in them, and sets the environment of all ranks of a mesh anew.
+        """Gives up groups that had lost ranks in them, and sets the environment of these ranks of a mesh anew.
 
         Gives the actor meshes, by uid, whose `__init__` had made such a group. Does not block.
         """

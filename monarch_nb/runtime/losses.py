@@ -31,7 +31,7 @@ FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while nobody can be reached; togethe
 class Request(PortHandler, Protocol):
     """Waits for the answer to an engine message."""
 
-    def lost(self, reason: str) -> None:
+    def lost(self, header: Header, reason: str) -> None:
         """It will not be answered."""
 
 
@@ -50,16 +50,16 @@ class Losses:
                 self._fill_gap(header)
             elif isinstance(lost_here(reason), DescriptorLimitError):
                 self._clock.later(FILL_AGAIN_S, lambda: self._fill_gap(header))
-        if kind == Kind.CAST and header.plan is not None and header.method != SKIP:
+        if kind == Kind.CAST and header.plan is not None and header.mesh and header.method != SKIP:
             self._fill_gaps(header, header.plan)
         if kind in (Kind.REPLY, Kind.FOLDED) or header.method == REPLY:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
             self._tell_call(handler, header, reason)
-        elif kind == Kind.CONTROL:
+        elif kind == Kind.CONTROL or isinstance(handler, Request):
             logger.debug("%s to %s: %s", header.method, header.dst, reason)
-            _tell_request(handler, reason)
+            _tell_request(handler, header, reason)
         elif kind == Kind.PORT:
             if not header.flags & Flags.UNRETURNED and not self._local.closed:
                 self._supervisor.undeliverable(header, reason)
@@ -135,6 +135,6 @@ class Losses:
             self._fill(skip, Lane.URGENT, FILL_S)
 
 
-def _tell_request(handler: PortHandler | None, reason: str) -> None:
+def _tell_request(handler: PortHandler | None, header: Header, reason: str) -> None:
     if isinstance(handler, Request):
-        handler.lost(reason)
+        handler.lost(header, reason)

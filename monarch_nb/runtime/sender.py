@@ -113,6 +113,8 @@ class Sender:
         if request.port:
             src = self._local.address
             header = Header(Kind.CONTROL, request.src, src, method=REPLY, port=request.port, status=status)
+            if request.flags & Flags.TO_ENGINES:  # an agent gathers it
+                header.kind, header.index, header.method = int(Kind.REPLY), request.index, ""
             self._send_control(header, body, lane)
 
     def _send_control(self, header: Header, body: msgspec.Struct, lane: Lane) -> None:

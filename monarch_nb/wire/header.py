@@ -35,6 +35,7 @@ class Flags(IntFlag):
     TOLD_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
     JUDGING = 2  # sent while its sender judged a message that did not arrive; no such one is judged itself
     UNRETURNED = 4  # a PORT message that nobody minds losing
+    TO_ENGINES = 8  # a CAST of a CONTROL message, not of a CALL; its receivers answer with a REPLY
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True):

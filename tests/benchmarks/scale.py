@@ -113,7 +113,7 @@ def measure(hosts: int) -> Run:
         store = store_of(of.engine)
         empty = kept(of.engine, store)
         with run.cost(of, "join storm"):
-            joined = _beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
+            joined = beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
             of.join_all()
             mesh = joined()
         with run.cost(of, "a second of peace"):
@@ -213,7 +213,7 @@ def _fails(future: Any) -> None:
     raise AssertionError("nobody noticed")
 
 
-def _beside(function: Callable[[], Any]) -> Callable[[], Any]:
+def beside(function: Callable[[], Any]) -> Callable[[], Any]:
     """Runs on a thread of its own; the result waits for it, and raises what it raised."""
     results: list[Any] = []
 

@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb._about import __version__
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, Waits
 from monarch_nb.connect.routes import Routes
 from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
@@ -31,12 +32,15 @@ from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import (
     Asker,
     Done,
+    Flags,
     Header,
     Kind,
     Lane,
     Status,
     agent_of,
     encode,
+    encode_body,
+    encode_exception,
     encode_header,
     host_of,
     parse_address,
@@ -60,10 +64,21 @@ class Member(Actor):
         raise NotImplementedError
 
     @endpoint
+    def train(self) -> None:
+        """Rank 0 raises; the others wait for it in a process group."""
+
+    @endpoint
     def never(self) -> None:
         """No answer."""
 
 
+WORLD = GroupKey("0", (0, 1), "m1:15000")
+ENGINES: dict[str, Callable[["VirtualProc"], Any]] = {
+    WAITS.name: lambda proc: Waits(proc.waits is not None, (WORLD,) if proc.waits else (), member_of=(WORLD,)),
+    END_WAITS.name: lambda proc: Done(),
+    BROKEN.name: lambda proc: Broken((WORLD,), port=15001),
+    RENEW.name: lambda proc: Renewed(),
+}
 ANSWERS: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
 _NOTHING = encode(None)
 
@@ -76,6 +91,7 @@ class VirtualProc:
     def __init__(self, spec: p.ProcSpec) -> None:
         self.spec = spec
         self.actors: set[str] = set()  # the meshes of those that were spawned on it
+        self.waits: Header | None = None  # the call in which it waits for another rank
 
     def start(self) -> None:
         """It takes messages from now on."""
@@ -129,16 +145,48 @@ class VirtualHost(MemoryHost):
             return
         if header.method == SPAWN:
             worker.actors.add(header.mesh)
-        if header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
+        if header.port and header.method in ENGINES:
+            self._time.later(THINKS_S, partial(self._answer_engine, header))
+        elif header.method == "train":
+            self._train(worker, header)
+        elif header.port and header.kind == Kind.CALL and header.method not in ("never", SKIP):
             self._time.later(THINKS_S, partial(self._answer, header))
+
+    def _answer_engine(self, header: Header) -> None:
+        worker = self.workers.get(header.dst)
+        if worker is None:
+            return
+        answer = ENGINES[header.method](worker)
+        if header.flags & Flags.TO_ENGINES:
+            self._reply(header, [encode_body(answer)])
+        else:
+            self._sender.answer(header, Status.VALUE, answer, Lane.URGENT)
+        if header.method == END_WAITS.name and worker.waits is not None:
+            waits, worker.waits = worker.waits, None
+            self._reply(waits, encode_exception(RuntimeError("Connection closed by peer")), Status.EXCEPTION)
+
+    def _train(self, worker: Any, header: Header) -> None:
+        if worker.spec.rank:
+            worker.waits = header
+        else:
+            self._reply(header, encode_exception(ValueError("nan")), Status.EXCEPTION)
 
     def _answer(self, header: Header) -> None:
         worker = self.workers.get(header.dst)
         if worker is None:
             return
-        frames = encode(ANSWERS[header.method](worker.spec.rank)) if header.method in ANSWERS else _NOTHING
+        self._reply(header, encode(ANSWERS[header.method](worker.spec.rank)) if header.method in ANSWERS else _NOTHING)
+
+    def _reply(self, header: Header, frames: Sequence[Any], status: Status = Status.VALUE) -> None:
         reply = Header(
-            Kind.REPLY, header.src, header.dst, header.mesh, port=header.port, index=header.index, call=header.call
+            Kind.REPLY,
+            header.src,
+            header.dst,
+            header.mesh,
+            port=header.port,
+            index=header.index,
+            call=header.call,
+            status=status,
         )
         if header.src == self.address:
             self._caster.reply(reply, Parcel(frames))
@@ -219,6 +267,7 @@ class _Outlet(MemoryTransport):
         super().send(header, parcel, lane=lane)
         if header.dst != self.address:
             self.counts["sent"] += 1
+            self.counts[header.method] += 1
             self.counts["bytes"] += parcel.nbytes + len(encode_header(header))
 
     def _way_to(self, address: str) -> str:
@@ -289,7 +338,7 @@ class VirtualCluster(Cluster):
 
     @property
     def messages(self) -> Counter[str]:
-        """So far: sent, received, and bytes sent."""
+        """So far: sent, received, and bytes sent; and how many were sent of each method."""
         assert isinstance(self._node, _Outlet)
         return Counter(self._node.counts)
 

@@ -1,15 +1,23 @@
 """What a controller pays does not grow with its hosts where it need not."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from monarch_nb.actor import ActorError
+from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS
+from monarch_nb.config import configured
 from monarch_nb.connect import shutdown
-from tests.benchmarks.scale import PER_HOST, Cost, measure
+from monarch_nb.connect.joining import accept_hosts
+from monarch_nb.transport.memory.network import NetworkFaults
+from tests.benchmarks.scale import PER_HOST, SOON, Cost, beside, measure
+from tests.benchmarks.virtual_hosts import Member, VirtualCluster
 
 pytestmark = pytest.mark.timeout(60)
 
 FANOUT = 8
+HOSTS = 160
 
 
 @pytest.fixture(scope="module")
@@ -31,5 +39,20 @@ def test_one_death_among_many_is_one_message_and_its_heal_a_few(costs: dict[str,
     few, many = costs["a death told"]
     assert few.received == many.received == 1
     few, many = costs["a death healed"]
-    # Besides, each rank is asked to give up the process groups that the lost one was in, and its host is sent a word.
-    assert few.sent - 10 * (PER_HOST + 1) == many.sent - 40 * (PER_HOST + 1) <= FANOUT
+    # Among them a cast: all ranks give up the process groups that the lost one was in.
+    assert few.sent == many.sent <= 2 * FANOUT
+    assert max(few.received, many.received) <= 2 * FANOUT
+
+
+def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts() -> None:
+    with configured(call_error_window="300ms"), VirtualCluster(HOSTS + 1, NetworkFaults()) as of:
+        joined = beside(lambda: accept_hosts(HOSTS, at="tcp://10.0.0.1:22222", timeout=SOON))
+        of.join_all()
+        members: Any = joined().spawn_procs(per_host={"gpus": PER_HOST}).spawn("members", Member)
+        members.initialized.get(SOON)
+        with pytest.raises(ActorError, match="nan") as caught:
+            members.train.call().get(SOON)
+        assert len(caught.value.failures) == HOSTS * PER_HOST
+        asked = [of.messages[verb.name] for verb in (WAITS, END_WAITS, BROKEN, RENEW)]
+    # Who has raised is asked alone which groups it is a member of.
+    assert asked == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
