@@ -63,8 +63,7 @@ class MemoryHost:
             self._sender.answer(header, Status.VALUE, Done(), Lane.URGENT)
 
     def _lost(self, header: Header, parcel: "Parcel", reason: str) -> None:
-        is_cast = header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES
-        if is_cast and header.src == self.address:
+        if header.src == self.address and (header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES):
             self._caster.lost(header, reason)
 
     def _outlet(self) -> Sender:

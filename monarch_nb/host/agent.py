@@ -192,8 +192,7 @@ class Agent:
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
         """On the reader thread, or on the loop's after `forget`."""
         log.debug("%s to %s was lost: %s", header.method, header.dst, reason)
-        is_cast = header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES
-        if is_cast and header.src == self.address:
+        if header.src == self.address and (header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES):
             self._caster.lost(header, reason)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, SupervisionError, endpoint, heal_mesh
 from monarch_nb.config import configured
+from monarch_nb.job import ProcessJob
 from monarch_nb.spmd import AddrType, SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch_nb.supervision import HealError
 from tests.cluster.fault_tools import SOON, spawned
 
 pytestmark = [
@@ -137,3 +139,31 @@ def test_scripts_run_with_their_arguments(host: Any, tmp_path: Path) -> None:
         for arguments, told in (([], "neither a script"), (["-m", "no_such_module_xyz"], "no_such_module_xyz")):
             with pytest.raises(ActorError, match=told):
                 actors.main.call(name, port, arguments).get(SOON)
+
+
+class Picky(Actor):
+    def __init__(self) -> None:
+        if os.environ["RANK"] == "2":
+            raise ValueError("not here")
+
+
+def test_the_environment_follows_the_size_of_the_mesh() -> None:
+    names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK")
+    job = ProcessJob({"trainers": 1}, env={"MONARCH_NB_PRELOAD": ""})
+    try:
+        procs = job.state(cached_path=None).trainers.spawn_procs(name="trainers")
+        trainers: Any = procs.spawn("trainers", Trainer)
+        procs.grow(hosts=1)
+        assert trainers.environment.call(*names).get(SOON).values() == [
+            ["0", "2", "0", "2", "0"], ["1", "2", "1", "2", "0"],
+        ]  # fmt: skip
+        procs.spawn("picky", Picky).initialized.get(SOON)
+        with pytest.raises(HealError, match="has not grown"):
+            procs.grow(hosts=1)
+        assert [each[1] for each in trainers.environment.call(*names).get(SOON).values()] == ["2", "2"]
+        ports = trainers.environment.call("MASTER_PORT").get(SOON).values()
+        procs.shrink(hosts=[0])
+        assert trainers.environment.call(*names).get(SOON).values() == [["0", "1", "0", "1", "0"]]
+        assert trainers.environment.call("MASTER_PORT").get(SOON).values() != ports[1:]
+    finally:
+        job.kill()
