@@ -27,7 +27,7 @@ from monarch_nb.collectives.verbs import (
     Renewed,
     Waits,
 )
-from monarch_nb.mesh.spread import ask_ranks
+from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import (
     ActorCell,
     ActorState,
