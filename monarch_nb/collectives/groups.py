@@ -5,7 +5,6 @@ groups. PyTorch's flight recorder says which thread has begun which collective; 
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -17,8 +16,10 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._imported import when_imported
 from monarch_nb.collectives.connections import CAN_CUT, Connections, cut_to
 from monarch_nb.collectives.environment import OURS
+from monarch_nb.collectives.renewal import DDP, can_renew, renew, reset_modules, watch_replicated
 from monarch_nb.collectives.threads import (
     MAKES_STORE,
     address,
@@ -52,6 +53,7 @@ class _Made(msgspec.Struct, eq=False):
     connections: Connections
     since_ns: int  # wall clock
     maker: tuple[str, int] | None  # mesh and rank of the actor whose __init__ has made it
+    times: int = 0  # that it was renewed
 
 
 class ProcessGroups:
@@ -64,6 +66,7 @@ class ProcessGroups:
         self._orphans: set[tuple[str, int]] = set()
         self._local = threading.local()
         self._cut: set[str] = set()  # names of groups that were cut, and not given up yet
+        self._young: set[str] = set()  # of these, those that were made in the call that was cut
         self._cut_joins = False
         self._number = 0  # at which names of groups begin that are made next
         self._ours: dict[str, str] = {}  # what was set in the environment, as long as nobody else has changed it
@@ -77,11 +80,8 @@ class ProcessGroups:
         self._maker = maker
         names = os.environ.pop(OURS, "").split(",")
         self._ours = {name: os.environ[name] for name in names if name in os.environ}
-        module = sys.modules.get(_C10D)
-        if module is not None:
-            self._change(module)
-        else:
-            sys.meta_path.insert(0, _Finder(self._change))
+        when_imported(_C10D, self._change)
+        when_imported(DDP, watch_replicated)
 
     def _change(self, module: ModuleType) -> None:
         make = getattr(module, "_new_process_group_helper", None)
@@ -220,12 +220,15 @@ class ProcessGroups:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def end_waits(self, thread: int, waiting: Waiting) -> bool:
-        """Cuts what a thread waits in; it raises there. Blocks for a moment. False where nothing can be cut."""
+    def end_waits(self, thread: int, waiting: Waiting, since_ns: int) -> bool:
+        """Cuts what a thread waits in, in a call that began at `since_ns` by the wall clock; it raises there.
+
+        Blocks for a moment. False where nothing can be cut.
+        """
         if not CAN_CUT and not waiting.joins:
             return False
         for name in waiting.groups:
-            self._cut_group(name)
+            self._cut_group(name, since_ns)
         if waiting.joins:
             self._cut_joins = True
             making = self._making.get(thread)
@@ -240,18 +243,20 @@ class ProcessGroups:
                 ).start()
         return bool(waiting.groups) or waiting.joins
 
-    def mark_broken(self, names: set[str]) -> None:
-        """Collectives of these groups broke off: they are of no use any more."""
+    def mark_broken(self, names: set[str], since_ns: int) -> None:
+        """Collectives of these groups broke off, in a call that began then: they are of no use any more."""
         for name in names & set(self._live()):
-            self._cut_group(name)
+            self._cut_group(name, since_ns)
 
-    def _cut_group(self, name: str) -> None:
+    def _cut_group(self, name: str, since_ns: int = 0) -> None:
         group = self._live().get(name)
         with self._lock:
             made = self._made.get(name)
             if group is None or name in self._cut:
                 return
             self._cut.add(name)
+            if made is None or made.since_ns >= since_ns:
+                self._young.add(name)
         if made is not None:
             made.connections.cut()
         _abort(group)
@@ -274,15 +279,22 @@ class ProcessGroups:
             del store
 
     def give_up(
-        self, number: int, keys: tuple[GroupKey, ...] = (), lost: tuple[int, ...] = (), *, everything: bool = False
+        self,
+        number: int,
+        keys: tuple[GroupKey, ...] = (),
+        lost: tuple[int, ...] = (),
+        *,
+        again: tuple[GroupKey, ...] = (),
+        everything: bool = False,
     ) -> None:
-        """Gives groups up: those of `keys`, those with a lost member, or all; others live on. Names of groups that are
-        made next begin at `number`, which has to be the same on all ranks. Blocks for a moment."""
+        """Gives groups up: those of `keys`, those with a lost member, those that were cut, or all; others, and those of
+        `again`, live on. Names of groups that are made next begin at `number`, which has to be the same on all ranks.
+        Blocks for a moment."""
         module: Any = sys.modules.get(_C10D)
         mine = self.keys()
         names = {
             name for name, key in mine.items() if everything or key in keys or not set(lost).isdisjoint(key.members)
-        } | self.broken  # fmt: skip
+        } | (self.broken - {key.name for key in again if key in mine.values()})  # fmt: skip
         self._cut_joins = False
         self._number = number
         if module is None:
@@ -310,6 +322,48 @@ class ProcessGroups:
         module._world.group_count = number
         with self._lock:
             self._cut &= set(self._live())
+            self._young &= self._cut
+
+    def ended(self, busy: set[str]) -> set[str]:
+        """Groups that cannot go on once they are cut: those that a call still uses, those that were made in the call
+        that was cut, where the next one makes them anew, and those that PyTorch cannot connect anew."""
+        module: Any = sys.modules.get(_C10D)
+        times = {name: made.times for name, made in tuple(self._made.items())}
+        return {
+            name
+            for name, group in self._live().items()
+            if name in busy or name in self._young or not can_renew(module, group, times.get(name, 0))
+        }
+
+    def renew(self, keys: tuple[GroupKey, ...], number: int) -> tuple[GroupKey, ...]:
+        """Connects groups anew, with all their members, and resets what modules had begun with them. Blocks for some
+        seconds at most. Those that could not be connected."""
+        module: Any = sys.modules.get(_C10D)
+        mine, live, failed, groups = self.keys(), self._live(), list[GroupKey](), list[Any]()
+        for key in keys:
+            made = self._made.get(key.name)
+            if mine.get(key.name) != key or made is None:
+                continue
+            self._cut_group(key.name)
+            since = time.time_ns()
+            try:
+                connections = renew(module, live[key.name], number, made.times)
+            except Exception as error:
+                logger.warning("the process group %s was not connected anew: %s", key.name, error, exc_info=True)
+                failed.append(key)
+                continue
+            groups.append((key, live[key.name], _Made(connections, since, made.maker, made.times + 1)))
+        try:
+            reset_modules([group for _, group, _ in groups])
+        except Exception:
+            logger.warning("modules on process groups that broke off have to be made again", exc_info=True)
+            return keys
+        with self._lock:
+            for key, _, made in groups:
+                self._made[key.name] = made
+                self._cut.discard(key.name)
+                self._young.discard(key.name)
+        return tuple(failed)
 
     def set_environment(self, environment: Mapping[str, str], *, forced: bool = False) -> None:
         """Sets variables for the next groups; those that the user has changed stay, unless it is forced."""
@@ -319,29 +373,6 @@ class ProcessGroups:
 
 
 PROCESS_GROUPS = ProcessGroups()
-
-
-class _Finder:
-    """Sees the module that makes groups being imported."""
-
-    def __init__(self, change: Callable[[ModuleType], None]) -> None:
-        self._change = change
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _C10D:
-            return None
-        sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._change(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _abort(group: Any) -> None:

@@ -49,7 +49,9 @@ _LOOK_S = 0.01
 _PATIENT_S = 0.1  # until a rank that computes is asked again
 _AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that failed, are asked again; then longer
 _NEVER_AGAIN_S = 600.0
-_MOST_S = 5.0  # for groups to be given up
+_MOST_S = 12.0  # for groups to be given up
+_UNWINDS_S = 0.4  # for a call that was cut to end
+_CONNECTS_S = 6.0  # for groups to be connected anew, and half of it until who has not answered is asked again
 _RELEASE_S = 30.0  # for ranks to be freed
 _ROUNDS = 64  # of ranks that wait for ranks that wait for others
 
@@ -67,6 +69,7 @@ class Collectives:
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
         self._number = 0  # of the last time that groups of this process were given up
+        self._failed: tuple[GroupKey, ...] = ()  # then
         engine.verbs.handle(WAITS, self._waits)
         engine.verbs.handle(END_WAITS, self._end_waits)
         engine.verbs.handle(BROKEN, self._broken)
@@ -77,7 +80,7 @@ class Collectives:
     def interrupted(self, cell: ActorCell) -> bool:
         """An interrupt has not ended what runs: what it waits in is cut. False where that is no process group."""
         waiting = self._of(cell)
-        return PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, waiting)
+        return PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, waiting, _began(cell))
 
     def _of(self, cell: ActorCell) -> Waiting:
         running = cell.running
@@ -112,7 +115,8 @@ class Collectives:
         for end in asked.ends:
             if running is not None and running[0] in end.ranks:
                 names = frozenset(key.name for key in end.groups)
-                PROCESS_GROUPS.end_waits(running[1].executor.thread.ident or 0, Waiting(names, end.joins))
+                cell = running[1]
+                PROCESS_GROUPS.end_waits(cell.executor.thread.ident or 0, Waiting(names, end.joins), _began(cell))
         return Done()
 
     def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> None:
@@ -122,22 +126,35 @@ class Collectives:
                 if cell.began is None or cell.began[0] != asked.call:
                     continue
                 used = PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _wall(cell.began[1]))
-                PROCESS_GROUPS.mark_broken(used)
+                PROCESS_GROUPS.mark_broken(used, _wall(cell.began[1]))
+            busy = self._busy(asked.mesh)
             keys = PROCESS_GROUPS.keys()
             groups = tuple(keys[name] for name in sorted(PROCESS_GROUPS.broken) if name in keys)
             wanted = groups or PROCESS_GROUPS.broken_joins
-            return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0)
+            ended = tuple(keys[name] for name in sorted(PROCESS_GROUPS.ended(busy)) if name in keys)
+            return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0, ended)
 
         _aside(look, asker)
+
+    def _busy(self, mesh: str) -> set[str]:
+        """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
+        until = time.monotonic() + _UNWINDS_S
+        while any(cell.running_now() for (of, _), cell in tuple(self._engine.cells.items()) if of == mesh):
+            if time.monotonic() > until:
+                return set(PROCESS_GROUPS.keys())
+            time.sleep(_LOOK_S)
+        others = [cell for (of, _), cell in tuple(self._engine.cells.items()) if of != mesh and cell.running_now()]
+        return set().union(*(PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _began(cell)) for cell in others))
 
     def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
         def renew() -> Renewed:
             with self._renewing:
                 if asked.number != self._number:  # else it has come twice
                     self._number = asked.number
-                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost)
+                    PROCESS_GROUPS.give_up(asked.number, asked.groups, asked.lost, again=asked.again)
                     PROCESS_GROUPS.set_environment(self._environment(asked))
-            return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)))
+                    self._failed = PROCESS_GROUPS.renew(asked.again, asked.number)
+                return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)), self._failed)
 
         _aside(renew, asker)
 
@@ -159,13 +176,14 @@ class Collectives:
             return
         _Release(self, self._engine, call, procs, then).begin()
 
-    def renew(self, procs: ProcState, broken_off: AskBroken | None = None) -> Future[None]:
-        """Gives up, on all ranks of a mesh, the groups that are of no use on some; new ones use another store.
+    def renew(self, procs: ProcState, mesh: str, call: str = "", broken_off: Sequence[int] = ()) -> Future[None]:
+        """What ran on a mesh of these processes has ended: groups that broke off are connected anew on all ranks, or
+        given up on all where that cannot be. New ones use another store.
 
-        `broken_off` names ranks whose collectives broke off in a call. Does not block.
+        `broken_off` are ranks whose collectives broke off in a call. Does not block.
         """
         done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
-        body, then = broken_off or AskBroken(procs.uid), partial(self._give_up, procs, done)
+        body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
         self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then))
         return done
 
@@ -205,8 +223,25 @@ class Collectives:
             return
         first = next(iter(procs.ranks))
         port = found[first].port if first in found and found[first].port else free_port()
-        body = Renew(fresh_number(), port, groups=keys)
-        self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None))
+        ended = {key for each in found.values() for key in each.ended}
+        again = tuple(key for key in keys if key not in ended) if len(found) == len(procs.ranks) else ()
+
+        def give_up(groups: tuple[GroupKey, ...]) -> None:
+            body = Renew(fresh_number(), port, groups=groups)
+            self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None))
+
+        def over(renewed: dict[int, Renewed]) -> None:
+            failed = {key for each in renewed.values() for key in each.failed}
+            if failed or len(renewed) < len(procs.ranks):
+                give_up(again)
+            else:
+                resolve_future(done, None)
+
+        if again:
+            body = Renew(fresh_number(), port, groups=tuple(key for key in keys if key in ended), again=again)
+            ask_ranks(self._engine, procs, procs.ranks, RENEW, body, over, within=_CONNECTS_S)
+        else:
+            give_up(keys)
 
     def ask(
         self, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, R], body: Q, then: Callable[[dict[int, R]], object]
@@ -280,7 +315,6 @@ class _Release:
             self.begin()
 
     def _finish(self, *, running: bool = False) -> None:
-        broken_off = AskBroken(self._call.mesh, self._call.call, tuple(self._call.broken_off()))
 
         def over(_: object = None) -> None:
             self._hand_on()
@@ -293,7 +327,8 @@ class _Release:
         if not self._cut and not self._call.is_broken_off:
             over()
         else:
-            when_done(self._service.renew(self._procs, broken_off), over)
+            call = self._call
+            when_done(self._service.renew(self._procs, call.mesh, call.call, call.broken_off()), over)
 
     def _hand_on(self) -> None:
         if not self._handed_on:
@@ -346,6 +381,12 @@ def _aside(look: Callable[[], Q], asker: Asker[Q]) -> None:
 def _wall(monotonic: float) -> int:
     """A time of the monotonic clock by that of the wall, in nanoseconds."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
+
+
+def _began(cell: ActorCell) -> int:
+    """When what runs began, by the wall clock in nanoseconds; 0 for nothing."""
+    running = cell.running
+    return 0 if running is None else _wall(running[2])
 
 
 def attach(engine: Runtime) -> Collectives:

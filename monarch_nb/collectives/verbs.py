@@ -48,7 +48,10 @@ class EndWaits(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskBroken(msgspec.Struct, array_like=True, frozen=True):
-    """Asks processes which of their groups are of no use any more. In `call` the collectives of `ranks` broke off."""
+    """Asks processes which of their groups are of no use any more, now that what ran on a mesh has ended.
+
+    In `call` the collectives of `ranks` broke off.
+    """
 
     mesh: str
     call: str = ""
@@ -61,6 +64,7 @@ class Broken(msgspec.Struct, array_like=True, frozen=True):
     groups: tuple[GroupKey, ...] = ()
     joins: bool = False  # one was cut while it was being made
     port: int = 0  # one that is free on this host
+    ended: tuple[GroupKey, ...] = ()  # of all groups of the process, those that cannot go on once they are broken
 
 
 class Renew(msgspec.Struct, array_like=True, frozen=True):
@@ -76,12 +80,14 @@ class Renew(msgspec.Struct, array_like=True, frozen=True):
     world: World | None = None  # where it has changed
     groups: tuple[GroupKey, ...] = ()
     lost: tuple[int, ...] = ()
+    again: tuple[GroupKey, ...] = ()  # that go on, once all their members have connected them anew
 
 
 class Renewed(msgspec.Struct, array_like=True, frozen=True):
     """Actors, by mesh and rank, whose `__init__` had made one of the groups that a process has given up."""
 
     makers: tuple[tuple[str, int], ...] = ()
+    failed: tuple[GroupKey, ...] = ()  # that could not be connected anew
 
 
 WAITS = Verb("collectives.waits", AskWaits, Waits, doc="which process groups a rank waits in, and is a member of")

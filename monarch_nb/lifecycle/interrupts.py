@@ -38,7 +38,7 @@ def interrupt(mesh: Any) -> None:
 
     def renew(_: object) -> None:
         if any(doing.freed for doing in map(answered, asked) if doing is not None):
-            engine.feature(COLLECTIVES).renew(procs)
+            engine.feature(COLLECTIVES).renew(procs, state.uid)
 
     when_done(settle(asked, lambda: ""), renew)
 
@@ -59,7 +59,7 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     alive = {rank: future for rank, future in asked.items() if not (future.done() and future.exception(0) is not None)}
     found = {rank: answered(future) for rank, future in alive.items()}
     if any(one.freed for one in found.values() if one is not None):
-        engine.feature(COLLECTIVES).renew(procs).wait(SILENT_AFTER)  # before the next cell makes groups anew
+        engine.feature(COLLECTIVES).renew(procs, state.uid).wait(SILENT_AFTER)  # before the next cell makes groups anew
     return found
 
 

@@ -1,36 +1,16 @@
 """`breakpoint()` and `pdb.set_trace()` in an actor stop that actor; elsewhere they do what they did."""
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from monarch_nb._imported import when_imported
 from monarch_nb.runtime import here
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.features import DEBUG
-
-
-class _PdbFinder:
-    """Sees `pdb` being imported: its `set_trace` is ours then."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "pdb":
-            return None
-        sys.meta_path[:] = [each for each in sys.meta_path if each is not self]
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _patch_pdb(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _patch_pdb(module: Any) -> None:
@@ -58,10 +38,7 @@ def install_breakpoints() -> None:
 
         breakpointhook._monarch = True  # type: ignore[attr-defined]
         sys.breakpointhook = breakpointhook
-    if "pdb" in sys.modules:
-        _patch_pdb(sys.modules["pdb"])
-    elif not any(isinstance(each, _PdbFinder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _PdbFinder())
+    when_imported("pdb", _patch_pdb)
 
 
 def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -45,8 +45,8 @@ class Collectives(Protocol):
     def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
         """Frees ranks that wait for others that have raised in a call, and does `then`. Does not block."""
 
-    def renew(self, procs: "ProcState") -> "Future[None]":
-        """Gives up, on all ranks of a mesh, groups that are of no use on some. Does not block."""
+    def renew(self, procs: "ProcState", mesh: str) -> "Future[None]":
+        """What ran on a mesh has ended: broken groups of its processes go on, or are given up. Does not block."""
 
     def renew_after_loss(
         self, procs: "ProcState", ranks: Sequence[int], world: Any, lost: tuple[int, ...]

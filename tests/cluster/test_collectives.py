@@ -190,6 +190,88 @@ def test_collectives_of_another_call_in_the_same_processes_go_on(
     assert steps[0] == steps[1] == steps[2] > 0
 
 
+class Keeper(Actor):
+    """Keeps its module, and its group, from call to call."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def build(self, kind: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        self.kind, self.group = kind, dist.new_group()
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)]
+        self.model: Any = torch.nn.Sequential(*layers)
+        if kind == "ddp":  # several buckets
+            self.model = torch.nn.parallel.DistributedDataParallel(
+                self.model, process_group=self.group, bucket_cap_mb=1e-4
+            )
+        elif kind == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in (layers[0], layers[2], self.model):
+                fully_shard(layer)
+
+    @endpoint
+    def gradients(self, fail_at: int = -1, where: str = "forward") -> list[float]:
+        """Of three steps without an optimizer: as long as all is well they are the same, whatever came before."""
+        import torch
+        import torch.distributed as dist
+
+        me = dist.get_rank()
+        self.model.zero_grad()
+        for step in range(3):
+            loss = self.model(torch.ones(4, 8) * (me + 1)).pow(2).mean()
+            if (step, me) == (fail_at, 1):
+                if where == "backward":
+                    loss.register_hook(_fail)
+                else:
+                    _fail()
+            loss.backward()
+            if self.kind == "all_reduce":
+                for parameter in self.model.parameters():
+                    dist.all_reduce(parameter.grad, group=self.group)
+        found = [parameter.grad for parameter in self.model.parameters()]
+        found = [each.full_tensor() if self.kind == "fsdp2" else each for each in found]
+        return [round(float(each.double().sum()), 4) for each in found]
+
+
+def _fail(*_: Any) -> None:
+    raise ValueError("nan in batch")
+
+
+def goes_on_with_what_it_has(procs: ProcMesh, kind: str, times: int) -> None:
+    keepers: Any = procs.spawn(f"keepers_{kind}", Keeper)
+    keepers.build.call(kind).get(SOON)
+    before, pids = keepers.gradients.call().get(SOON).values(), keepers.pid.call().get(SOON).values()
+    assert before[0] == before[1] == before[2]
+    for number in range(times):
+        where = ("forward", "backward")[number // 3 % 2]
+        with pytest.raises(ActorError, match="nan in batch") as caught:
+            keepers.gradients.call(number % 3, where).get(SOON)
+        assert sorted(caught.value.failures) == [0, 1, 2]
+        assert keepers.gradients.call().get(SOON).values() == before
+    assert keepers.pid.call().get(SOON).values() == pids
+    keepers.stop().get(SOON)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_was_made_before_the_error_goes_on(procs: ProcMesh, kind: str) -> None:
+    goes_on_with_what_it_has(procs, kind, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_was_made_before_goes_on_twenty_times_in_a_row(procs: ProcMesh, kind: str) -> None:
+    goes_on_with_what_it_has(procs, kind, 20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_times_in_a_row(trainers: Any, kind: str) -> None:

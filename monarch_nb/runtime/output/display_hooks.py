@@ -5,14 +5,14 @@ which child processes have too: those may run another Python.
 """
 
 import builtins
-import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from monarch_nb._imported import when_imported
 from monarch_nb.runtime.output import displays
 from monarch_nb.wire import error_line
 
@@ -37,10 +37,14 @@ def install() -> None:
     if "PLOTLY_RENDERER" not in os.environ:
         changes["plotly.io._renderers"] = _draw_as_data
     for name, change in changes.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            change(module)
-    sys.meta_path.insert(0, _Finder(changes))
+        when_imported(name, partial(_change, name, change))
+
+
+def _change(name: str, change: Callable[[ModuleType], None], module: ModuleType) -> None:
+    try:
+        change(module)
+    except Exception as error:  # another version of it
+        sys.stderr.write(f"{name} does not display in notebooks from here: {error_line(error)}\n")
 
 
 def open_figures() -> list[int]:
@@ -85,31 +89,3 @@ def _bars_as_text(module: ModuleType) -> None:
         setattr(module, name, plain.tqdm)
     for name in ("trange", "tnrange"):
         setattr(module, name, plain.trange)
-
-
-class _Finder:
-    """Changes modules right after they are loaded."""
-
-    def __init__(self, changes: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._changes = changes
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """That of a module that is to be changed."""
-        change = self._changes.get(name)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if change is not None else None
-        if spec is None or spec.loader is None or change is None:
-            return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            try:
-                change(module)
-            except Exception as error:  # another version of it
-                sys.stderr.write(f"{name} does not display in notebooks from here: {error_line(error)}\n")
-
-        loader.exec_module = exec_module
-        return spec

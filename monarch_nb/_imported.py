@@ -1,0 +1,51 @@
+"""Modules that are changed once the program has imported them: nothing is imported for it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[Any], None]
+
+
+class _Finder:
+    """Asks the other finders, and changes what their loaders have executed."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, Change] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """That of a module that is to be changed."""
+        change = self.changes.get(name)
+        if change is None:
+            return None
+        others = (each for each in tuple(sys.meta_path) if each is not self)
+        specs = (find(name, path, target) for each in others if (find := getattr(each, "find_spec", None)) is not None)
+        spec = next((each for each in specs if each is not None), None)
+        loader: Any = spec and spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            change(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+_finder = _Finder()
+
+
+def when_imported(name: str, change: Change) -> None:
+    """Calls `change` with a module, now where it is there already, and each time that it is executed from now on."""
+    _finder.changes[name] = change
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        change(module)

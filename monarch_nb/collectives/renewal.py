@@ -1,0 +1,135 @@
+"""A process group that goes on after an error: the same object, with new connections; and the modules that use it.
+
+What holds a group (a DDP module, the device mesh of FSDP2, a variable of the program) need not be made again. PyTorch
+cannot replace a backend of a group, but takes one of another type in its place; types are numbers.
+"""
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from typing import Any
+
+from monarch_nb.collectives.connections import Connections
+from monarch_nb.collectives.threads import address
+
+_FIRST_TYPE = 100  # of backends; PyTorch's own are below
+MOST = 64  # times that one group is renewed: PyTorch keeps the threads of each backend until the group goes
+_JOINS_S = 4.0  # for all members to come
+DDP = "torch.nn.parallel.distributed"
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_GROUPS = ("shard_process_group", "replicate_process_group", "reduce_scatter_process_group")  # of a mesh of FSDP2
+_STATES = "torch.distributed._composable_state"
+
+
+def can_renew(module: Any, group: Any, times: int) -> bool:
+    """Whether a group, renewed so many times already, can be once more: gloo's can. `module` is torch's."""
+    gloo = getattr(module, "ProcessGroupGloo", None)
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return (
+            times < MOST
+            and bool(backends)
+            and all(type(each) is gloo for each in backends)
+            and hasattr(group, "_register_backend")
+            and all(hasattr(root, "reset_iter_state") for root in _sharded(()))
+        )
+    except Exception:  # of a version of PyTorch that says it otherwise
+        return False
+
+
+def renew(module: Any, group: Any, number: int, times: int) -> Connections:
+    """Connects the members of a group anew; all of them call this, with the same number. Blocks until all have, or
+    raises after some seconds."""
+    name, store = module._world.pg_names[group], module._world.pg_map[group][1]
+    before = group._get_backend(next(iter(group._device_types)))
+    host, port = address(store)
+    if port:  # another thread may wait in the group's own
+        torch: Any = sys.modules["torch.distributed"]
+        store = torch.TCPStore(host, port, None, False, timedelta(seconds=_JOINS_S), wait_for_workers=False)
+    connections = Connections()
+    with connections.noted():
+        backend = module.ProcessGroupGloo(
+            module.PrefixStore(f"renewed/{number}/{name}", store),
+            group.rank(),
+            group.size(),
+            timeout=timedelta(seconds=_JOINS_S),
+        )
+    backend._set_default_timeout(before.options._timeout)
+    backend.options.global_ranks_in_group = before.options.global_ranks_in_group
+    backend.options.group_name = before.options.group_name
+    kind = module.ProcessGroup.BackendType(_FIRST_TYPE + times)
+    for device in group._device_types:
+        group._register_backend(device, kind, backend)
+    group._set_group_name(name)
+    group._set_group_desc(group.group_desc)
+    with contextlib.suppress(Exception):
+        backend._set_sequence_number_for_group()
+    return connections
+
+
+def reset_modules(groups: Collection[Any]) -> None:
+    """What modules have begun and not ended with these groups is forgotten, on all members in the same way."""
+    for replicated in _replicated(groups):
+        _reset_replicated(replicated)
+    for root in _sharded(groups):
+        state = root._get_fsdp_state()
+        for each in state._state_ctx.all_states:
+            for params in each._fsdp_param_groups:
+                params._all_gather_result = None  # nobody will answer it
+                for param in params.fsdp_params:
+                    param.unsharded_accumulated_grad = None
+                    if hasattr(param, "_unsharded_param"):
+                        param._unsharded_param.grad = None
+        root.reset_iter_state()
+
+
+_made: "weakref.WeakSet[Any]" = weakref.WeakSet()  # DDP modules
+
+
+def watch_replicated(module: Any) -> None:
+    """DDP modules that are made from now on are known. `module` is torch's."""
+    begin = module.DistributedDataParallel._ddp_init_helper
+
+    def helper(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+        _made.add(ddp)
+        return begin(ddp, *args, **kwargs)
+
+    module.DistributedDataParallel._ddp_init_helper = helper
+
+
+def _replicated(groups: Collection[Any]) -> list[Any]:
+    """The DDP modules on these groups."""
+    return [ddp for ddp in tuple(_made) if any(ddp.process_group is group for group in groups)]
+
+
+def _reset_replicated(ddp: Any) -> None:
+    """Buckets are made again: an error may have come when some ranks had ordered theirs anew, and others had not."""
+    if ddp.mixed_precision is not None or ddp._use_python_reducer:
+        raise NotImplementedError("a DDP module with mixed_precision, or a reducer in Python")
+    ddp._remove_autograd_hooks()
+    ddp._has_rebuilt_buckets = False
+    parameters, sparse = ddp._build_params_for_reducer()
+    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    hooks, ddp._comm_hooks = ddp._comm_hooks, []
+    for hook, state in hooks:
+        ddp.register_comm_hook(state, hook)
+
+
+def _sharded(groups: Collection[Any]) -> Iterator[Any]:
+    """The roots of FSDP2 that have run, of those on these groups; without groups all."""
+    module, states = sys.modules.get(_FSDP), sys.modules.get(_STATES)
+    if module is None or states is None:
+        return
+    for holder, entry in tuple(states._module_state_mapping.items()):
+        state = entry() if callable(entry) else entry
+        if not isinstance(state, module.FSDPState) or not state._is_root:
+            continue
+        meshes = [params.mesh_info for each in state._state_ctx.all_states for params in each._fsdp_param_groups]
+        used = [getattr(mesh, name, None) for mesh in meshes for name in _GROUPS]
+        if not groups or any(each is group for each in used for group in groups):
+            yield holder
