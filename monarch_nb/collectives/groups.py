@@ -19,7 +19,7 @@ import msgspec
 from monarch_nb._imported import when_imported
 from monarch_nb.collectives.connections import CAN_CUT, Connections, cut_to
 from monarch_nb.collectives.environment import OURS
-from monarch_nb.collectives.renewal import DDP, can_renew, renew, reset_modules, watch_replicated
+from monarch_nb.collectives.renewal import DDP, can_renew, outlived, renew, reset_modules, watch_replicated
 from monarch_nb.collectives.threads import (
     MAKES_STORE,
     address,
@@ -305,6 +305,7 @@ class ProcessGroups:
         for name in names:
             self._cut_group(name)
         groups = self._live()
+        outlived([groups[name] for name in names if name in groups])
         default = module._world.default_pg
         left = set(module._world.pg_names.values()) - names
         try:
@@ -348,15 +349,17 @@ class ProcessGroups:
             since = time.time_ns()
             try:
                 connections = renew(module, live[key.name], number, made.times)
-            except Exception as error:
-                logger.warning("the process group %s was not connected anew: %s", key.name, error, exc_info=True)
+            except Exception:
+                logger.debug("the process group %s was not connected anew", key.name, exc_info=True)
                 failed.append(key)
                 continue
             groups.append((key, live[key.name], _Made(connections, since, made.maker, made.times + 1)))
         try:
             reset_modules([group for _, group, _ in groups])
         except Exception:
-            logger.warning("modules on process groups that broke off have to be made again", exc_info=True)
+            logger.debug("modules were not reset", exc_info=True)
+            for _, _, made in groups:
+                made.connections.cut()
             return keys
         with self._lock:
             for key, _, made in groups:

@@ -99,6 +99,23 @@ def watch_replicated(module: Any) -> None:
     module.DistributedDataParallel._ddp_init_helper = helper
 
 
+def outlived(groups: Collection[Any]) -> None:
+    """These groups are given up: modules on them say so when they are used."""
+    if groups:
+        with contextlib.suppress(Exception):  # of a version of PyTorch that keeps them otherwise
+            for module in (*_replicated(groups), *_sharded(groups)):
+                module.register_forward_pre_hook(_say_outlived)
+
+
+def _say_outlived(module: Any, *_: Any) -> None:
+    inner = getattr(module, "module", None)
+    name, of = type(module).__name__, "" if inner is None else f"({type(inner).__name__})"
+    raise RuntimeError(
+        f"{name}{of} was made on a process group that was given up, as a rank of it was lost or left it: make the "
+        "module again, once init_process_group has made a new group"
+    )
+
+
 def _replicated(groups: Collection[Any]) -> list[Any]:
     """The DDP modules on these groups."""
     return [ddp for ddp in tuple(_made) if any(ddp.process_group is group for group in groups)]

@@ -241,6 +241,12 @@ class Keeper(Actor):
         found = [each.full_tensor() if self.kind == "fsdp2" else each for each in found]
         return [round(float(each.double().sum()), 4) for each in found]
 
+    @endpoint
+    def forward(self) -> None:
+        import torch
+
+        self.model(torch.ones(4, 8))
+
 
 def _fail(*_: Any) -> None:
     raise ValueError("nan in batch")
@@ -323,3 +329,21 @@ def test_a_heal_of_actors_that_join_a_group_in_init_constructs_all_of_them(host:
         assert len({each[3] for each in now}) == 1
         after = joins.pid.call().get(SOON).values()
         assert [old == new for old, new in zip(pids, after, strict=True)] == [False, True, False]
+
+
+def test_a_module_on_a_group_with_a_lost_rank_says_that_it_has_to_be_made_again(host: Any, shown: list[Any]) -> None:
+    with spawned(host, 2, name="halved") as procs:
+        teams: dict[str, Any] = {kind: procs.spawn(kind, Keeper) for kind in ("ddp", "fsdp2")}
+        for kind, team in teams.items():
+            team.build.call(kind).get(SOON)
+            team.gradients.call().get(SOON)
+        os.kill(teams["ddp"].pid.call().get(SOON).values()[1], signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            teams["ddp"].gradients.call().get(SOON)
+        heal_mesh(procs, timeout=SOON)
+        for kind, name in (("ddp", r"DistributedDataParallel\(Sequential\)"), ("fsdp2", "FSDPSequential")):
+            with pytest.raises(ActorError, match=f"{name} was made on a process group that was given up"):
+                teams[kind].slice(gpus=0).forward.call_one().get(SOON)
+            teams[kind].build.call(kind).get(SOON)
+            first, second = teams[kind].gradients.call().get(SOON).values()
+            assert first == second

@@ -17,14 +17,21 @@ pytestmark = [
 TRAIN = """
 %%on workers
 import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+kept = {}  # modules that earlier cells have made
 
 def train(kind, leaves):
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    model = torch.nn.Linear(4, 4)
-    if kind == "ddp":
-        model = DistributedDataParallel(model)
+    model = kept.get(kind)
+    if model is None:
+        model = torch.nn.Linear(4, 4)
+        if kind == "ddp":
+            model = DistributedDataParallel(model)
+        elif kind == "fsdp2":
+            fully_shard(model)
+        kept[kind] = model
     for step in range(3):
         if step == 1 and rank in leaves:
             leaves[rank]()
@@ -58,20 +65,26 @@ def nb() -> Iterator[Notebook]:
         notebook.close()
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "ddp"])
+KINDS = ("all_reduce", "ddp", "fsdp2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cell_after_an_error_of_one_rank_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
+    assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
     failed = nb.run(f"%%on workers\ntrain({kind!r}, {{1: fail}})", timeout=60)
     assert "The cell failed on 1 of 3 ranks of workers: gpus=1; in consequence the collectives of" in failed.traceback
     assert "ValueError: nan in batch 1" in failed.traceback
     assert "pair.cc" not in failed.traceback
     assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
     assert nb.run(PID).ok().text == before
+    assert "True" in nb.run("%%on workers\ndist.is_initialized()").ok().text
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "ddp"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cell_after_stop_was_pressed_twice_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
+    assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
     request = nb.start(f"%%on workers\ntrain({kind!r}, {{1: sleep}})")
     nb.until(request, Cell(), "asleep")
     nb.interrupt()
@@ -84,7 +97,7 @@ def test_the_cell_after_stop_was_pressed_twice_works_in_the_same_processes(nb: N
 
 def test_interrupt_ends_a_wait_in_a_process_group_that_not_all_ranks_join(nb: Notebook) -> None:
     source = "%%on workers gpus=0,2\nimport torch.distributed as d\nd.is_initialized() and d.destroy_process_group()\n"
-    nb.run(source.replace(" gpus=0,2", "")).ok()
+    nb.run(source.replace(" gpus=0,2", "") + "kept.clear()").ok()
     request = nb.start(f"{source}print('joins', flush=True)\nd.init_process_group('gloo')")
     nb.until(request, Cell(), "joins")
     nb.interrupt()
