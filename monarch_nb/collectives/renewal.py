@@ -104,7 +104,11 @@ def outlived(groups: Collection[Any]) -> None:
     if groups:
         with contextlib.suppress(Exception):  # of a version of PyTorch that keeps them otherwise
             for module in (*_replicated(groups), *_sharded(groups)):
-                module.register_forward_pre_hook(_say_outlived)
+                module.register_forward_pre_hook(_say_outlived, prepend=True)
+        with contextlib.suppress(Exception):  # DTensor finds meshes by their shape, and would take one of before
+            debug: Any = sys.modules.get("torch.distributed.tensor.debug")
+            if debug is not None:
+                debug._clear_sharding_prop_cache()
 
 
 def _say_outlived(module: Any, *_: Any) -> None:

@@ -102,9 +102,8 @@ class MeshResizer:
             meshes: list[MeshState] = [state, *_whole(state)]
             held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
             self._updates.healed([(each.uid, ()) for each in meshes])
-            choose_master(state)
-            renew_world(self._engine, state, leaving).get()
             stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
+            held_back(self._renew_world, state, leaving)
             return Left(where, hosts, tuple(hit), stopped)
 
     def replace(self, state: ProcState, hosts: dict[str, str]) -> None:
@@ -166,6 +165,10 @@ class MeshResizer:
     def _await(stopped: Future[None]) -> None:
         with contextlib.suppress(TimeoutError):
             stopped.exception(settings.mesh_terminate_timeout)
+
+    def _renew_world(self, state: ProcState, leaving: Sequence[int]) -> None:
+        choose_master(state)
+        renew_world(self._engine, state, leaving).get()
 
     def _narrow(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
         for each in meshes:
