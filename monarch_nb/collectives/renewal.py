@@ -5,6 +5,7 @@ cannot replace a backend of a group, but takes one of another type in its place;
 """
 
 import contextlib
+import importlib
 import sys
 import weakref
 from collections.abc import Collection, Iterator
@@ -106,9 +107,8 @@ def outlived(groups: Collection[Any]) -> None:
             for module in (*_replicated(groups), *_sharded(groups)):
                 module.register_forward_pre_hook(_say_outlived, prepend=True)
         with contextlib.suppress(Exception):  # DTensor finds meshes by their shape, and would take one of before
-            debug: Any = sys.modules.get("torch.distributed.tensor.debug")
-            if debug is not None:
-                debug._clear_sharding_prop_cache()
+            if "torch.distributed.tensor" in sys.modules:
+                importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
 
 
 def _say_outlived(module: Any, *_: Any) -> None:

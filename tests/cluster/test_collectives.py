@@ -345,5 +345,4 @@ def test_a_module_on_a_group_with_a_lost_rank_says_that_it_has_to_be_made_again(
             with pytest.raises(ActorError, match=f"{name} was made on a process group that was given up"):
                 teams[kind].slice(gpus=0).forward.call_one().get(SOON)
             teams[kind].build.call(kind).get(SOON)
-            first, second = teams[kind].gradients.call().get(SOON).values()
-            assert first == second
+            teams[kind].forward.call().get(SOON)
