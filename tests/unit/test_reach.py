@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # What is let through: (package that reaches, name) and why. Entries leave this table; none is added without a reason.
 REASONS: dict[tuple[str, str], str] = {
     ("supervision", "_handle_undeliverable_message"): "a hook of actors, under the name that torchmonarch gave it",
+    ("collectives", "_timeout"): "PyTorch's: of the options of a process group's backend",
     ("tensor", "_base"): "PyTorch's: the tensor that a tensor is a view of",
 }
 # Names that belong to Jupyter, IPython or ipykernel are patched or read in this one module of the kernel's side.
