@@ -93,8 +93,8 @@ compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparal
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)
 
-random-programs: setup ## 1,000 random programs of sharded tensors against local torch; COUNT= for more, SEED= to repeat
-	$(PY) -m tests.random_programs --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED)) $(ARGS)
+random-programs: setup ## 1,000 random programs of sharded tensors against local torch; COUNT= for more, SEED= to repeat, RESULTS=file to go on later
+	$(PY) -m tests.random_programs --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results $(RESULTS)) $(ARGS)
 
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build

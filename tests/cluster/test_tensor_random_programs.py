@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from tests.random_programs.generator import generated
 from tests.random_programs.judge import EQUAL, REFUSED, WRONG, judged
 from tests.random_programs.local import Expected, Unjudged, Wanted, expect
 from tests.random_programs.program import Head, Input, Line, Program, pasted
-from tests.random_programs.runner import MESHES, Tally, run
+from tests.random_programs.results import Results
+from tests.random_programs.runner import MESHES, Report, Tally, run
 from tests.random_programs.shrink import shrunk
 from tests.random_programs.worker import reports
 
@@ -36,7 +38,7 @@ def verdict(tally: Tally) -> str:
     """ "" where all are right or refused, and few are refused."""
     if tally.failures:
         return "\n\n".join([tally.line(), *map(str, tally.failures[:5])])
-    return "" if tally.kinds[REFUSED] * 10 < tally.count else f"too many are refused\n{tally}"
+    return f"too many are refused\n{tally}" if tally.too_many_refused else ""
 
 
 @pytest.mark.timeout(900)
@@ -135,6 +137,19 @@ def test_a_failing_program_is_made_smaller_and_printed_so_that_it_can_be_pasted(
     text = pasted(smallest)
     compile(text, "cell", "exec")
     assert "torch.tensor([" in text
+
+
+def test_a_run_that_was_cut_off_goes_on_with_what_is_left_and_with_what_failed(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "of_seeds.jsonl"
+    results = Results(file)
+    for seed, kind in ((1, "equal"), (2, "wrong"), (3, "hung"), (4, "refused"), (3, "equal")):
+        results.add(Report(seed, (2, 2), kind, "reason", "several\nlines"))
+    file.write_bytes(file.read_bytes()[:-9])  # in the middle of the last line
+    again = Results(file)
+    assert [one.seed for one in again.known(range(1, 10))] == [1, 4]
+    again.add(Report(3, (2, 2), "equal"))
+    assert sorted(one.seed for one in Results(file).known(range(1, 10))) == [1, 3, 4]
+    assert [one.mesh for one in again.known(range(1, 2))] == [(2, 2)]
 
 
 def test_programs_follow_from_their_seeds() -> None:

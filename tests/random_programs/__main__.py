@@ -1,13 +1,16 @@
 """Runs random programs, and says what comes of them: `python -m tests.random_programs --count 1000`."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
-from tests.random_programs.runner import MESHES, Report, run
+from tests.random_programs.results import Results
+from tests.random_programs.runner import MESHES, Report, Tally, run
 
 
 def main() -> int:
@@ -20,6 +23,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="processes, each with meshes of its own")
     parser.add_argument("--no-shrink", action="store_true", help="print failing programs as they are")
     parser.add_argument("--show", action="store_true", help="print the programs, and run none")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=None,
+        help="a file that results are added to: those that were right or refused there are not run again",
+    )
     parser.add_argument("--report", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     meshes = [tuple(map(int, one.split("x"))) for one in options.meshes] if options.meshes else list(MESHES)
@@ -32,24 +41,31 @@ def main() -> int:
         show(seeds, meshes)
         return 0
     print(f"{options.count} programs from seed {seed}", flush=True)
-    seen = 0
+    tally = Tally()
+    results = Results(options.results) if options.results else None
+    if results is not None:
+        for report in results.known(seeds):
+            tally.add(report)
+    begun, before = time.monotonic(), tally.count
 
-    def told(report: Report) -> None:
-        nonlocal seen
-        seen += 1
+    def note(report: Report) -> None:
+        tally.add(report)
+        if results is not None:
+            results.add(report)
         if report.kind not in ("equal", "refused"):
             print(report, flush=True)
-        if seen % 100 == 0:
-            print(
-                f"{seen} of {options.count}, {seen / (time.monotonic() - begun):.1f} a second",
-                file=sys.stderr,
-                flush=True,
-            )
+        if tally.count % 100 == 0:
+            rate = (tally.count - before) / (time.monotonic() - begun)
+            print(f"{tally.count} of {options.count}, {rate:.1f} a second", file=sys.stderr, flush=True)
 
-    begun = time.monotonic()
-    tally = run(seeds, meshes, jobs=min(options.jobs, options.count), told=told, shrink=not options.no_shrink)
+    left = [seed for seed in seeds if seed not in tally.seeds]
+    with contextlib.suppress(KeyboardInterrupt):
+        run(left, meshes, jobs=max(1, min(options.jobs, len(left))), told=note, shrink=not options.no_shrink)
     print(tally)
-    return 1 if tally.failures else 0
+    if tally.count < options.count:
+        print(f"{options.count - tally.count} of {options.count} were not run")
+        return 1
+    return 1 if tally.failures or tally.too_many_refused else 0
 
 
 def show(seeds: range, meshes: list[tuple[int, ...]]) -> None:

@@ -43,11 +43,13 @@ class Tally:
 
     begun: float = field(default_factory=time.monotonic)
     kinds: Counter[str] = field(default_factory=Counter)
+    seeds: set[int] = field(default_factory=set)
     refusals: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Report] = field(default_factory=list)
 
     def add(self, report: Report) -> None:
         self.kinds[report.kind] += 1
+        self.seeds.add(report.seed)
         if report.kind == "refused":
             self.refusals[report.reason].append(report.seed)
         elif report.kind != "equal":
@@ -57,10 +59,14 @@ class Tally:
     def count(self) -> int:
         return sum(self.kinds.values())
 
+    @property
+    def too_many_refused(self) -> bool:
+        return self.kinds["refused"] * 10 >= self.count > 0
+
     def line(self) -> str:
-        took = time.monotonic() - self.begun
-        counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
-        return f"{self.count} programs in {took:.0f} s, {self.count / max(took, 0.01):.1f} a second: {counts}"
+        took, refused = time.monotonic() - self.begun, 100 * self.kinds["refused"] / max(self.count, 1)
+        failed = ", ".join(f"{self.kinds[kind]} {kind}" for kind in ("wrong", "hung", "dead"))
+        return f"{self.count} programs: {self.kinds['equal']} right, {refused:.2f} % refused, {failed} ({took:.0f} s)"
 
     def __str__(self) -> str:
         lines = [self.line()]
