@@ -312,6 +312,21 @@ def test_the_gradient_of_a_mean_loss_of_no_elements_has_a_plan(propagator: Propa
         assert [one.shape for one in plan.made] == [(0, 2)]
 
 
+def test_a_write_to_several_elements_at_one_address_is_refused_as_kernels_do_and_before_it_is_sent(
+    propagator: Propagator,
+) -> None:
+    for placed in (ROWS, WHOLE):
+        plan, _, _ = propagator.plan(aten.expand.default, (meta(4, 1, placed=placed), [4, 3]))
+        (spread,) = plan.made
+        for func, more in ((aten.mul_.Tensor, (0.5,)), (aten.copy_.default, (meta(),)), (aten.normal_.default, ())):
+            state = torch.get_rng_state()
+            with pytest.raises(RuntimeError, match="single memory location"):
+                propagator.plan(func, (spread, *more))
+            assert torch.equal(torch.get_rng_state(), state)
+        plan, _, _ = propagator.plan(aten.fill_.Scalar, (spread, 0.5))
+        assert plan.writes == (0,)
+
+
 def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> None:
     four = Propagator(Layout((4,), ("data",)))
     some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none

@@ -5,19 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_map_only
 
 from .draft import Draft
 from .meta import Meta, Placements
 from .operation import Leaf, Operation
-from .shapes import imagined
+from .shapes import REAL, imagined, on_real_tensors
 from .world import World
 
 __all__ = ["Unfit", "Way", "lowered"]
-
-
-_REAL = 1 << 24  # elements of whole tensors that are made to look how an operation takes empty shards
 
 
 class Unfit(Exception):
@@ -102,16 +97,12 @@ def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
 
     The least of no numbers, for one, has a shape, but cannot be told.
     """
-    if sum(shard.numel() for shard in shards) > _REAL:
+    if sum(shard.numel() for shard in shards) > REAL:
         raise Unfit("a rank has nothing of it")
-    with unset_fake_temporarily():
-        real = [torch.zeros(shard.shape, dtype=shard.dtype, device="cpu") for shard in shards]
-        cpu = torch.device("cpu")
-        args, kwargs = tree_map_only(torch.device, lambda _: cpu, operation.filled(real.__getitem__))
-        try:
-            operation.func(*args, **kwargs)
-        except Exception as error:
-            raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
+    try:
+        on_real_tensors(operation, shards)
+    except Exception as error:
+        raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
-from .shapes import imagined
+from .shapes import imagined, refuse_one_address
 from .sharded import by_rules
 from .substitutes import Body, Trace, substitute
 from .values import VALUES
@@ -276,6 +276,7 @@ class Planner:
         args, kwargs = operation.filled(tensors.__getitem__)
         try:
             result = imagined(operation, args, kwargs)
+            refuse_one_address(operation, tensors)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DataDependentShapeError(
                 operation.name,

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
 
 from .operation import Operation
 
-__all__ = ["imagined"]
+__all__ = ["REAL", "imagined", "on_real_tensors", "refuse_one_address"]
 
 Tensor = torch.Tensor
 _ALIGNED = 16  # bytes
+_ONE_ADDRESS = "single memory location"
+REAL = 1 << 24  # elements of tensors that are made to look how a kernel takes them
 _MEAN, _SUM = 1, 2  # how losses are reduced
 # Their meta functions divide by the number of elements, in Python, where kernels divide no element by it.
 _DIVIDED = frozenset({"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"})
@@ -21,6 +25,38 @@ def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, 
         args = _as_of_a_sum(args)
     call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
     return call(*args, **kwargs)
+
+
+def on_real_tensors(operation: Operation, tensors: Sequence[Tensor]) -> None:
+    """Runs the operation on zeros in tensors like these: imagined ones let more pass than kernels. Raises what it does.
+
+    No random numbers of the program are drawn for it.
+    """
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[], enabled=operation.random):
+        real = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu").zero_() for one in tensors]
+        cpu = torch.device("cpu")
+        args, kwargs = tree_map_only(torch.device, lambda _: cpu, operation.filled(real.__getitem__))
+        operation.func(*args, **kwargs)
+
+
+def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
+    """Raises what kernels raise for a write to a tensor of which several elements lie at one address.
+
+    A few operations take such tensors, by each element of which they write the same.
+    """
+    for at in operation.writes:
+        steps = zip(tensors[at].shape, tensors[at].stride(), strict=True)
+        if tensors[at].numel() and any(step == 0 and size > 1 for size, step in steps):
+            break
+    else:
+        return
+    if sum(one.numel() for one in tensors) > REAL:
+        return  # ranks raise it, then
+    try:
+        on_real_tensors(operation, tensors)
+    except RuntimeError as error:
+        if _ONE_ADDRESS in str(error):
+            raise
 
 
 def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
