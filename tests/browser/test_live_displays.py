@@ -262,15 +262,15 @@ import torch
 import monarch
 from monarch.distributed import Mesh
 pair = Mesh(shape=(2,), mesh_dim_names=("data",), name="pair")
-halves = monarch.distribute(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), pair, ["data"])
+halves = monarch.distribute(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), pair, ["data", None])
 halves
 """
 
 
 @pytest.mark.slow
 def test_the_values_of_a_tensor_are_shown_by_a_button_in_its_view(notebook: Lab) -> None:
-    output = notebook.run(SHARDED)
-    output.get_by_role("button", name="show values").click()
+    output = notebook.start(SHARDED)
+    output.get_by_role("button", name="show values").click(timeout=90_000)  # PyTorch is imported first
     elements = output.get_by_role("table", name="elements")
     elements.wait_for(timeout=20_000)
     assert elements.inner_text().split() == ["1", "2", "3", "nan"]
@@ -279,7 +279,7 @@ def test_the_values_of_a_tensor_are_shown_by_a_button_in_its_view(notebook: Lab)
     assert [dict(zip(head, row, strict=True))["NaN"] for row in rows] == ["0", "1"]
     notebook.run("with torch.no_grad():\n    halves.fill_(7.0);")
     output.get_by_role("button", name="show again").click()
-    elements.filter(has_text=re.compile(r"^\s*7\s+7\s+7\s+7\s*$")).wait_for(timeout=20_000)
+    elements.filter(has_text=re.compile(r"^\s*7\s*7\s*7\s*7\s*$")).wait_for(timeout=20_000)
     output.get_by_role("button", name="hide").click()
     elements.wait_for(state="detached", timeout=10_000)
     notebook.run("pair.stop()")
