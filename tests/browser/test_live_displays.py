@@ -275,7 +275,8 @@ def test_the_values_of_a_tensor_are_shown_by_a_button_in_its_view(notebook: Lab)
     elements.wait_for(timeout=20_000)
     assert elements.inner_text().split() == ["1", "2", "3", "nan"]
     assert elements.locator(".mnb-odd").all_inner_texts() == ["nan"]
-    head, *rows = (row.split("\t") for row in output.get_by_role("table", name="values by rank").inner_text().split("\n"))
+    by_rank = output.get_by_role("table", name="values by rank").inner_text()
+    head, *rows = (row.split("\t") for row in by_rank.split("\n"))
     assert [dict(zip(head, row, strict=True))["NaN"] for row in rows] == ["0", "1"]
     notebook.run("with torch.no_grad():\n    halves.fill_(7.0);")
     output.get_by_role("button", name="show again").click()
