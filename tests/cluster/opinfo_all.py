@@ -19,9 +19,9 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,17 @@ class Case:
 
     right: int = 0
     untried: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Found:
+    """What became of an operation: by case, and how many samples were tried, of how many."""
+
+    cases: dict[str, Case]
+    tried: int = 0
+    known: int = 0
 
 
 @dataclass
@@ -75,6 +84,11 @@ class Part:
 
     kinds: tuple[str, ...] = tuple(cases.SIZES)
     most: int = 0
+
+    def chosen(self, count: int) -> Iterable[int]:
+        """Which of so many: spread over all."""
+        most = min(self.most or count, count)
+        return [count * at // most for at in range(most)]
 
 
 class Bench:
@@ -96,10 +110,10 @@ class Bench:
         draws = cases.Draws()
         with draws:
             args, kwargs, result = _called(op, sample, local)
-        outputs = cases._tensors(result)
-        inputs = cases._tensors((args, kwargs))
+        outputs = cases.tensors_of(result)
+        inputs = cases.tensors_of((args, kwargs))
         changed = {at: tensor.detach().clone() for at, tensor in enumerate(inputs) if tensor._version}
-        gradients = list(cases._gradients(args, kwargs, result))
+        gradients = list(cases.gradients_of(args, kwargs, result))
         return Judged([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
 
     def outcome(self, op: Any, sample: Any, expected: Judged, layout: Layout, lie: Callable[[Any], Placements]) -> str:
@@ -114,12 +128,12 @@ class Bench:
 
         try:
             args, kwargs, result = _called(op, sample, sharded)
-            found = cases._tensors(result)
+            found = cases.tensors_of(result)
             if len(found) != len(expected.outputs):
                 return f"WRONG forward: {len(found)} tensors instead of {len(expected.outputs)}"
             stage = "backward"
-            gradients = list(cases._gradients(args, kwargs, result))
-            inputs = cases._tensors((args, kwargs))
+            gradients = list(cases.gradients_of(args, kwargs, result))
+            inputs = cases.tensors_of((args, kwargs))
             pairs = [("forward", one, other) for one, other in zip(expected.outputs, found, strict=True)]
             pairs += [("of an input", one, inputs[at]) for at, one in expected.changed.items()]
             for one, other in zip(expected.gradients, gradients, strict=True):
@@ -132,7 +146,7 @@ class Bench:
             values = iter(self._tools.fetched(self._ranks, stream, handles))
             for what, one, other in pairs:
                 value = next(values) if isinstance(other, MeshTensor) else other
-                if difference := cases._difference(one, value, expected.drawn):
+                if difference := cases.difference(one, value, expected.drawn):
                     return f"WRONG {what}: {difference}"
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
@@ -155,7 +169,7 @@ def _called(op: Any, sample: Any, convert: Callable[[Any], Any]) -> tuple[Any, A
 
 def lies(value: torch.Tensor, placements: Placements) -> Placements:
     """How this tensor is placed: whole along what it cannot be cut by, or be a sum of."""
-    summable = value.dtype.is_floating_point and value.dtype.itemsize > 1
+    summable = value.dtype.is_floating_point and value.dtype.itemsize > 1 and value.numel() > 0
     return tuple(
         p
         if (isinstance(p, Shard) and value.dim() > p.dim and value.shape[p.dim] > 1) or (p.is_partial() and summable)
@@ -164,13 +178,8 @@ def lies(value: torch.Tensor, placements: Placements) -> Placements:
     )
 
 
-def all_samples(op: Any, kind: str, most: int = 0) -> list[Any]:
-    """All of PyTorch's, of sizes of this kind; of its own where there are none of these. Or `most`, spread over all."""
-    found = _drawn_samples(op, kind)
-    return found if not most or len(found) <= most else [found[len(found) * at // most] for at in range(most)]
-
-
-def _drawn_samples(op: Any, kind: str) -> list[Any]:
+def all_samples(op: Any, kind: str) -> list[Any]:
+    """All of PyTorch's, of sizes of this kind; of its own where there are none of these."""
     dtype = torch.float32
     if not op.supports_dtype(dtype, "cpu"):
         supported = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))
@@ -185,8 +194,17 @@ def _drawn_samples(op: Any, kind: str) -> list[Any]:
         return list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
 
     with cases.sizes(kind), contextlib.suppress(Exception):
-        return drawn()
-    return drawn()
+        return [sample for sample in drawn() if not _overruns(op, sample)]
+    return [sample for sample in drawn() if not _overruns(op, sample)]
+
+
+def _overruns(op: Any, sample: Any) -> bool:
+    """Whether it names more rows than it has at these sizes: `_segment_reduce` reads and writes beyond its tensors."""
+    if op.name != "_segment_reduce":
+        return False
+    rows = sample.input.size(sample.kwargs["axis"])
+    lengths, offsets = sample.kwargs.get("lengths"), sample.kwargs.get("offsets")
+    return bool((lengths.sum(-1) != rows).any() if lengths is not None else (offsets[..., -1] != rows).any())
 
 
 def same_inputs(sample: Any) -> str:
@@ -237,21 +255,23 @@ def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any 
 
 def tried(
     op: Any, bench: Bench, skipped: set[tuple[str, int]], begun: Callable[[str, int], None], part: "Part"
-) -> dict[str, Case]:
+) -> Found:
     """Samples of an operation, in all ways."""
-    found = {f"{kind} {word}": Case() for kind in part.kinds for word in WAYS}
-    seen: set[str] = set()
+    found = Found({f"{kind} {word}": Case() for kind in part.kinds for word in WAYS})
+    known: set[str] = set()
     for kind in part.kinds:
-        for number, sample in enumerate(all_samples(op, kind, part.most)):
-            told = same_inputs(sample)
-            if told in seen:
-                continue  # PyTorch's own sizes, which were tried
-            seen.add(told)
+        own = {same_inputs(sample): sample for sample in all_samples(op, kind)}
+        samples = [own[told] for told in own if told not in known]  # PyTorch's own sizes may have been tried
+        known.update(own)
+        for number in part.chosen(len(samples)):
             begun(kind, number)
+            found.tried += 1
             if (kind, number) in skipped:
-                found[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
+                found.cases[f"{kind} whole"].wrong.append(f"sample {number}: HUNG or ended the process")
                 continue
-            _try_sample(op, sample, bench, {word: found[f"{kind} {word}"] for word in WAYS}, f"sample {number}")
+            by = {word: found.cases[f"{kind} {word}"] for word in WAYS}
+            _try_sample(op, samples[number], bench, by, f"sample {number}")
+    found.known = len(known)
     return found
 
 
@@ -269,9 +289,9 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
             _, _, result = _called(op, other, lambda value: value.detach().clone() if _is_tensor(value) else value)
         except Exception:
             return False
-        outputs = cases._tensors(result)
+        outputs = cases.tensors_of(result)
         return len(outputs) == len(expected.outputs) and not any(
-            cases._difference(one, two, False) for one, two in zip(expected.outputs, outputs, strict=True)
+            cases.difference(one, two, False) for one, two in zip(expected.outputs, outputs, strict=True)
         )
 
     negative = None if expected.drawn else written_negative(op, sample, equal)
@@ -294,7 +314,7 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
                 if len(case.wrong) < WRONG_KEPT:
                     case.wrong.append(f"{title}{suffix}: {outcome} | {same_inputs(each)[:300]}")
             else:
-                case.refused[outcome] += 1
+                case.refused[outcome] = case.refused.get(outcome, 0) + 1
 
 
 def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part: Part, out: int) -> None:
@@ -319,11 +339,7 @@ def _of_process(names: list[str], skipped: dict[str, set[tuple[str, int]]], part
         started = time.process_time()
         found = tried(op, bench, skipped.get(name, set()), begun, part)
         faulthandler.cancel_dump_traceback_later()
-        said = {
-            case: {"right": each.right, "untried": each.untried, "refused": dict(each.refused), "wrong": each.wrong}
-            for case, each in found.items()
-        }
-        say("done", name, said, round(time.process_time() - started, 2))
+        say("done", name, asdict(found), round(time.process_time() - started, 2))
 
 
 class Child:
@@ -377,7 +393,7 @@ class Child:
             name = next(each for each in self.names)
             case = Case(wrong=["its samples ended the process"])
             self.names.remove(name)
-            yield name, {f"{self._part.kinds[0]} whole": vars(case)}, 0.0
+            yield name, asdict(Found({f"{self._part.kinds[0]} whole": case})), 0.0
         skipped.add((size, number))
         if self.names:
             self._start()
@@ -417,9 +433,9 @@ def main(path: str, names: str = "", most: str = "", kinds: str = "") -> None:
     part = Part(tuple(kinds.split(",")) if kinds else tuple(cases.SIZES), int(most or 0))
     processes = int(os.environ.get("PROCESSES", os.cpu_count() or 1))
     with file.open("a", buffering=1) as out:
-        for name, by, took in found_of([name for name in wanted if name not in known], processes, part):
-            out.write(json.dumps([name, by, took]) + "\n")
-            for case, each in by.items():
+        for name, found, took in found_of([name for name in wanted if name not in known], processes, part):
+            out.write(json.dumps([name, found, took]) + "\n")
+            for case, each in found["cases"].items():
                 wrong += len(each["wrong"])
                 for one in each["wrong"]:
                     print(f"{name} {case} {one}", flush=True)

@@ -1,25 +1,19 @@
-"""PyTorch's own samples of every operation, forward and backward: sharded results against local ones.
+"""PyTorch's own samples of every operation, and how results are compared.
 
-A case is one operation, one kind of sizes (even: they divide by the ranks; uneven: they do not) and one placement.
+Their sizes are even (they divide by the ranks) or uneven.
 """
 
 import contextlib
-import itertools
-import random
 import sys
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-PLACEMENTS = {"whole": Replicate(), "rows": Shard(0), "columns": Shard(1), "parts": Partial()}
 SIZES = {"even": {"S": 4, "M": 6, "L": 8, "XS": 2}, "uneven": {"S": 5, "M": 7, "L": 9, "XS": 3}}
-SAMPLES = 12  # of which the first of the highest rank is taken
 
 
 class Draws(TorchDispatchMode):
@@ -32,14 +26,6 @@ class Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How tensors get to the ranks and back."""
-
-    place: Callable[[torch.Tensor, Any], torch.Tensor]
-    whole: Callable[[torch.Tensor], torch.Tensor]
 
 
 def operations() -> list[Any]:
@@ -69,98 +55,23 @@ def sizes(kind: str) -> Iterator[None]:
             setattr(module, name, size)
 
 
-def samples_of(op: Any, kind: str, count: int = 1) -> list[Any]:
-    """Samples: the first with the most dimensions (up to three), and then others, the first first.
-
-    Where there are none of these sizes, they are of PyTorch's own.
-    """
-    dtype = torch.float32
-    if not op.supports_dtype(dtype, "cpu"):
-        dtype = sorted(op.supported_dtypes("cpu"), key=lambda d: (d is not torch.int64, str(d)))[0]
-    gradients = op.supports_autograd and dtype.is_floating_point
-
-    def dims(sample: Any) -> int:
-        return min(next((t.dim() for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor)), 0), 3)
-
-    def drawn() -> list[Any]:
-        torch.manual_seed(0)
-        random.seed(0)
-        return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), max(SAMPLES, count)))
-
-    found: list[Any] = []
-    with sizes(kind), contextlib.suppress(Exception):
-        found = drawn()
-    found = found or drawn()
-    most = max(map(dims, found), default=0)  # a list that is being sorted is empty
-    found.sort(key=lambda sample: dims(sample) != most)
-    return found[:count]
-
-
-def outcome(op: Any, sample: Any, placement: Any, engine: Engine) -> str:
-    """ "ok", "WRONG …" for a result that differs from the local one, or "refused …" with the error."""
-    stage = "forward"
-    draws = Draws()
-
-    def local(value: Any) -> Any:
-        return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-
-    def sharded(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if placement.is_shard():
-            fits = value.dim() > placement.dim and value.shape[placement.dim] > 1
-        else:
-            fits = placement.is_replicate() or (value.dtype.is_floating_point and value.dtype.itemsize > 1)
-        placed = engine.place(value.detach(), placement if fits else Replicate())
-        return placed.requires_grad_(value.requires_grad)
-
-    def run(convert: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-        args = tree_map(convert, (sample.input, *sample.args))
-        kwargs = tree_map(convert, sample.kwargs)
-        torch.manual_seed(1)
-        return args, kwargs, op(*args, **kwargs)
-
-    try:
-        with draws:
-            expected_args, expected_kwargs, expected = run(local)
-    except Exception as error:
-        return f"no local result: {type(error).__name__}"
-    drawn = draws.seen or "empty" in op.name
-    try:
-        args, kwargs, result = run(sharded)
-        wanted, found = _tensors(expected), _tensors(result)
-        if len(wanted) != len(found):
-            return f"WRONG forward: {len(found)} tensors instead of {len(wanted)}"
-        for one, other in zip(wanted, found, strict=True):
-            if difference := _difference(one, engine.whole(other), drawn):
-                return f"WRONG forward: {difference}"
-        stage = "backward"
-        gradients = _gradients(args, kwargs, result)
-        for one, other in zip(_gradients(expected_args, expected_kwargs, expected), gradients, strict=True):
-            if (one is None) != (other is None):
-                return "WRONG backward: a gradient is missing"
-            if one is not None and (difference := _difference(one, engine.whole(other), drawn)):
-                return f"WRONG backward: {difference}"
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return f"refused {stage}: {type(error).__name__}: {lines[0][:300]}"
-    return "ok"
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _gradients(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
-    outputs = [t for t in _tensors(result) if t.requires_grad]
-    inputs = [t for t in _tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
+def gradients_of(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
+    """Of the inputs: None for an input that the result does not depend on."""
+    outputs = [t for t in tensors_of(result) if t.requires_grad]
+    inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad and t.is_leaf]
     if not outputs or not inputs:
         return ()
     losses = [t.abs().sum() if t.is_complex() else (t * t).sum() for t in outputs]
     return torch.autograd.grad(losses, inputs, allow_unused=True)
 
 
-def _difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool) -> str:
+def difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool) -> str:
+    """What differs, in words; of tensors that were drawn, only shapes and types are compared."""
     if expected.shape != found.shape:
         return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
     if expected.layout != found.layout:

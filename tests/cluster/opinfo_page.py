@@ -1,47 +1,41 @@
-"""docs/tensor-coverage.md, from the outcomes of all samples.
+"""docs/tensor-coverage.md, from what became of PyTorch's samples.
 
-`python -m tests.cluster.opinfo_page RESULTS` writes it, from what `python -m tests.cluster.opinfo_mesh RESULTS` found.
+`python -m tests.cluster.opinfo_page RESULTS…` writes it, from files that `python -m tests.cluster.opinfo_all` has made,
+each of other sizes.
 """
 
 import json
 import re
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.cluster import opinfo_cases as cases
+from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "tensor-coverage.md"
 LONGEST = 180  # of an error, in the table
-UNTRIED = ("no sample", "no local result")
 
 HEAD = """# Which operations run on sharded tensors
 
-PyTorch ships samples for {count} operations, with which it tests itself. Here one of each, of the most dimensions, runs
-on a mesh of two processes, forward and backward, and values and gradients are compared with those of local tensors.
-Inputs are whole on each process, cut by rows, cut by columns, or parts of a sum; their sizes divide by the number of
-processes (even), or do not (uneven); a few operations have samples of sizes of their own only. Of those that draw
+PyTorch ships samples for {count} operations, with which it tests itself. Here {tried:,} of their {known:,}
+samples{sizes} have run on sharded tensors, forward and backward, and once more with their dimensions written as
+negative numbers; values, gradients and inputs that are written to are compared with those of local tensors. Inputs
+are whole on each of two ranks, cut by rows, cut by columns, or parts of a sum, and cut in two ways on four ranks in a
+square. The ranks are threads, with all of the product but its processes and its transport. Of operations that draw
 random numbers, shapes and types are compared, since a mesh draws others than one process.
 
-**{right} are right in all cases, none of these samples is wrong.** {refused} are refused in some case or in
-all, with an error that says why, and {untried} cannot be tried: their samples do not run on local tensors, or
-there are none in this build of PyTorch.
+**{cases:,} cases are right, {wrong} wrong.** {right} operations are right in all of theirs, {refused} are refused in
+some or in all, with an error that says why, and {untried} cannot be tried: their samples do not run on local tensors,
+or there are none in this build of PyTorch.
 
 This page is written by `python -m tests.cluster.opinfo_page RESULTS`, from what
-`python -m tests.cluster.opinfo_mesh RESULTS` has found, which takes ten minutes. `make test-slow` runs all of it and
-holds this page to it; `make test` tries those that are known to go wrong in plain DTensor, and random programs.
+`python -m tests.cluster.opinfo_all RESULTS` has found, which tries more samples of each where it is asked to, and goes
+on where it was ended. `make test` tries those that are known to go wrong in plain DTensor, and random programs;
+`make test-slow` tries two samples of every operation.
 
-`python -m tests.cluster.opinfo_all RESULTS` tries every sample of each, also with its dimensions written negative. Up
-to four samples of each, of uneven sizes, have been tried so far: 15,217 cases right; those of `gather`, `scatter` and
-pooling without a batch that were wrong are mended. Samples of `index_fill`, `index_put` and `_segment_reduce` have hung
-or ended the process that tries them, and an error that is raised in a backward pass may end the controller: both are
-open. The other samples have not been tried.
-
-| inputs | sizes | right | refused | not tried |
-|---|---|---|---|---|
+| inputs | right | refused |
+|---|---|---|
 {table}
 """
 
@@ -50,7 +44,7 @@ REFUSED = """
 
 What depends on values, needs memory that the controller does not have, or is no dense tensor.
 
-| operation | in | what is said |
+| operation | cases | what is said |
 |---|---|---|
 """
 
@@ -64,58 +58,82 @@ class Read:
     untried: frozenset[str]
 
 
-def sorted_out(results: Mapping[str, Mapping[str, str]]) -> Read:
+Results = Mapping[str, Mapping[str, Any]]  # by operation: its cases, and how many samples were tried, of how many
+
+
+def results_of(paths: Iterable[str]) -> Results:
+    """What files say, together. Raises ValueError where two have the same case of an operation."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        for name, new, _ in map(json.loads, Path(path).read_text().splitlines()):
+            known = found.setdefault(name, {"cases": {}, "tried": 0, "known": 0})
+            if twice := known["cases"].keys() & new["cases"]:
+                raise ValueError(f"{name}: {sorted(twice)} are in {path} and in another file")
+            known["cases"].update(new["cases"])
+            known["tried"] += new["tried"]
+            known["known"] += new["known"]
+    return found
+
+
+def sorted_out(results: Results) -> Read:
     """Operations by what became of them. Those with a wrong value are in none of the sets."""
     right, refused, untried = set(), set(), set()
-    for name, by in results.items():
-        tried = {told for told in by.values() if not told.startswith(UNTRIED)}
-        if any("WRONG" in told or "HUNG" in told for told in tried):
+    for name, found in results.items():
+        cases = found["cases"].values()
+        if any(case["wrong"] for case in cases):
             continue
-        if not tried:
-            untried.add(name)
-        elif tried == {"ok"}:
+        if any(case["refused"] for case in cases):
+            refused.add(name)
+        elif any(case["right"] for case in cases):
             right.add(name)
         else:
-            refused.add(name)
+            untried.add(name)
     return Read(frozenset(right), frozenset(refused), frozenset(untried))
 
 
-def said(told: str) -> str:
-    """An error as the page has it: without lines and addresses."""
-    text = told.partition(": ")[2]
+def said(outcome: str) -> str:
+    """An error as the page has it: without lines, addresses and the numbers of meshes."""
+    text = outcome.partition(": ")[2]
     text = re.sub(r" \(at [^)]*\)", "", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
+    text = re.sub(r"mesh:\d+", "mesh", text)
     text = text.replace("|", "\\|")
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " …"
 
 
-def page(results: Mapping[str, Mapping[str, str]]) -> str:
+def page(results: Results) -> str:
     """The text of the page."""
     by = sorted_out(results)
-    rows = []
-    for word in cases.PLACEMENTS:
-        for kind in cases.SIZES:
-            told = Counter(
-                "not tried" if each.startswith(UNTRIED) else "right" if each == "ok" else "refused"
-                for each in (outcome[f"{kind} {word}"] for outcome in results.values())
-            )
-            rows.append(f"| {word} | {kind} | {told['right']} | {told['refused']} | {told['not tried']} |")
+    ways: dict[str, list[int]] = {}
+    for found in results.values():
+        for title, case in found["cases"].items():
+            counts = ways.setdefault(title, [0, 0, 0])
+            counts[0] += case["right"]
+            counts[1] += sum(case["refused"].values())
+            counts[2] += len(case["wrong"])
+    kinds = list(dict.fromkeys(title.partition(" ")[0] for title in ways))
     text = HEAD.format(
         count=len(results),
+        sizes=f" of {kinds[0]} sizes" if len(kinds) == 1 else "",
+        tried=sum(found["tried"] for found in results.values()),
+        known=sum(found["known"] for found in results.values()),
+        cases=sum(right for right, _, _ in ways.values()),
+        wrong=sum(wrong for _, _, wrong in ways.values()) or "none",
         right=len(by.right),
         refused=len(by.refused),
         untried=len(by.untried),
-        table="\n".join(rows),
+        table="\n".join(f"| {title} | {right:,} | {refused:,} |" for title, (right, refused, _) in ways.items()),
     )
     text += REFUSED
     for name in sorted(by.refused):
-        groups: dict[str, list[str]] = {}
-        for case, told in results[name].items():
-            if told != "ok" and not told.startswith(UNTRIED):
-                groups.setdefault(said(told), []).append(case)
-        for message, where in groups.items():
-            everywhere = len(where) == len(results[name])
-            text += f"| `{name}` | {'all' if everywhere else ', '.join(where)} | {message} |\n"
+        cases = results[name]["cases"].values()
+        every = sum(case["right"] + sum(case["refused"].values()) for case in cases)
+        messages: dict[str, int] = {}
+        for case in cases:
+            for outcome, count in case["refused"].items():
+                messages[said(outcome)] = messages.get(said(outcome), 0) + count
+        for message, count in messages.items():
+            text += f"| `{name}` | {'all' if count == every else f'{count} of {every}'} | {message} |\n"
     for title, names in (("Not tried", by.untried), ("Right in all cases", by.right)):
         listed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(names)), 120, break_on_hyphens=False)
         text += f"\n## {title}\n\n{listed}\n"
@@ -135,4 +153,4 @@ def read(text: str) -> Read:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(dict(map(json.loads, Path(sys.argv[1]).read_text().splitlines()))))
+    PAGE.write_text(page(results_of(sys.argv[1:])))

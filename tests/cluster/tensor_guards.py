@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn import functional
 
 from monarch_nb.tensor.propagation import Propagator
-from tests.cluster import opinfo_direct as ours
+from tests.cluster import direct_plans as ours
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 Program = Callable[..., torch.Tensor]
