@@ -337,6 +337,19 @@ def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> N
     assert four.plan(aten.sum.default, (none,))[0].made[0].placements == (Partial(),)
 
 
+@pytest.mark.parametrize(
+    ("loss", "others"),
+    [("mse_loss_backward", ()), ("huber_loss_backward", (1.0,)), ("smooth_l1_loss_backward", (1.0,))],
+)
+def test_the_gradient_of_a_mean_loss_of_nothing_is_as_empty_as_its_input(
+    propagator: Propagator, loss: str, others: tuple[float, ...]
+) -> None:
+    operation = getattr(aten, loss).default
+    for count in (0, 4):
+        plan, _, _ = propagator.plan(operation, (meta(), meta(count, 2), meta(count, 2), 1, *others))
+        assert [one.shape for one in plan.made] == [(count, 2)]
+
+
 def test_ctrl_c_while_a_plan_is_made_comes_after_it_and_leaves_pytorch_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
