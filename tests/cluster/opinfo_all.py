@@ -47,6 +47,7 @@ WAYS: dict[str, tuple[Layout, Placements]] = {
 HANGS_S = 90  # seconds for one sample in all ways
 AT_ONCE = 40  # operations of a process: it forgets no plan
 WRONG_KEPT = 5  # examples
+NUMBERED = ("grid_sampler_2d", "grid_sampler_3d")  # their whole numbers choose a way; of an unknown one anything comes
 
 
 @dataclass
@@ -85,10 +86,15 @@ class Part:
     kinds: tuple[str, ...] = tuple(cases.SIZES)
     most: int = 0
 
-    def chosen(self, count: int) -> Iterable[int]:
-        """Which of so many: spread over all."""
-        most = min(self.most or count, count)
-        return [count * at // most for at in range(most)]
+    def chosen(self, samples: list[Any]) -> list[int]:
+        """Which of these: the first with the most dimensions, up to three, and others, spread over all."""
+        order = sorted(range(len(samples)), key=lambda at: -min(_dims(samples[at]), 3))
+        most = min(self.most or len(order), len(order))
+        return [order[len(order) * at // most] for at in range(most)]
+
+
+def _dims(sample: Any) -> int:
+    return next((leaf.dim() for leaf in tree_leaves(sample.input) if _is_tensor(leaf)), 0)
 
 
 class Bench:
@@ -228,7 +234,7 @@ def written_negative(op: Any, sample: Any, equal: Callable[[Any], bool]) -> Any 
     from torch.testing._internal.opinfo.core import SampleInput
 
     first = next((leaf for leaf in tree_leaves(sample.input) if _is_tensor(leaf)), None)
-    if first is None:
+    if first is None or op.name in NUMBERED:
         return None
     args, kwargs, changed = list(sample.args), dict(sample.kwargs), False
 
@@ -263,7 +269,7 @@ def tried(
         own = {same_inputs(sample): sample for sample in all_samples(op, kind)}
         samples = [own[told] for told in own if told not in known]  # PyTorch's own sizes may have been tried
         known.update(own)
-        for number in part.chosen(len(samples)):
+        for number in part.chosen(samples):
             begun(kind, number)
             found.tried += 1
             if (kind, number) in skipped:

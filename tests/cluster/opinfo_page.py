@@ -32,7 +32,7 @@ or there are none in this build of PyTorch.
 This page is written by `python -m tests.cluster.opinfo_page RESULTS`, from what
 `python -m tests.cluster.opinfo_all RESULTS` has found, which tries more samples of each where it is asked to, and goes
 on where it was ended. `make test` tries those that are known to go wrong in plain DTensor, and random programs;
-`make test-slow` tries two samples of every operation.
+`make test-slow` tries one of every operation.
 
 | inputs | right | refused |
 |---|---|---|
@@ -42,7 +42,8 @@ on where it was ended. `make test` tries those that are known to go wrong in pla
 REFUSED = """
 ## Refused
 
-What depends on values, needs memory that the controller does not have, or is no dense tensor.
+What depends on values (in `index_fill` and `index_put`, the gradient of a value that is written), needs memory that the
+controller does not have, or is no dense tensor.
 
 | operation | cases | what is said |
 |---|---|---|

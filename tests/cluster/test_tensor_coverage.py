@@ -56,6 +56,6 @@ def test_what_plain_dtensor_gets_wrong_is_right_for_uneven_shards(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_operation_gives_a_wrong_value_and_none_is_refused_that_the_page_has_as_right(tmp_path: Path) -> None:
-    found = results(tmp_path / "results", "", "2", "uneven")
+    found = results(tmp_path / "results", "", "1", "uneven")
     assert wrong(found) == {}
     assert sorted_out(found).refused <= read(PAGE.read_text()).refused, page(found)
