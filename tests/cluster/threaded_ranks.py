@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import conversions, device, kernels
-from monarch_nb.tensor.commands import WHOLE, decode_numbers
+from monarch_nb.tensor.commands import WHOLE, Put, decode_numbers
 from monarch_nb.tensor.groups.world import World
 from monarch_nb.tensor.handle import MeshTensor, current, upload
 from monarch_nb.tensor.origin import place
@@ -114,7 +114,10 @@ class Ranks:
         given = decode_numbers(numbers)
 
         def run(rank: int) -> Any:
-            failures, values = self._sessions[rank][stream].run(first, given, objects)
+            own = tuple(
+                replace(each, tensor=each.tensor.clone()) if isinstance(each, Put) else each for each in objects
+            )
+            failures, values = self._sessions[rank][stream].run(first, given, own)  # processes share no memory
             return failures, values, -1
 
         answers = self._each(layout.size, run)

@@ -350,6 +350,17 @@ def test_the_gradient_of_a_mean_loss_of_nothing_is_as_empty_as_its_input(
         assert [one.shape for one in plan.made] == [(count, 2)]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_that_batch_norm_tracks_are_written_wherever_its_input_is_cut(
+    propagator: Propagator, training: bool
+) -> None:
+    """Its schema does not say that it changes them."""
+    for placed in (WHOLE, ROWS, COLUMNS):
+        given = (meta(6, 4, 2, placed=placed), None, None, meta(4), meta(4), training, 0.1, 1e-5)
+        plan, _, _ = propagator.plan(aten.native_batch_norm.default, given)
+        assert plan.writes == ((1, 2) if training else ())
+
+
 def test_ctrl_c_while_a_plan_is_made_comes_after_it_and_leaves_pytorch_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,9 @@ __all__ = ["Leaf", "Operation", "out_of_place", "slots"]
 # What an operation gives on plain tensors: a new tensor and the registers that it is a view of; None for anything else.
 Leaf = tuple[torch.Tensor, tuple[int, ...]] | None
 
+# In training they change running_mean and running_var in place, which their schema does not say.
+_TRACKING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -84,6 +87,8 @@ class Operation:
         for argument in self.func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 found += slots(self.argument(argument.name))
+        if self.packet in _TRACKING and self.argument("training"):
+            found += [at for name in ("running_mean", "running_var") for at in slots(self.argument(name))]
         return tuple(found)
 
     def aliases(self, at: int) -> tuple[tuple[int, ...], bool]:
