@@ -15,6 +15,7 @@ SMOKE = (
     "index_put",
     "nn.functional.avg_pool1d",
     "nn.functional.cross_entropy",
+    "nn.functional.instance_norm",
     "nn.functional.linear",
     "polar",
     "quantile",
