@@ -19,6 +19,7 @@ from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (
     look_at_gradients,
+    look_at_overlap,
     look_at_reshape,
     look_at_writes,
     make_again,
@@ -252,7 +253,10 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
                 f"{func}: tensors of two meshes, {stream.title} and {other.title}. Bring them together first: "
                 "tensor.to(mesh)"
             )
-    result = run(stream, plan, cast("list[MeshTensor]", given), floats)
+    handles = cast("list[MeshTensor]", given)
+    if plan.writes and len(handles) > 1:
+        look_at_overlap(func, args, kwargs or {}, plan, [(one, one.reference, one.meta) for one in handles])
+    result = run(stream, plan, handles, floats)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too
             func(*args, **(kwargs or {}))

@@ -24,14 +24,16 @@ class Reference:
 
     `stream` is that of its mesh, `number` its name there. `memory` it shares with its views, and with what it is a view
     of; None where there are none. `copied` says how it is made again, where it is a view that has memory of its own on
-    the workers. `is_view` is true of any view.
+    the workers. `is_view` is true of any view. `offset` is where it would begin in that memory, in bytes,
+    if nothing were cut.
     """
 
-    __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "stream")
+    __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "offset", "stream")
 
     def __init__(self, stream: "Stream", number: int) -> None:
         self.stream, self.number = stream, number
         self.is_view = False
+        self.offset = 0
         self.memory: Memory | None = None
         self.copied: Copied | None = None
 

@@ -7,13 +7,20 @@ under it has changed, and what is written to it is written to that tensor, too.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map
 
 from monarch_nb.tensor.commands import FREE, Define
 from monarch_nb.tensor.notices import is_refused, tell
 from monarch_nb.tensor.origin import Place, place
-from monarch_nb.tensor.propagation import Notice, Plan, PropagationError, ViewWriteError, user_line
+from monarch_nb.tensor.propagation import Meta, Notice, Plan, PropagationError, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, Memory, Reference
 from monarch_nb.tensor.stream import Stream
+
+_REAL = 1 << 24  # bytes of tensors that are made to look how a kernel takes memory that overlaps
 
 _RESHAPE_INSTEAD = (
     "Make a new tensor instead of changing the shape in place: t = t.transpose(0, 1), t = t.squeeze(dim), "
@@ -23,12 +30,12 @@ _RESHAPE_INSTEAD = (
 
 def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
     """A plan has made views of what it was given."""
-    for at, of in plan.views:
+    for (at, of), offset in zip(plan.views, plan.offsets, strict=True):
         under, one = given[of], made[at]
         memory = under.memory
         if memory is None:
             memory = under.memory = Memory()
-        one.memory, one.is_view = memory, True
+        one.memory, one.is_view, one.offset = memory, True, under.offset + offset
         if plan.made[at].copied:
             base, steps = under.copied or (under, ())
             one.copied = Copied(base, (*steps, (plan, at)))
@@ -118,6 +125,55 @@ def look_at_gradients(plan: Plan, given: Sequence[Reference]) -> None:
                 _RESHAPE_INSTEAD,
                 user_line(),
             )
+
+
+def look_at_overlap(
+    func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]
+) -> None:
+    """Raises what local torch does for a write to memory of which the operation also reads other elements.
+
+    On the processes each of the two may have memory of its own, or lie on another one, so that they would not see it.
+    `given` are the tensors among the arguments, with what is known of each.
+    """
+    for at in plan.writes:
+        _, target, meta = given[at]
+        if target.memory is not None and any(
+            other.memory is target.memory
+            and (other.offset, its.shape, its.stride) != (target.offset, meta.shape, meta.stride)
+            and max(other.offset, target.offset) < min(_end(other, its), _end(target, meta))
+            for _, other, its in given
+        ):
+            break
+    else:
+        return
+    size = max(_end(reference, meta) for _, reference, meta in given)
+    if sum(meta.nbytes for _, _, meta in given) + size > _REAL:
+        return
+    with no_dispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        buffers: dict[object, Any] = {}
+        real = {}
+        for tensor, reference, meta in given:
+            buffer = buffers.setdefault(reference.memory or reference, torch.zeros(size, dtype=torch.uint8))
+            offset = reference.offset // meta.dtype.itemsize
+            empty = torch.empty(0, dtype=meta.dtype, device="cpu")
+            real[id(tensor)] = empty.set_(buffer.untyped_storage(), offset, meta.shape, meta.stride)
+        cpu = torch.device("cpu")
+        args, kwargs = tree_map(
+            lambda one: cpu if isinstance(one, torch.device) else real.get(id(one), one), (args, kwargs)
+        )
+        try:
+            func(*args, **kwargs)
+        except RuntimeError as error:
+            if "single memory location" in str(error):
+                raise
+
+
+def _end(reference: Reference, meta: Meta) -> int:
+    """Where a tensor would end in the memory that it shares, in bytes; its beginning where it has no elements."""
+    if 0 in meta.shape:
+        return reference.offset
+    last = sum((size - 1) * step for size, step in zip(meta.shape, meta.stride, strict=True))
+    return reference.offset + (last + 1) * meta.dtype.itemsize
 
 
 def written(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:

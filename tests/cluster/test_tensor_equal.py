@@ -389,3 +389,28 @@ def test_a_shape_that_changes_in_place_leaves_gradients_right_or_is_refused(
     expected.sum().backward()
     result.sum().backward()
     assert torch.equal(tensor.grad.full_tensor(), local.grad)
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+def test_a_write_that_reads_other_elements_of_the_same_memory_is_refused_as_local_torch_refuses_it(
+    mesh: Mesh, placed: Any
+) -> None:
+    writes: list[Callable[[Any], Any]] = [
+        lambda t: t[1:].add_(t[:-1]),
+        lambda t: t[:1, ::3].copy_(t[:1, :1]),
+        lambda t: t.T[:, 1:].mul_(t[:-1].T),
+        lambda t: t.sub_(t[0]),
+        lambda t: t[2:].view(-1).view(3, 3)[1:].lerp_(t[2:4], 0.5),
+    ]
+    tensor = monarch_nb.distribute(numbers(5, 3), mesh, [placed])
+    for write in writes:
+        for one in (numbers(5, 3), tensor):
+            with pytest.raises(RuntimeError, match="single memory location"):
+                write(one)
+    local = numbers(5, 3)
+    for both in (local, tensor):
+        both[1:3].add_(both[3:])
+        both[1:].mul_(both[1:])
+        both[:, 0].add_(both[:, 1])  # in turn: between each other, and at no address in common
+        both.sub_(both[0].clone())
+    assert torch.equal(tensor.full_tensor(), local)

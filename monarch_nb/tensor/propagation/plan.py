@@ -122,7 +122,8 @@ class Plan:
     """What becomes of an operation on tensors with these metas. Made once, then found in the cache.
 
     `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with an
-    argument that it is a view of (a copy, where its meta says `copied`); `writes` are the arguments that change in
+    argument that it is a view of (a copy, where its meta says `copied`), `offsets` say where in that it begins, in
+    bytes, as long as neither is cut; `writes` are the arguments that change in
     place. `build(made, given)` gives what the call returns, from the new tensors and the tensors among its arguments.
     `value` says that it returns a Python number instead: that of the one new tensor, which is whole on every rank.
     `rebinds` says that the first argument becomes the first new tensor: it was transposed in place, or the like.
@@ -135,6 +136,7 @@ class Plan:
     made: tuple[Meta, ...]
     build: Callable[[Sequence[object], Sequence[object]], object]
     views: tuple[tuple[int, int], ...] = ()
+    offsets: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     collectives: tuple[Collective, ...] = ()
     notices: tuple[Notice, ...] = ()

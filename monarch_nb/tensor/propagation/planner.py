@@ -126,10 +126,11 @@ class Planner:
         else:
             tree, leaves, draft, registers = self._understood(operation)
         results = [at for at in registers if at is not None]
-        bases = [leaf[1] for leaf in leaves if leaf is not None]
+        tensors = [leaf for leaf in leaves if leaf is not None]
         made = tuple(draft.metas[at] for at in results)
         self._made += 1
-        views = tuple((at, base) for at, over in enumerate(bases) for base in over)
+        views = tuple((at, base) for at, (_, bases) in enumerate(tensors) for base in bases)
+        offsets = tuple(int(one.storage_offset()) * one.dtype.itemsize for one, bases in tensors for _ in bases)
         if views:
             self._views[self._made] = operation
         program = draft.program(results)
@@ -140,6 +141,7 @@ class Planner:
             made=made,
             build=builder(tree),
             views=views,
+            offsets=offsets,
             writes=tuple(dict.fromkeys(operation.writes)),
             puts_back=len(operation.writes) > 1 and any(isinstance(step, Write) for step in program.steps),
             collectives=tuple(draft.collectives),
