@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-verbs random-programs soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs soak chaos docs docs-serve screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -89,6 +89,10 @@ bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts, as a
 
 compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparallel and jupyter-distributed; SYSTEMS='ours dask' for some
 	$(PY) -m tests.compare $(SYSTEMS)
+
+test-clusters: setup ## the tests of jobs on real servers, which it installs with apt-get where it can; KINDS='ssh' for some
+	scripts/ensure-clusters $(if $(KINDS),network $(KINDS))
+	$(PY) -m pytest -m clusters --timeout 600 $(if $(KINDS),$(wildcard $(foreach kind,$(KINDS),tests/cluster*/test_*$(kind)*.py)),tests) $(PYTEST_ARGS)
 
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)

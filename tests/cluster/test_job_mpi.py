@@ -14,7 +14,7 @@ from tests.cluster.fault_tools import SOON
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 needs("mpirun", package="openmpi-bin")
-pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
 ARGS = "--allow-run-as-root --oversubscribe" if os.geteuid() == 0 else "--oversubscribe"
 LIGHT = {"MONARCH_NB_PRELOAD": "", "MARK": "7"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray", reason="NOT TESTED HERE: pip install 'monarch-nb[ray]'")
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(180), pytest.mark.slow]
 
 # In a process of its own: Ray's client leaves threads and sockets behind in the process that it was used in.
 PROGRAM = """

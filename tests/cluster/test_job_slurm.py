@@ -22,6 +22,7 @@ from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
 pytestmark = [
+    pytest.mark.clusters,
     pytest.mark.timeout(150),
     pytest.mark.usefixtures("host"),
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a Slurm of one's own needs root"),

@@ -22,7 +22,7 @@ from tests.processes import alive
 
 needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
 pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(120), pytest.mark.usefixtures("host")]
 LIGHT = {"MONARCH_NB_PRELOAD": "", "MARK": "ssh"}
 
 
