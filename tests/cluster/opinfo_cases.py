@@ -6,13 +6,14 @@ Their sizes are even (they divide by the ranks) or uneven.
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+ROUNDING = 1e-5  # of a gradient, of the largest number in it
 SIZES = {"even": {"S": 4, "M": 6, "L": 8, "XS": 2}, "uneven": {"S": 5, "M": 7, "L": 9, "XS": 3}}
 
 
@@ -60,6 +61,13 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest finite absolute value among them; 0 where there is none."""
+    dense = (t.detach().to_dense() if t.layout != torch.strided else t.detach() for t in tensors if t is not None)
+    values = (t.abs().double().nan_to_num(0, 0, 0) for t in dense if t.numel())
+    return max((value.max().item() for value in values), default=0.0)
+
+
 def gradients_of(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
     """Of the inputs: None for an input that the result does not depend on."""
     outputs = [t for t in tensors_of(result) if t.requires_grad]
@@ -70,8 +78,11 @@ def gradients_of(args: Any, kwargs: Any, result: Any) -> tuple[Any, ...]:
     return torch.autograd.grad(losses, inputs, allow_unused=True)
 
 
-def difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool) -> str:
-    """What differs, in words; of tensors that were drawn, only shapes and types are compared."""
+def difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool, scale: float = 0.0) -> str:
+    """What differs, in words; of tensors that were drawn, only shapes and types are compared.
+
+    Values are equal within rounding of numbers as large as `scale`: what cancels has no digits of its own.
+    """
     if expected.shape != found.shape:
         return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
     if expected.layout != found.layout:
@@ -84,6 +95,6 @@ def difference(expected: torch.Tensor, found: torch.Tensor, drawn: bool) -> str:
         return ""
     wide = torch.complex128 if expected.is_complex() else torch.float64
     one, other = expected.detach().to(wide), found.detach().to(wide)
-    if torch.allclose(one, other, 1e-3, 1e-4, equal_nan=True):
+    if torch.allclose(one, other, 1e-3, max(1e-4, ROUNDING * scale), equal_nan=True):
         return ""
     return f"off by {(one - other).abs().max().item():.3g}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 import monarch_nb
 from monarch_nb.config import configured
@@ -303,6 +304,28 @@ def test_norms_of_any_order_are_right_and_added_and_negated_as_numbers(mesh: Mes
         )
     for norm in (lambda x: -x.norm(dim=1), lambda x: x.norm(dim=1) + x.norm(dim=1), lambda x: x.norm(dim=1).sum()):
         torch.testing.assert_close(norm(t).full_tensor(), norm(expected))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("placements", [(S0, S0, R), (S0, R, S0), (S1, R, S0), (Partial(), S0, R)], ids=str)
+def test_losses_of_weighted_classes_and_ignored_targets_are_those_of_local_tensors(
+    mesh: Mesh, placements: tuple[Placement, ...], reduction: str
+) -> None:
+    torch.manual_seed(3)
+    local = torch.randn(5, 4), torch.randint(0, 4, (5,)), torch.rand(4) + 0.5
+    scores, classes, weights = (
+        monarch_nb.distribute(tensor, mesh, [placement]) for tensor, placement in zip(local, placements, strict=True)
+    )
+
+    def outcome(scores: Any, classes: Any, weights: Any, ignored: int) -> list[Any]:
+        scores = scores.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(scores, classes, weights, ignore_index=ignored, reduction=reduction)
+        loss.sum().backward()
+        return [loss.detach(), scores.grad]
+
+    for ignored in (-100, int(local[1][0])):
+        for found, expected in zip(outcome(scores, classes, weights, ignored), outcome(*local, ignored), strict=True):
+            torch.testing.assert_close(found.full_tensor(), expected)
 
 
 def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:

@@ -620,7 +620,12 @@ def norms(d: Draw, s: Scope) -> str | None:
             f"F.huber_loss({x}, {same}, reduction='none')",
         ]
         rows = torch.Size(tensor.shape[:-1]).numel()
-        kinds += [f"F.cross_entropy({x}.reshape({rows}, {last}), torch.arange({rows}, device={x}.device) % {last})"]
+        classes = f"torch.arange({rows}, device={x}.device) % {last}"
+        ones = s.pick(lambda t: t.shape == (last,) and t.dtype == tensor.dtype)
+        options = f", weight={ones}.abs() + 1" if ones and d.chance(0.7) else ""
+        options += f", ignore_index={d.randint(0, max(last - 1, 0))}" if d.chance(0.3) else ""
+        options += f", reduction='{d.choice(['mean', 'sum', 'none'])}'" if d.chance(0.5) else ""
+        kinds += [f"F.cross_entropy({x}.reshape({rows}, {last}), {classes}{options})"]
         kinds += [f"F.group_norm({x}, 1)"] if tensor.shape[1] else []
     if tensor.dim() == 3:
         kinds += [f"F.scaled_dot_product_attention({x}[None], {x}[None], {x}[None], is_causal={d.chance(0.5)})"]

@@ -105,8 +105,7 @@ def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> t
     shape, placements = write.shape(given), write.placements(given)
     dim = 0 if len(shape) == 1 else 1
     classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
-    classes = write(aten.view.default, classes, [-1 if at == dim else 1 for at in range(len(shape))])
-    classes = write.cut(classes, [p if p == Shard(dim) else Replicate() for p in placements])
+    classes = _by_class(write, classes, given, dim)
     target = write.summed(target)
     if dim == 1:
         target = write.cut(target, [p if p == Shard(0) else Replicate() for p in placements])
@@ -115,38 +114,56 @@ def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> t
     return write(aten.eq.Tensor, column, classes), counts, dim
 
 
+def _by_class(write: Writer, values: Slot, given: Slot, dim: int) -> Slot:
+    """One value for each class, shaped to be broadcast against the input and cut as its classes are."""
+    sizes = [-1 if index == dim else 1 for index in range(len(write.shape(given)))]
+    values = write(aten.view.default, write.whole(values), sizes)
+    return write.cut(values, [p if p == Shard(dim) else Replicate() for p in write.placements(given)])
+
+
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Each rank looks for the targets among its own classes, and the sums are added up."""
-    given, target = _tensor(operation, "self"), _tensor(operation, "target")
+    """Each rank looks for the targets among its own classes, and the sums are added up.
+
+    PyTorch's rule takes the mean of the ranks' means, which is wrong where classes have weights or targets are ignored.
+    """
+    given, target, weight = (_tensor(operation, name) for name in ("self", "target", "weight"))
     reduction = operation.argument("reduction")
-    if given is None or target is None or operation.argument("weight") is not None or reduction == _NONE:
+    if given is None or target is None or reduction == _NONE:
         return None
     given, dtype = write.summed(given), _meta(operation, given).dtype
     chosen, counts, dim = _chosen(operation, write, given, target)
-    picked = write(aten.where.self, chosen, given, write(aten.zeros_like.default, given))
-    picked = write.summed(write(aten.sum.dim_IntList, picked, [dim]))
-    counts = write(aten._to_copy.default, counts, dtype=dtype)
-    masked = write(aten.mul.Tensor, picked, counts)
-    total = write.whole(write(aten.neg.default, write(aten.sum.default, masked)))
-    count = write.whole(write(aten.sum.default, counts))
+
+    def of_target(values: Slot) -> Slot:
+        zero = write(aten.zeros_like.default, values)
+        found = write.summed(write(aten.sum.dim_IntList, write(aten.where.self, chosen, values, zero), [dim]))
+        return write(aten.where.self, counts, found, write(aten.zeros_like.default, found))
+
+    losses = of_target(given)
+    if weight is None:
+        weights = write(aten._to_copy.default, counts, dtype=dtype)
+    else:
+        weights = of_target(_by_class(write, weight, given, dim))
+        losses = write(aten.mul.Tensor, losses, weights)
+    total = write.whole(write(aten.neg.default, write(aten.sum.default, losses)))
+    count = write.whole(write(aten.sum.default, weights))
     return [write(aten.div.Tensor, total, count) if reduction == _MEAN else total, count]
 
 
 def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    grad, given, target = (_tensor(operation, name) for name in ("grad_output", "self", "target"))
+    grad, given, target, weight = (_tensor(operation, name) for name in ("grad_output", "self", "target", "weight"))
     total, reduction = _tensor(operation, "total_weight"), operation.argument("reduction")
     if grad is None or given is None or target is None or total is None or reduction == _NONE:
         return None
-    if operation.argument("weight") is not None or any(p.is_partial() for p in write.placements(given)):
-        return None
+    given = write.summed(given)
     chosen, counts, dim = _chosen(operation, write, given, target)
     each = write(aten.neg.default, write.whole(grad))
     if reduction == _MEAN:
         each = write(aten.div.Tensor, each, write.whole(total))
+    if weight is not None:
+        each = write(aten.mul.Tensor, _by_class(write, weight, given, dim), each)
     counts = write(aten.unsqueeze.default, counts, 1) if dim == 1 else counts
     both = write.like(write(aten.logical_and.default, chosen, counts), given)
-    dtype = _meta(operation, given).dtype
-    return [write(aten.mul.Tensor, write(aten._to_copy.default, both, dtype=dtype), each)]
+    return [write(aten.where.self, both, each, write(aten.zeros_like.default, given))]
 
 
 def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
