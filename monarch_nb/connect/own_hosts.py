@@ -15,6 +15,7 @@ from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_wit
 from monarch_nb.host.folders import clear_run_folder, new_host_id, release, remove_run_folder, run_folder_for
 from monarch_nb.host.launch import AgentHandle, begin_agent
 from monarch_nb.lifecycle import unhandled
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
@@ -281,6 +282,7 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
     Does not block; calls that wait for them end once they are gone, or at once where that cannot be seen from here.
     """
     engine = runtime()
+    engine.part(HostNotices).give_up(hosts)
     stop_hosts(hosts, reason)
     for host in hosts:
         attached = engine.part(Routes).attached.pop(host, None)

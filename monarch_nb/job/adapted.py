@@ -1,14 +1,18 @@
 """Jobs of any kind: host meshes of the agents that the kind's adapter starts."""
 
+import logging
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from monarch_nb.connect.own_hosts import give_up_hosts
+from monarch_nb.connect.routes import Routes
 from monarch_nb.host.command import check_environment
 from monarch_nb.job.adapter import (
     HERE,
@@ -22,7 +26,7 @@ from monarch_nb.job.adapter import (
     said_once,
 )
 from monarch_nb.job.arrival import Arrival
-from monarch_nb.job.elastic import JobHosts
+from monarch_nb.job.elastic import JobHosts, locked
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
@@ -30,10 +34,14 @@ from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import Applied, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
+from monarch_nb.runtime import runtime, started
 from monarch_nb.settings import parse_duration
 from monarch_nb.wire import counted, kind_of
 
 _TELL_S = 0.5
+_KILLED = "its job was killed"
+logger = logging.getLogger("monarch_nb.job")
+_jobs: "weakref.WeakSet[AdapterJob]" = weakref.WeakSet()  # of this program; several may be the same one
 
 
 class AdapterForm(msgspec.Struct):
@@ -49,6 +57,7 @@ class AdapterForm(msgspec.Struct):
     _patience: float | None = None
     _keep: float | None = None
     _spares: tuple[str, ...] = ()
+    _ids: dict[str, str] = {}
 
 
 class AdapterJob(JobTrait):
@@ -76,6 +85,7 @@ class AdapterJob(JobTrait):
         self._patience = patience
         self._agents: dict[str, Agent] = {}
         self._spares: tuple[str, ...] = ()  # names of agents that are part of no mesh
+        self._ids: dict[str, str] = {}  # of hosts that have joined, by name
         self._folder = ""
         self._wish(meshes)
         self._restored()
@@ -118,6 +128,7 @@ class AdapterJob(JobTrait):
         self._arrival: Arrival | None = None
         self._sources: dict[str, JobHosts] = {}
         self._more: list[Arrival] = []  # of hosts that came later
+        _jobs.add(self)
 
     @property
     def _adapter(self) -> JobAdapter:
@@ -181,23 +192,43 @@ class AdapterJob(JobTrait):
             for source in self._sources.values():
                 source.close()
             agents = {name: agent for name, agent in self._agents.items() if name not in self._spares}
-            self._arrival = Arrival(self._adapter, self.running(agents), roles, self.known_as, self._patience)
+            self._arrival = Arrival(
+                self._adapter, self.running(agents), roles, self.known_as, self._patience, self.joined
+            )
             self._sources = {mesh: JobHosts(self, mesh) for mesh in self._meshes}
         return self._arrival
 
     @property
     def progress(self) -> Progress:
-        """How many hosts have joined, which are missing, and why. Does not block."""
+        """How many hosts there are now, which are missing or lost, and why. Does not block."""
         job = self._running
         if not isinstance(job, AdapterJob):
             return Progress(sum(self._meshes.values()), (), {})
-        arrival = job._coming()
-        return job._with_spares(arrival.progress)
+        job._coming()
+        return job._present()
 
-    def _with_spares(self, progress: Progress) -> Progress:
-        spares = [source.spares for source in self._sources.values()]
-        there = tuple(name for each in spares for name in each.waiting())
-        return progress._replace(spares=there, wanted_spares=sum(each.wanted for each in spares))
+    def _present(self) -> Progress:
+        """How the hosts are by now, with those that came later and those that have gone since."""
+        attached = runtime().part(Routes).attached
+        there, stories = dict[str, str](), dict[str, str]()
+        for arrival in self.arrivals:
+            there.update(arrival.joined)
+            stories.update(arrival.progress.missing)
+        joined, missing = list[str](), dict[str, str]()
+        agents, spares = self.agents, set(self.spare_agents)
+        for name in [name for name in agents if name not in spares]:
+            host = there.get(name, "")
+            if agents[name].join == HERE or (host in attached and not attached[host].lost):
+                joined.append(name)
+            elif host in attached:
+                missing[name] = f"is lost: {attached[host].lost}"
+            elif host:
+                missing[name] = "was let go"
+            else:
+                missing[name] = stories.get(name, "came to another program with this job, not to this one")
+        kept = [source.spares for source in self._sources.values()]
+        waiting = tuple(name for each in kept for name in each.waiting())
+        return Progress(len(joined) + len(missing), tuple(joined), missing, waiting, sum(each.wanted for each in kept))
 
     def wait(self, timeout: float | None = None, tell: Callable[[Progress], object] | None = None) -> Progress:
         """Blocks until all hosts have joined; `tell` is called with the progress each time it has changed.
@@ -211,7 +242,7 @@ class AdapterJob(JobTrait):
         arrival, deadline, last = job._coming(), None if timeout is None else time.monotonic() + timeout, ""
         try:
             while True:
-                decided, now = arrival.wait(_TELL_S), job._with_spares(arrival.progress)
+                decided, now = arrival.wait(_TELL_S), job._present()
                 if tell is not None and str(now) != last:
                     last = str(now)
                     tell(now)
@@ -224,7 +255,7 @@ class AdapterJob(JobTrait):
             raise
         for future in arrival.hosts.values():
             future.get(0)
-        return job._with_spares(arrival.progress)
+        return job._present()
 
     # -- what its hosts' source asks for (ElasticJob)
 
@@ -257,7 +288,24 @@ class AdapterJob(JobTrait):
         """The job with some of its agents."""
         number, started = str(self._applied.apply_id), self._applied.started
         spares = tuple(name for name in self._spares if name in agents)
-        return Running(number, self._folder, agents, self._options, self._kind, started, spares)
+        ids = {name: host for name, host in self._ids.items() if name in agents}
+        return Running(number, self._folder, agents, self._options, self._kind, started, spares, ids)
+
+    @property
+    def host_ids(self) -> dict[str, str]:
+        """The ids of its hosts that have joined, here or elsewhere, by their names."""
+        return {**self._job.now().hosts, **self._ids}
+
+    def joined(self, hosts: Mapping[str, str]) -> None:
+        """The ids of hosts that have joined, by name; they are written down, for who loads the job."""
+        self._ids |= hosts
+        try:
+            with locked(self._folder):
+                now = self._job.now()
+                if now.folder and any(now.hosts.get(name) != host for name, host in hosts.items()):
+                    msgspec.structs.replace(now, hosts={**now.hosts, **hosts}).save()
+        except (OSError, EngineError) as error:  # the job is about to end, or its folder cannot be written
+            logger.info("%s: who loads the job does not know the ids of %s: %s", self.known_as, ", ".join(hosts), error)
 
     @property
     def spare_agents(self) -> tuple[str, ...]:
@@ -272,17 +320,13 @@ class AdapterJob(JobTrait):
         if not self._agents:
             raise EngineError("the job was killed")
         spares = self.spare_agents if spares is None else spares
+        self._ids = {name: host for name, host in self.host_ids.items() if name in agents}
         self._agents = agents
         self._spares = tuple(name for name in spares if name in agents)
         if self._folder and self._agents:
             self._job.save()
         if self._applied.path is not None:
             self.dump(self._applied.path)
-
-    def keep_spares(self, spares: Iterable[str]) -> None:
-        """These are part of no mesh from now on; they are written down, for who loads the job."""
-        if self._agents:
-            self.keep_agents(self.agents, spares)
 
     def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
         """What its engine is asked for, for more hosts of a mesh. Raises EngineError where nothing can be asked."""
@@ -324,12 +368,11 @@ class AdapterJob(JobTrait):
         return wishes == (spec._kind, spec._meshes, spec._roles, spec._env, spec._options) and not self._lost()
 
     def _kill(self) -> None:
-        for mesh in self._given:
-            give_up(mesh, "its job was killed")
-        for source in self._sources.values():
-            source.close()
-        for arrival in self.arrivals:
-            arrival.stop("the job was killed")
+        hosts = self.host_ids.values()
+        for same in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
+            same._give_up()  # itself, too
+        if (engine := started()) is not None:  # what was attached by name, and by no job of this program
+            give_up_hosts([host for host in hosts if host in engine.part(Routes).attached], _KILLED)
         agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
         if agents:
             try:
@@ -339,8 +382,17 @@ class AdapterJob(JobTrait):
                 raise
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._spares, self._folder = (), ""
+        self._spares, self._folder, self._ids = (), "", {}
         self._restored()
+
+    def _give_up(self) -> None:
+        """It is about to be killed: what this program has on its hosts has been stopped, and nothing more comes."""
+        for mesh in self._given:
+            give_up(mesh, _KILLED)
+        for source in self._sources.values():
+            source.close()
+        for arrival in self.arrivals:
+            arrival.stop("the job was killed")
 
 
 def running_jobs(kind: str) -> list[AdapterJob]:

@@ -52,6 +52,7 @@ class Running(msgspec.Struct, frozen=True):
     kind: str = ""
     started: float = 0.0  # wall clock, seconds
     spares: tuple[str, ...] = ()  # those of the agents that are part of no mesh
+    hosts: dict[str, str] = {}  # the ids of those that have joined, by name
 
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""

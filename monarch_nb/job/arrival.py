@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,7 +41,8 @@ class Arrival:
     """Follows the agents of one job, on a thread of its own, for as long as this process uses them."""
 
     def __init__(self, adapter: JobAdapter, job: Running, roles: Mapping[str, Role], what: str, patience: float | None,
-                 ) -> None:  # fmt: skip
+                 came: Callable[[Mapping[str, str]], object]) -> None:  # fmt: skip
+        """`came` is called with the ids of hosts that have just joined, by name; on the arrival's thread."""
         self.hosts: dict[str, Future[tuple[str, ...]]] = {
             mesh: pending_future(story=lambda: str(self.progress)) for mesh in roles
         }
@@ -50,6 +51,7 @@ class Arrival:
         self._roles = roles
         self._what = what
         self._patience = patience  # seconds for the engine to start all of them
+        self._came = came
         self._begun = time.monotonic()
         self._engine = runtime()
         self._joined: dict[str, str] = {}  # host ids, by name
@@ -184,11 +186,15 @@ class Arrival:
                     failed[name] = f"cannot take part: {why}"
             self._tell({name: f"runs, but: {error.errors.get(address, error)}" for address, name in names.items()})
             return failed
+        right = {}
         for (address, name), host in zip(names.items(), ids, strict=True):
             if ready[name].host not in ("", host):
                 self._strangers.add(address)
             else:
-                failed.update(self._enter(name, host))
+                right[name] = host
+        self._came(right)  # before anybody can use them, and lose them
+        for name, host in right.items():
+            failed.update(self._enter(name, host))
         return failed
 
     @property

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -53,8 +53,12 @@ class ElasticJob(Protocol):
         Raises EngineError where it was killed meanwhile.
         """
 
-    def keep_spares(self, spares: Sequence[str]) -> None:
-        """These are part of no mesh from now on; they are written down, for who loads the job."""
+    @property
+    def host_ids(self) -> Mapping[str, str]:
+        """The ids of its hosts that have joined, here or elsewhere, by their names."""
+
+    def joined(self, hosts: Mapping[str, str]) -> None:
+        """The ids of hosts that have joined, by name; they are written down, for who loads the job."""
 
     def running(self, agents: dict[str, Agent]) -> Running:
         """The job with some of its agents."""
@@ -79,8 +83,9 @@ class JobHosts:
     def __init__(self, job: ElasticJob, mesh: str) -> None:
         self._job, self._mesh = job, mesh
         self._lock = threading.Lock()
-        self._came: list[str] = []
+        self._came: list[str] = []  # behind those that it had at first
         self._went: set[str] = set()
+        self._instead: dict[str, str] = {}  # which host is in the place of which
         self.spares = Spares(mesh, job.known_as, start=self._start_spares, drop=self._drop_spare)
         agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
         if wanted := job.role_of(mesh).spares or len(agents):
@@ -89,11 +94,16 @@ class JobHosts:
     @property
     def changed(self) -> bool:
         """Whether the mesh has other hosts than at first, as this process knows it."""
-        return bool(self._came or self._went)
+        return bool(self._came or self._went or self._instead)
 
     def hosts(self, first: Sequence[str]) -> list[str]:
-        """The ids of its hosts; `first` are those that it had at first."""
-        return [host for host in (*first, *self._came) if host not in self._went]
+        """The ids of its hosts, each in its place; `first` are those that it had at first."""
+        return [host for host in map(self._now, (*first, *self._came)) if host not in self._went]
+
+    def _now(self, host: str) -> str:
+        while host in self._instead:
+            host = self._instead[host]
+        return host
 
     def __str__(self) -> str:
         return self._job.known_as
@@ -106,27 +116,45 @@ class JobHosts:
     def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
         """Spares for as many of these hosts as there are some, at once: which host is in the place of which."""
         job, instead = self._job, dict[str, str]()
-        names = {host: name for arrival in job.arrivals for name, host in arrival.joined.items()}
+        names = self._names_of(dead)
         taken: dict[str, tuple[str, Arrival]] = {}
         try:
             with self._alone():
                 free = set(job.spare_agents)  # another process of this user may have taken some
                 while len(taken) < len(dead) and (some := self.spares.take(len(dead) - len(taken))):
                     taken.update({name: each for name, each in some.items() if name in free})
-                job.keep_spares([name for name in job.spare_agents if name not in taken])
+                self._put({names[lost]: name for lost, name in zip(dead, taken, strict=False) if lost in names}, taken)
         except OSError as error:
             tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
             job.arrived(arrival)
-            self._came.append(host)
-            instead[lost] = host
+            self._instead[lost] = instead[lost] = host
             old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
             tell_people(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
         return instead
 
+    def _names_of(self, hosts: Collection[str]) -> dict[str, str]:
+        """The names of these hosts, by their ids, as far as they are known."""
+        here = {host: name for arrival in self._job.arrivals for name, host in arrival.joined.items()}
+        known = {host: name for name, host in self._job.host_ids.items()} | here
+        return {host: known[host] for host in hosts if host in known}
+
+    def _put(self, places: Mapping[str, str], new: Collection[str]) -> None:
+        """The agents `new` are part of the mesh, in the `places` of others by name, which are part of none any more."""
+        agents = self._job.agents
+        moved = {name: agents[name] for name in places.values() if name in agents}
+        line: dict[str, Agent] = {}
+        for name, agent in agents.items():
+            if places.get(name) in moved:
+                line[places[name]] = moved[places[name]]
+            if name not in moved:
+                line[name] = agent
+        line |= {name: agent for name, agent in agents.items() if name not in line}
+        self._job.keep_agents(line, [*(name for name in self._job.spare_agents if name not in new), *places])
+
     def _alone(self, check: Callable[[], object] = lambda: None) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes the job within, in this process or another one that has it."""
-        return _locked(self._job.running({}).folder, check)
+        return locked(self._job.running({}).folder, check)
 
     def refill(self) -> None:
         """Asks the engine for the spares that are missing, in the background."""
@@ -136,7 +164,9 @@ class JobHosts:
         """The job is about to be killed, or is not used here any more: no host is asked for from now on."""
         self.spares.close()
 
-    def more(self, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
+    def more(
+        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+    ) -> tuple[str, ...]:  # fmt: skip
         """Asks the engine for so many hosts, or for one on each of these machines, and waits for them.
 
         Where not all come, what has been started ends again. So it is where an interrupt ends the wait, which does not
@@ -144,7 +174,8 @@ class JobHosts:
         """
         asked = _Asked()
         done: Future[tuple[str, ...]] = pending_future(story=asked.story)
-        thread = threading.Thread(target=self._settle, args=(done, asked, wanted, timeout), daemon=True)
+        given = (done, asked, wanted, tuple(instead), timeout)
+        thread = threading.Thread(target=self._settle, args=given, daemon=True)
         try:
             thread.start()
             return done.get()
@@ -177,16 +208,16 @@ class JobHosts:
 
     # -- on a thread of its own, which no interrupt cuts off
 
-    def _settle(self, done: Future[tuple[str, ...]], asked: "_Asked", wanted: "int | Sequence[str]", timeout: float,
-                ) -> None:  # fmt: skip
+    def _settle(self, done: Future[tuple[str, ...]], asked: "_Asked", wanted: "int | Sequence[str]",
+                instead: Sequence[str], timeout: float) -> None:  # fmt: skip
         try:
-            resolve_future(done, self._ask(asked, wanted, time.monotonic() + timeout, timeout))
+            resolve_future(done, self._ask(asked, wanted, instead, time.monotonic() + timeout, timeout))
         except BaseException as error:
             fail_future(done, error)
 
     def _ask(
-        self, asked: "_Asked", wanted: "int | Sequence[str]", until: float, timeout: float
-    ) -> tuple[str, ...]:  # fmt: skip
+        self, asked: "_Asked", wanted: "int | Sequence[str]", instead: Sequence[str], until: float, timeout: float
+    ) -> tuple[str, ...]:
         places, count = ((), wanted) if isinstance(wanted, int) else (tuple(wanted), len(wanted))
         with self._lock:
             started: dict[str, Agent] = {}
@@ -194,7 +225,7 @@ class JobHosts:
                 arrival = self._start(asked, count, places, started)
                 hosts = arrival.hosts[self._mesh].get(max(0.0, until - time.monotonic()))
                 asked.came(hosts)
-                self._came += hosts
+                self._take(hosts, instead, list(started))
                 return hosts
             except Exception as error:
                 story = asked.story()
@@ -212,6 +243,20 @@ class JobHosts:
                     ) from error
                 raise
 
+    def _take(self, hosts: Sequence[str], instead: Sequence[str], names: Sequence[str]) -> None:
+        """They are part of the mesh from now on; `names` are theirs."""
+        if not instead:
+            self._came += hosts
+            return
+        old = self._names_of(instead)
+        places = {old[lost]: name for lost, name in zip(instead, names, strict=True) if lost in old}
+        try:
+            with self._alone():
+                self._put(places, names)
+        except OSError as error:
+            logger.warning("%s: who loads the job finds %s behind its other hosts: %s", self, ", ".join(names), error)
+        self._instead.update(zip(instead, hosts, strict=True))
+
     def _start(self, asked: "_Asked", count: int, places: tuple[str, ...], started: dict[str, Agent]) -> Arrival:
         adapter = self._job.adapter
         if places and not adapter.takes_places:
@@ -219,7 +264,8 @@ class JobHosts:
         asked.check()
         job = self._add(count, places, started, asked.check, spare=False)
         roles = {self._mesh: self._job.role_of(self._mesh)}
-        arrival = Arrival(adapter, msgspec.structs.replace(job, agents=dict(started)), roles, str(self), None)
+        wanted = msgspec.structs.replace(job, agents=dict(started))
+        arrival = Arrival(adapter, wanted, roles, str(self), None, self._job.joined)
         self._job.arrived(arrival)
         asked.wait_for(arrival)
         return arrival
@@ -261,7 +307,7 @@ class JobHosts:
         """One for each: that one does not come is no matter of the others."""
         job, roles = self._job, {self._mesh: self._job.role_of(self._mesh)}
         return {
-            name: Arrival(job.adapter, job.running({name: agent}), roles, str(self), None)
+            name: Arrival(job.adapter, job.running({name: agent}), roles, str(self), None, job.joined)
             for name, agent in agents.items()
         }
 
@@ -325,7 +371,7 @@ class _Asked:
 
 
 @contextlib.contextmanager
-def _locked(folder: str, check: Callable[[], object]) -> Iterator[None]:
+def locked(folder: str, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Holds a job's folder, which processes share; while others do, `check` may end the wait.
 
     Raises EngineError where the folder is gone with its job.

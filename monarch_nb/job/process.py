@@ -17,7 +17,7 @@ class ProcessJob(AdapterJob):
     any process that has the job's file.
     """
 
-    _transient = AdapterJob._transient | {"_host_to_pid"}
+    _transient = AdapterJob._transient | {"_host_to_pid", "_adopted"}
 
     def __init__(self, meshes: "Mapping[str, int | Role]", env: Mapping[str, str] | None = None) -> None:
         super().__init__("process", meshes, env)
@@ -26,16 +26,19 @@ class ProcessJob(AdapterJob):
         super()._restored()
         # As torchmonarch has it: a subclass with a `_create` of its own puts the workers there that it has started.
         self._host_to_pid: dict[str, ProcessState] = {}
+        self._adopted: set[str] = set()  # those of them that are, or were, agents of the job
 
     def _create(self, client_script: str | None) -> None:
         super()._create(client_script)
         for name, agent in self._agents.items():
             self._host_to_pid[name] = ProcessState(process_of(agent)[0], agent.join)
+        self._adopted = {*self._agents}
 
     def _adopt(self) -> None:
         for name, started in self._host_to_pid.items():
-            if name not in self._agents:
+            if name not in self._adopted:  # one that has been let go does not come back
                 self._agents[name] = agent_of_process(started.pid, started.channel)
+        self._adopted |= self._host_to_pid.keys()
 
     def _state(self) -> JobState:
         self._adopt()

@@ -133,7 +133,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
             with record.changing:
                 instead, lacking = _replaced(record, missing)  # another mesh has asked meanwhile
                 if lacking:
-                    asked = dict(zip(lacking, giver.more(len(lacking), timeout), strict=True))
+                    asked = dict(zip(lacking, giver.more(len(lacking), timeout, instead=lacking), strict=True))
                     gone += asked
                     for host, new in asked.items():
                         record.swap(host, new)

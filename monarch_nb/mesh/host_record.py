@@ -17,9 +17,12 @@ GROW_S = 600.0  # how long hosts that are asked for are waited for
 class HostSource(Protocol):
     """What gives the hosts of a mesh, and takes them back: a job. Its methods block."""
 
-    def more(self, wanted: "int | Sequence[str]", timeout: float) -> tuple[str, ...]:
+    def more(
+        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+    ) -> tuple[str, ...]:  # fmt: skip
         """The ids of so many new hosts, or of those on these machines, which can be used.
 
+        They come behind the others, or take the places of the lost ones that they come `instead` of.
         Raises NoMoreHostsError: then none came.
         """
 

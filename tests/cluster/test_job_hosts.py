@@ -115,17 +115,23 @@ def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
             assert str(job.progress) == "2/2 hosts joined, 1/1 spare"
             assert repr(state) == "JobState(trainers=2 hosts and 1 spare)"
             [spare] = state.trainers.spares
-            os.kill(pid_of(job, "trainers_1"), signal.SIGKILL)
+            os.kill(pid_of(job, "trainers_0"), signal.SIGKILL)
             with pytest.raises(SupervisionError):
                 until(lambda: trainers.pid.call().get(SOON) is None, "its end")
+            until(lambda: "Missing: trainers_0 is lost: " in str(job.progress), "progress shows it")
+            assert str(job.progress).startswith("1/2 hosts joined, 1/1 spare. Missing: trainers_0 is lost")
             begun = time.monotonic()
             assert heal_mesh(trainers, timeout=SOON) is trainers
             print(f"healed onto the spare after {time.monotonic() - begun:.2f} s")
             assert len(trainers.pid.call().get(SOON)) == 2
-            assert f"the spare host trainers_2 ({host_name(spare)}) took the place of trainers_1" in caplog.text
+            assert f"the spare host trainers_2 ({host_name(spare)}) took the place of trainers_0" in caplog.text
+            assert state.trainers.host_ids == job.state(None).trainers.host_ids
+            assert state.trainers.host_ids[0] == spare
+            assert next(iter(trainers.pid.call().get(SOON).values())) not in pids, "the rank is where it was"
+            assert str(job.progress).startswith("2/2 hosts joined")
             until(lambda: job.progress.spares == ("trainers_3",), "another spare")
-            assert {*job._agents} == {"trainers_0", "trainers_2", "trainers_3"}
-            assert job_load(path)._names("trainers") == ["trainers_0", "trainers_2"]
+            assert {*job._agents} == {"trainers_1", "trainers_2", "trainers_3"}
+            assert job_load(path)._names("trainers") == ["trainers_2", "trainers_1"]
             os.kill(pid_of(job, "trainers_3"), signal.SIGKILL)
             until(lambda: "the spare host trainers_3" in caplog.text, "it is told")
             until(lambda: job.progress.spares == ("trainers_4",), "another spare")
@@ -134,6 +140,33 @@ def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
     finally:
         job.kill()
     assert not any(map(alive, workers))
+
+
+def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any, shown: list[Any]) -> None:
+    job, path = ProcessJob({"trainers": 3}), str(tmp_path / "job.json")
+    try:
+        hosts = job.state(cached_path=path).trainers
+        procs = hosts.spawn_procs(name="trained")
+        trainers = where(procs)
+        before, first = list(trainers.pid.call().get(SOON).values()), hosts.host_ids
+        procs.grow(hosts=1)
+        assert str(job.progress) == "4/4 hosts joined"
+        for name in ("trainers_1", "trainers_3"):
+            os.kill(pid_of(job, name), signal.SIGKILL)
+        until(lambda: len(job.progress.missing) == 2, "both are lost")
+        assert heal_mesh(trainers, replace=True, timeout=SOON) is trainers
+        after = list(trainers.pid.call().get(SOON).values())
+        assert (after[0], after[2]) == (before[0], before[2])
+        assert (hosts.host_ids[0], hosts.host_ids[2]) == (first[0], first[2])
+        until(lambda: len(job.agents) == 4, "the lost ones were let go")
+        names = ["trainers_0", "trainers_4", "trainers_2", "trainers_5"]
+        for there in (job, job_load(path)):
+            assert there._names("trainers") == names
+            assert there.state(None).trainers.host_ids == hosts.host_ids
+            assert there.progress == (4, tuple(names), {}, (), 0)
+    finally:
+        job.kill()
+    assert str(job.progress) == "0/3 hosts joined"
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint
+from monarch_nb.connect.routes import Routes
 from monarch_nb.job import (
     AdapterJob,
     Agent,
@@ -22,12 +25,14 @@ from monarch_nb.job import (
     Role,
     Running,
     Seen,
+    adapted,
     job_loads,
     kinds,
     register_job,
     running_jobs,
     unregister_job,
 )
+from monarch_nb.runtime import runtime
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.processes import alive
@@ -189,15 +194,44 @@ def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine_on
     racks: Racks, shown: list[Any]
 ) -> None:
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
-    where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+    trainers = job.state(cached_path=None).trainers
+    where = trainers.spawn_procs().spawn("where", Where)
     assert where.mark.call_one().get(SOON) == "r"
     racks.taken, racks.looks = True, 0
-    until(lambda: racks.looks > 3, "the engine's word was read")
+    until(lambda: racks.looks > 0, "the engine's word was read")
     assert where.mark.call_one().get(SOON) == "r", "its agent answers"
+    os.kill(runtime().part(Routes).attached[trainers.host_ids[0]].pid, signal.SIGKILL)  # else it tells of its own end
     for machine in racks.machines.values():
         machine.kill()
     with pytest.raises(SupervisionError, match="trainers_0 was taken back for the night"):
         until(lambda: where.mark.call_one().get(SOON) == "", "its end")
+    job.kill()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_job_that_is_loaded_and_killed_beside_its_meshes_has_its_hosts_given_up_first(
+    racks: Racks,
+    shown: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    forgotten: bool,
+) -> None:
+    def kill(job: Running) -> None:  # as Slurm does: SIGTERM is notice to a host that somebody uses
+        for agent in job.agents.values():
+            racks.machines[agent.id].terminate()
+            assert racks.machines[agent.id].wait(SOON) != -signal.SIGKILL
+
+    job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
+    where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
+    assert where.mark.call_one().get(SOON) == "r"
+    monkeypatch.setattr(racks, "kill", kill)
+    other = job_loads(job.dumps())
+    if forgotten:  # as after an attach by name
+        monkeypatch.setattr(adapted, "_jobs", weakref.WeakSet())
+    other.kill()
+    with pytest.raises(SupervisionError, match="status: stopped"):
+        where.mark.call_one().get(SOON)
+    assert (shown, [line for line in caplog.messages if "taken away" in line]) == ([], [])
     job.kill()
 
 

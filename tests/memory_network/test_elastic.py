@@ -227,7 +227,7 @@ class Source:
     def refill(self) -> None:
         self.refilled += 1
 
-    def more(self, count: int, timeout: float) -> tuple[str, ...]:
+    def more(self, count: int, timeout: float, *, instead: Sequence[str] = ()) -> tuple[str, ...]:
         assert self.queue.wait(20)
         if count > len(self.hosts):
             raise NoMoreHostsError(f"job 7 has given {len(self.hosts)} of {count} hosts within {timeout:g} s")

@@ -74,6 +74,7 @@ class Job:
         self.agents: dict[str, Agent] = {"fleet_0": Agent("id of fleet_0"), "fleet_1": Agent("id of fleet_1")}
         self.arrivals: list[Arrival] = []
         self.spare_agents: tuple[str, ...] = ()
+        self.host_ids: dict[str, str] = {}
         self.role = Role()
         engine.agents.update(self.agents)
 
@@ -83,8 +84,8 @@ class Job:
         self.agents = agents
         self.spare_agents = tuple(name for name in spares or () if name in agents)
 
-    def keep_spares(self, spares: Iterable[str]) -> None:
-        self.spare_agents = tuple(spares)
+    def joined(self, hosts: Mapping[str, str]) -> None:
+        self.host_ids |= hosts
 
     def running(self, agents: dict[str, Agent]) -> Running:
         return Running("7", str(self.folder), dict(agents))
@@ -278,9 +279,9 @@ def test_two_meshes_of_a_job_that_are_given_hosts_at_once_both_have_them_written
 OTHER = """
 import os, sys, time
 from pathlib import Path
-from monarch_nb.job.elastic import _locked
+from monarch_nb.job.elastic import locked
 folder = Path(sys.argv[1])
-with _locked(str(folder), lambda: None):
+with locked(str(folder), lambda: None):
     print("held", flush=True)
     sys.stdin.readline()
     (folder / "fleet_7.asked").touch()
@@ -310,7 +311,7 @@ def test_another_process_that_gets_hosts_for_the_job_is_waited_for(
 
 
 def test_an_interrupt_ends_the_wait_for_another_process_too(hosts: JobHosts, job: Job, engine: Engine) -> None:
-    with elastic._locked(str(job.folder), lambda: None):
+    with elastic.locked(str(job.folder), lambda: None):
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt, match="stopped waiting"):
             hosts.more(1, 30.0)
