@@ -62,12 +62,13 @@ test-matrix: setup browser ## the wheel's suite on Python 3.11 to 3.14 and PyTor
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
 	MONARCH_TEST_EFFORT=$(or $(EFFORT),400) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)
 
-check: setup ## lint, format, types, layers, stubs, the front end
+check: setup ## lint, format, types, layers, stubs, the shape of the code, the front end
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy kernel_ext/monarch-stubs/*.pyi
 	$(PY) -m pytest -q $(CHECKS)
+	$(PY) scripts/house.py --check
 	@scripts/front-end check
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own

@@ -72,7 +72,7 @@ class Waits:
             return
         if cell.rank in call.missing_ranks() and not cell.is_concurrent(call.title.rpartition(".")[2]):
             story = _story((Hop(self._local.address, call_id, _doing(cell), call.title),))
-            call.fail(DeadlockError(story + more("manual/supervision.md#hanging")))
+            call.fail(DeadlockError(story + more("manual/deadlocks.md")))
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Waits:
         """A wait of this process is part of a deadlock, and the one that ends."""
         call = self._local.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
-            call.fail(DeadlockError(deadlock.story + more("manual/supervision.md#hanging")))
+            call.fail(DeadlockError(deadlock.story + more("manual/deadlocks.md")))
 
 
 def _story(circle: tuple[Hop, ...]) -> str:

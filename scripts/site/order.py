@@ -28,6 +28,7 @@ def nav() -> list[Entry]:
                 {"Coverage of PyTorch": "tensor-coverage.md"},
                 {"Models trained": "models.md"},
                 {"Architecture": "architecture.md"},
+                {"Decisions": ["decisions/README.md", *decisions()]},
                 {"Promises and tests": "design-tests.md"},
                 {"Faults at random": "chaos.md"},
                 {"Protocol": "protocol.md"},
@@ -42,6 +43,13 @@ def chapters() -> list[Entry]:
     contents = (ROOT / "docs" / "manual" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
     return [{title: f"manual/{file}"} for title, file in found]
+
+
+def decisions() -> list[Entry]:
+    """In the order of their list."""
+    contents = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
+    return [{title: f"decisions/{file}"} for title, file in found]
 
 
 def guides() -> list[Entry]:
