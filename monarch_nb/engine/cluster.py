@@ -50,9 +50,9 @@ class _MemoryOperations(ProcessOperations):
         super().__init__(engine)
         self._lost = lost
 
-    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
+    def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
         """Those of them that were killed, or cut off."""
-        return [host for host in hosts if host in self._lost]
+        return {host: "it was killed, or cut off" for host in hosts if host in self._lost}
 
     def own_host(self) -> tuple[str, str | None]:
         """The first host."""

@@ -116,11 +116,12 @@ class ProcessOperations:
         now, noticed = time.time(), self._engine.part(HostNotices).of(sorted(hosts))
         return {each.host: None if each.until is None else max(0.0, each.until - now) for each in noticed}
 
-    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
-        """Those of them that cannot be reached, as far as is known."""
+    def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
+        """Those of them that cannot be reached, as far as is known, and why."""
         routes = self._engine.part(Routes)
         gone = [host for host in hosts if host not in routes.attached and host not in routes.local]
-        return [*gone, *(host for host in hosts if host in routes.attached and routes.attached[host].lost)]
+        lost = {host: routes.attached[host].lost for host in hosts if host in routes.attached}
+        return dict.fromkeys(gone, "it is not attached any more") | {host: why for host, why in lost.items() if why}
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""

@@ -14,17 +14,18 @@ import msgspec
 
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import Routes
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, mesh_of
+from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, mesh_of
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
 from monarch_nb.job.spares import Spares, tell_people
-from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.transport import held_back
 from monarch_nb.wire import host_name
 
 logger = logging.getLogger("monarch_nb.job")
 _keeping = threading.Lock()  # where a job has no folder to lock
+_ANSWER_S = 4.0  # for an engine to say what has become of hosts
 _LOCK_S = 0.02  # between two tries
 
 
@@ -132,6 +133,28 @@ class JobHosts:
             old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
             tell_people(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
         return instead
+
+    def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
+        """What its engine says of hosts that are lost; blocks for some seconds at most."""
+        names, agents = self._names_of(hosts), self._job.agents
+        known = {name: agents[name] for name in names.values() if name in agents}
+        seen: Future[Mapping[str, Seen]] = pending_future(story=lambda: f"the engine of {self} is asked")
+
+        def look() -> None:
+            try:
+                resolve_future(seen, self._job.adapter.look(self._job.running(known)) if known else {})
+            except Exception as error:
+                fail_future(seen, error)
+
+        threading.Thread(target=look, name="monarch-job-look", daemon=True).start()
+        try:
+            found = seen.get(_ANSWER_S)
+        except TimeoutError:
+            raise NoMoreHostsError(f"the engine of {self} has not answered within {_ANSWER_S:g} s: see what it says "
+                                   "with monarch-nb job ls, and heal again once it answers") from None  # fmt: skip
+        except Exception as error:
+            raise NoMoreHostsError(f"the engine of {self} cannot be asked for its hosts: {error}") from error
+        return {host: _fate(host, names.get(host, ""), found, str(self)) for host in hosts}
 
     def _names_of(self, hosts: Collection[str]) -> dict[str, str]:
         """The names of these hosts, by their ids, as far as they are known."""
@@ -404,6 +427,14 @@ def _taken(fd: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def _fate(host: str, name: str, seen: Mapping[str, Seen], job: str) -> Fate:
+    if not name:
+        return Fate(True, f"it is no host of {job} any more")
+    now = seen.get(name, Seen("ended", "is not known to its engine any more"))
+    other = now.host not in ("", host)  # its engine has started another agent in its place
+    return Fate(other or now.state in ("ended", "waiting"), f"{name} {now.story or now.state}")
 
 
 def _more(count: int) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.lifecycle import extents
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.resizing import Left, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, record_with
+from monarch_nb.mesh.mesh_events import HostStory
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.resized import Resized, more_of, places_to_go
 from monarch_nb.runtime import (
@@ -22,7 +24,7 @@ from monarch_nb.runtime import (
     resolve_future,
     runtime,
 )
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, host_name
 
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
@@ -103,14 +105,27 @@ def spares_for(state: ProcState) -> tuple[str, ...]:
     return () if record is None or record.source is None else record.source.waiting
 
 
-def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask: bool = True) -> bool:
-    """Other hosts in the place of some that are gone for good: spares, or if it may `ask`, new ones of the job.
+def job_of(state: ProcState) -> HostSource | None:
+    """What gives a mesh other hosts; None where nobody does, as far as is known here."""
+    record = _record_of(state)
+    return None if record is None else record.source
 
-    Whether any was replaced. Raises NoMoreHostsError.
+
+def ended_hosts(state: ProcState, hosts: Sequence[str]) -> list[str]:
+    """Those of its hosts that do not come back, in the word of the engine of their job. Raises NoMoreHostsError."""
+    job = job_of(state)
+    return [] if job is None else [host for host, fate in job.fate(hosts).items() if fate.ended]
+
+
+def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask: bool | None = True) -> str:
+    """Other hosts in the place of some that are lost: spares, or if it may `ask`, new ones of the job.
+
+    With `ask` None it asks for those that have ended, in the word of the engine. What to do about the others, which may
+    come back, in a line; empty where there are none. Raises NoMoreHostsError.
     """
     record = _record_of(state, timeout if ask else 0.0)
     if not ask and (record is None or record.source is None):
-        return False
+        return ""
     if record is None:
         raise NoMoreHostsError(
             f"{state.name} has lost {', '.join(dead)}, and nothing is known here of who gives its hosts: load the job "
@@ -128,27 +143,56 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
         instead = {**known, **spares}
         if instead:
             resizer().replace(state, instead)
-        missing = [host for host in dead if host not in instead] if ask else []
+        missing, why, waits = _to_ask(state, giver, [host for host in dead if host not in instead], ask)
         if missing:
             with record.changing:
                 instead, lacking = _replaced(record, missing)  # another mesh has asked meanwhile
                 if lacking:
+                    _say_asked(state, giver, lacking, why)
                     asked = dict(zip(lacking, giver.more(len(lacking), timeout, instead=lacking), strict=True))
                     gone += asked
                     for host, new in asked.items():
                         record.swap(host, new)
                     instead.update(asked)
             resizer().replace(state, instead)
-        return bool(instead)
+        return waits
     finally:
         if gone:
             _aside(lambda: _tidy(giver, gone), "lost hosts are being let go")
 
 
+def _to_ask(
+    state: ProcState, giver: HostSource, lost: Sequence[str], ask: bool | None
+) -> tuple[list[str], dict[str, str], str]:
+    """For which of these the job is asked for others, why these have ended, and what to do about the rest."""
+    if ask is not None or not lost:
+        return list(lost) if ask else [], {}, ""
+    fates = giver.fate(lost)
+    stay = [host for host in lost if not fates[host].ended]
+    told = [f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].story}" for host in stay]
+    if told:
+        name = state.name
+        told.append(
+            f"heal_mesh({name}) starts again what was there once it is back; heal_mesh({name}, replace=True) asks for "
+            "another host at once"
+        )
+    ended = {host: fates[host].story.partition("\n")[0] for host in lost if fates[host].ended}
+    return list(ended), ended, "\n".join(told)
+
+
+def _say_asked(state: ProcState, giver: HostSource, lost: Sequence[str], why: Mapping[str, str]) -> None:
+    """People hear of it first: it may take long, and cost."""
+    names = ", ".join(f"{host_name(host)} ({why[host]})" if host in why else host_name(host) for host in lost)
+    others = "another host" if len(lost) == 1 else f"{len(lost)} other hosts"
+    text = f"{state.name} has lost {names}: {giver} is asked for {others}"
+    runtime().part(HostNotices).say(HostStory(text))
+
+
 def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Which hosts have come for these lost ones by now, and can be used; and those for which none has."""
     instead = {host: record.instead[host] for host in dead if host in record.instead}
-    instead = {host: new for host, new in instead.items() if not operations().lost_hosts([new])}
+    lost = operations().lost_hosts(instead.values())
+    instead = {host: new for host, new in instead.items() if new not in lost}
     return instead, [host for host in dead if host not in instead]
 
 

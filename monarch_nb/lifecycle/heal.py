@@ -23,7 +23,7 @@ class Shrinkable(Protocol):
 
 
 def heal_mesh(
-    mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False, replace: bool = False
+    mesh: M, *, timeout: float | None = None, kill: bool = False, shrink: bool = False, replace: bool | None = None
 ) -> M:
     """Brings the failed ranks of a mesh (or slice) back and returns the very same object. Blocks until they are ready.
 
@@ -33,9 +33,10 @@ def heal_mesh(
     with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
     were healed too often (3 times in 60 s).
 
-    A spare host of the job takes the place of one that is lost, at once. With `replace` the job is asked for others
-    where there is no spare, and what was there is started on these. Raises NoMoreHostsError where they have not come in
-    time: `timeout`, or ten minutes.
+    A spare host of the job takes the place of one that is lost, at once. Where there is no spare, and the engine of the
+    job says that the host has ended, the job is asked for another one, which is said first; with `replace` also for
+    hosts that may come back, with `replace=False` for none. Raises NoMoreHostsError where they have not come in time,
+    `timeout` or ten minutes, and where the engine does not answer.
 
     With `shrink` nothing is started: gives a smaller mesh for tensors, the largest slice of this one that no lost rank
     is in. This one is of no use any more then.
@@ -54,16 +55,17 @@ def heal_mesh(
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
     until = None if timeout is None else time.monotonic() + timeout
+    lost = _lost(state, region.ranks())
     for tried in range(ROUNDS):
         left = None if until is None else max(0.0, until - time.monotonic())
-        replaced = _replace(state, region.ranks(), left, ask=replace)
+        before, waits = lost, _replace(state, lost, left, ask=replace)
         try:
             runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
-        except HealError:
+        except HealError as error:
             # The processes of a host may end before it is known that the host is lost.
-            others = (replace and not replaced) or _spares(state)
-            if not others or tried == ROUNDS - 1 or not _lost(state, region.ranks()):
-                raise
+            lost = _lost(state, region.ranks()) or _ended(state, region.ranks(), ask=replace)
+            if tried == ROUNDS - 1 or not (_spares(state) if set(lost) <= set(before) else _has_job(state)):
+                raise (HealError(f"{waits}\n{error}", error.failures) if waits else error) from None
             continue
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
@@ -72,20 +74,38 @@ def heal_mesh(
     return mesh
 
 
-def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
-    """The hosts of failed ranks that cannot be reached."""
+def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:
     procs = _procs(state)
     failed = runtime().part(Driver).failed(procs.uid)
-    return operations().lost_hosts({procs.layout.host_of(rank) for rank in failed.intersection(ranks)})
+    return list(dict.fromkeys(procs.layout.host_of(rank) for rank in sorted(failed.intersection(ranks))))
 
 
-def _replace(state: MeshState, ranks: Collection[int], timeout: float | None, *, ask: bool) -> bool:
-    lost = _lost(state, ranks)
+def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
+    """The hosts of failed ranks that cannot be reached."""
+    return list(operations().lost_hosts(_hosts_of_failed(state, ranks)))
+
+
+def _ended(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> list[str]:
+    """The hosts of failed ranks that have ended, as the engine of their job says, before it was seen here."""
+    if ask is False or not _has_job(state):
+        return []
+    from monarch_nb.lifecycle.elastic import ended_hosts
+
+    return ended_hosts(_procs(state), _hosts_of_failed(state, ranks))
+
+
+def _replace(state: MeshState, lost: list[str], timeout: float | None, *, ask: bool | None) -> str:
     if not lost:
-        return False
+        return ""
     from monarch_nb.lifecycle.elastic import replace_hosts
 
     return replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout, ask=ask)
+
+
+def _has_job(state: MeshState) -> bool:
+    from monarch_nb.lifecycle.elastic import job_of
+
+    return job_of(_procs(state)) is not None
 
 
 def _spares(state: MeshState) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,9 @@ from monarch_nb.lifecycle.proc_spawn import choose_master, renew_world, start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
+from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshResized
+from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
 from monarch_nb.mesh.verbs import HEAL_MESH, HealMesh
@@ -37,9 +39,9 @@ from monarch_nb.runtime import (
     when_done,
 )
 from monarch_nb.shape import Region, region_of_ranks, runs
-from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation
+from monarch_nb.supervision import Cause, Driver, HealError, RankIncarnation, SupervisionError
 from monarch_nb.transport import held_back
-from monarch_nb.wire import Asker, Done, agent_of, text_of
+from monarch_nb.wire import Asker, Done, agent_of, host_name, text_of
 
 logger = logging.getLogger(__name__)
 _GIVEN_UP = "it is no part of its mesh any more"
@@ -151,8 +153,10 @@ class MeshHealer:
         """Starts processes again, their set-up included; blocks until they are ready."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ProcState)
-        for host in {state.layout.host_of(rank) for rank, _ in incarnations}:
+        hosts = {state.layout.host_of(rank) for rank, _ in incarnations}
+        for host in hosts:
             self._await_host(host, _RETURN_S)
+        self._check_hosts(state, hosts)
         _renew(state, incarnations)
         choose_master(state)
         try:
@@ -167,6 +171,13 @@ class MeshHealer:
         if state.born is not None:
             state.born.initialized = resolved_future(True)
         self._renew_groups(state, _ranks(incarnations))
+
+    def _check_hosts(self, state: ProcState, hosts: Collection[str]) -> None:
+        """Raises SupervisionError where nothing can be started again, as a host is lost."""
+        for host, why in operations().lost_hosts(hosts).items():
+            cause = Cause(kind="host", text=why, host=host, at=time.time(), giver=giver_of(host))
+            failure = self._driver.machine.describe(state.uid, list(state.layout.ranks_on(host)), cause)
+            raise SupervisionError(f"its host {host_name(host)} is lost: {why}", failure=failure)
 
     def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
         """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.routing.incarnations import new_incarnation
@@ -98,7 +99,7 @@ class ProcessWatcher:
         loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
         self._losses[host] = max(loss, self._losses.get(host, 0))
         reason = self._notices.lost(host, reason)
-        cause = Cause(kind="host", text=reason, host=host, at=time.time())
+        cause = Cause(kind="host", text=reason, host=host, at=time.time(), giver=giver_of(host))
         procs = [state for state in tuple(self._engine.meshes.values()) if isinstance(state, ProcState)]
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver

@@ -6,12 +6,19 @@ import time
 import uuid
 import weakref
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from monarch_nb.runtime import Future, resolved_future
 from monarch_nb.shape import Region, places_of, region_of_ranks
 
 GROW_S = 600.0  # how long hosts that are asked for are waited for
+
+
+class Fate(NamedTuple):
+    """What becomes of a host that cannot be reached, as who started its agent says."""
+
+    ended: bool  # it does not come back
+    story: str  # in words
 
 
 class HostSource(Protocol):
@@ -24,6 +31,12 @@ class HostSource(Protocol):
 
         They come behind the others, or take the places of the lost ones that they come `instead` of.
         Raises NoMoreHostsError: then none came.
+        """
+
+    def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
+        """What its engine says of hosts that are lost; blocks for some seconds at most.
+
+        Raises NoMoreHostsError where the engine does not answer within that time.
         """
 
     def let_go(self, hosts: Sequence[str]) -> None:
@@ -110,6 +123,15 @@ class HostRecord:
 
 
 _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()
+
+
+def giver_of(host: str) -> str:
+    """Who gives others in the place of a host, as people call it; "" where nobody does."""
+    for record in tuple(_records):
+        there = record.source is not None and not record.ended and record.ids.done()
+        if there and record.ids.exception(0) is None and host in record.ids.get(0):
+            return str(record.source)
+    return ""
 
 
 def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> HostRecord | None:

@@ -81,8 +81,8 @@ class Operations(Protocol):
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
         """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
 
-    def lost_hosts(self, hosts: Collection[str]) -> list[str]:
-        """Those of them that cannot be reached, as far as is known."""
+    def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
+        """Those of them that cannot be reached, as far as is known, and why."""
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""

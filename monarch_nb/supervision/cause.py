@@ -42,6 +42,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler tells it
     traceback: str = ""
     at: float = 0.0
+    giver: str = ""  # of a lost host: the job that gives others, as people call it
     seconds: float | None = None  # of a preemption: how many were left at `at`, None where nobody knows
     chain: "Cause | None" = None
 

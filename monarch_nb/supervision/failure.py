@@ -117,13 +117,16 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         if kind == "undeliverable":
             return f"correct the cause and call {name} again; a message that was lost is not sent again by itself"
         where = host_name(self.host) or "it was on"
-        first = {"host": f"once host {where} is back, ", "init": "once its cause is corrected, "}
+        giver = self.cause.origin.giver
+        first = {"host": "" if giver else f"once host {where} is back, ", "init": "once its cause is corrected, "}
         many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
             verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
         else:
             verb = f"brings {'them' if many else 'it'} back"
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
+        if kind == "host" and giver:
+            steps.append(f"if host {where} does not come back, {giver} is asked for another")
         if self.cause.origin.oom:
             steps.insert(0, "let it hold less, or give its host more memory")
         if self.places and self.left != 0 and len(self.places) < self.size:

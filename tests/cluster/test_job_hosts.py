@@ -154,7 +154,7 @@ def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any,
         for name in ("trainers_1", "trainers_3"):
             os.kill(pid_of(job, name), signal.SIGKILL)
         until(lambda: len(job.progress.missing) == 2, "both are lost")
-        assert heal_mesh(trainers, replace=True, timeout=SOON) is trainers
+        assert heal_mesh(trainers, timeout=SOON) is trainers  # they have ended, as their engine says
         after = list(trainers.pid.call().get(SOON).values())
         assert (after[0], after[2]) == (before[0], before[2])
         assert (hosts.host_ids[0], hosts.host_ids[2]) == (first[0], first[2])

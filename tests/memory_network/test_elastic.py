@@ -22,9 +22,11 @@ from monarch_nb.actor import (
     endpoint,
     heal_mesh,
 )
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.host import host_labels
-from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
+from monarch_nb.runtime import runtime
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster
 from tests.cluster.fault_tools import until
@@ -212,6 +214,7 @@ class Source:
         self.hosts, self.back = list(hosts), list[str]()
         self.spare: list[str] = []
         self.refilled = 0
+        self.fates: dict[str, Fate] = {}
         self.queue = threading.Event()  # it answers once that is set
         self.queue.set()
 
@@ -223,6 +226,11 @@ class Source:
         given = dict(zip(dead, self.spare, strict=False))
         self.spare = self.spare[len(given) :]
         return given
+
+    def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
+        if not self.queue.is_set():
+            raise NoMoreHostsError("the engine of job 7 has not answered")
+        return {host: self.fates[host] for host in hosts}
 
     def refill(self) -> None:
         self.refilled += 1
@@ -315,6 +323,39 @@ def test_another_host_comes_in_the_place_of_one_that_is_lost(
         heal_mesh(trainers, replace=True)
     procs.shrink(hosts=-1)
     assert hosts_of(trainers) == ["m0", "m1"]
+
+
+def test_a_heal_asks_for_another_host_only_where_the_engine_says_that_one_has_ended_and_says_so_first(
+    simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
+) -> None:
+    told: list[str] = []
+    runtime().part(HostNotices).present(lambda event: told.append(event.text))
+    procs = procs_of(trainers)
+    source.hosts = ["m6", "m7"]
+    procs.grow(hosts=1)
+    simulated.kill_host(6)
+    [failure] = {failure.cause.giver: failure for failure in simulated.failures}.values()
+    assert failure.next_step.startswith("heal_mesh(")
+    assert "brings it back; if host m6 does not come back, job 7 is asked for another" in failure.next_step
+    simulated.failures.clear()
+    source.queue.clear()
+    with pytest.raises(NoMoreHostsError, match="the engine of job 7 has not answered"):
+        heal_mesh(trainers)
+    source.queue.set()
+    source.fates["m6"] = Fate(False, "trainers_2 on node7")
+    with pytest.raises(HealError, match=r"(?s)host m6 is lost, and may come back, as job 7 says: trainers_2 on node7"
+                                        r".*heal_mesh\(trainers, replace=True\).*host m6 was lost"):  # fmt: skip
+        heal_mesh(trainers)
+    source.fates["m6"] = Fate(True, "trainers_2 was preempted")
+    with pytest.raises(HealError, match="if host m6 does not come back, job 7 is asked"):
+        heal_mesh(trainers, replace=False)
+    assert (told, source.hosts) == ([], ["m7"])
+    assert heal_mesh(trainers) is trainers
+    assert (hosts_of(trainers), told) == (["m0", "m1", "m7"], [
+        "trainers has lost m6 (trainers_2 was preempted): job 7 is asked for another host"
+    ])  # fmt: skip
+    runtime().part(HostNotices).present(None)
+    procs.shrink(hosts=-1)
 
 
 def test_a_spare_takes_the_place_of_a_lost_host_at_once_and_another_one_is_asked_for(

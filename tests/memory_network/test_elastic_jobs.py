@@ -15,7 +15,7 @@ from monarch_nb.job import Agent, AgentsWanted, EngineError, JobAdapter, Role, R
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.mesh.host_record import NoMoreHostsError
+from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import runtime
 from monarch_nb.testing import Cluster
 from tests.cluster.fault_tools import until
@@ -160,6 +160,35 @@ def test_machines_are_named_only_to_engines_that_let_users_choose(hosts: JobHost
     with pytest.raises(NoMoreHostsError):
         hosts.more(["node7", "node8"], 0)
     assert [wanted.places for wanted in engine.asked] == [("node7", "node8")]
+
+
+def test_the_engine_says_which_lost_hosts_have_ended_or_is_said_not_to_answer(
+    hosts: JobHosts, job: Job, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.joined({"fleet_0": "node4", "fleet_1": "node5"})
+    seen = {"fleet_0": Seen("running", "on node4", host="node4"), "fleet_1": Seen("unknown", "on node5")}
+    answers = threading.Event()
+    monkeypatch.setattr(engine, "look", lambda job: answers.wait(20) and {name: seen[name] for name in job.agents})
+    monkeypatch.setattr(elastic, "_ANSWER_S", 0.2)
+    with pytest.raises(NoMoreHostsError, match=r"the engine of TestJob 7 has not answered within 0.2 s"):
+        hosts.fate(["node4"])
+    answers.set()
+    monkeypatch.setattr(elastic, "_ANSWER_S", 20.0)
+    assert hosts.fate(["node5"]) == {"node5": Fate(False, "fleet_1 on node5")}
+    found = hosts.fate(["node4", "node9"])
+    assert found == {
+        "node4": Fate(False, "fleet_0 on node4"),
+        "node9": Fate(True, "it is no host of TestJob 7 any more"),
+    }
+    seen = {"fleet_0": Seen("running", "on node4", host="node8"), "fleet_1": Seen("waiting", "waits in the queue")}
+    assert [fate.ended for fate in hosts.fate(["node4", "node5"]).values()] == [True, True], "others come instead"
+
+    def gone(job: Running) -> Mapping[str, Seen]:
+        raise EngineError("squeue: Unable to contact slurm controller")
+
+    monkeypatch.setattr(engine, "look", gone)
+    with pytest.raises(NoMoreHostsError, match=r"TestJob 7 cannot be asked for its hosts: squeue: Unable to contact"):
+        hosts.fate(["node4"])
 
 
 @pytest.mark.parametrize("when", ["while the engine is asked", "while hosts are waited for"])
