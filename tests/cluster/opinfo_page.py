@@ -18,7 +18,7 @@ LONGEST = 180  # of an error, in the table
 
 HEAD = """# Which operations run on sharded tensors
 
-PyTorch ships samples for {count} operations, with which it tests itself. Here {tried:,} of their {known:,}
+PyTorch ships samples for {count} operations, with which it tests itself. Here {tried} of their {known:,}
 samples{sizes} have run on sharded tensors, forward and backward, and once more with their dimensions written as
 negative numbers; values, gradients and inputs that are written to are compared with those of local tensors. Inputs
 are whole on each of two ranks, cut by rows, cut by columns, or parts of a sum, and cut in two ways on four ranks in a
@@ -30,8 +30,8 @@ some or in all, with an error that says why, and {untried} cannot be tried: thei
 or there are none in this build of PyTorch.
 
 This page is written by `python -m tests.cluster.opinfo_page RESULTS`, from what
-`python -m tests.cluster.opinfo_all RESULTS` has found, which tries more samples of each where it is asked to, and goes
-on where it was ended. `make test` tries those that are known to go wrong in plain DTensor, and random programs;
+`python -m tests.cluster.opinfo_all RESULTS` has found, which goes on where it was ended and tries
+fewer samples of each where it is asked to. `make test` tries those that are known to go wrong in plain DTensor, and random programs;
 `make test-slow` tries one of every operation.
 
 | inputs | right | refused |
@@ -99,6 +99,7 @@ def said(outcome: str) -> str:
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     text = re.sub(r"mesh:\d+", "mesh", text)
     text = text.replace("|", "\\|")
+    tried, known = (sum(found[count] for found in results.values()) for count in ("tried", "known"))
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " …"
 
 
@@ -116,8 +117,8 @@ def page(results: Results) -> str:
     text = HEAD.format(
         count=len(results),
         sizes=f" of {kinds[0]} sizes" if len(kinds) == 1 else "",
-        tried=sum(found["tried"] for found in results.values()),
-        known=sum(found["known"] for found in results.values()),
+        tried="all" if tried == known else f"{tried:,}",
+        known=known,
         cases=sum(right for right, _, _ in ways.values()),
         wrong=sum(wrong for _, _, wrong in ways.values()) or "none",
         right=len(by.right),
