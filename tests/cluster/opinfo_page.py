@@ -31,8 +31,8 @@ or there are none in this build of PyTorch.
 
 This page is written by `python -m tests.cluster.opinfo_page RESULTS`, from what
 `python -m tests.cluster.opinfo_all RESULTS` has found, which goes on where it was ended and tries
-fewer samples of each where it is asked to. `make test` tries those that are known to go wrong in plain DTensor, and random programs;
-`make test-slow` tries one of every operation.
+fewer samples of each where it is asked to. `make test` tries those that are known to go wrong in plain DTensor, and
+random programs; `make test-slow` tries one of every operation.
 
 | inputs | right | refused |
 |---|---|---|
@@ -99,7 +99,6 @@ def said(outcome: str) -> str:
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     text = re.sub(r"mesh:\d+", "mesh", text)
     text = text.replace("|", "\\|")
-    tried, known = (sum(found[count] for found in results.values()) for count in ("tried", "known"))
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " …"
 
 
@@ -114,6 +113,7 @@ def page(results: Results) -> str:
             counts[1] += sum(case["refused"].values())
             counts[2] += len(case["wrong"])
     kinds = list(dict.fromkeys(title.partition(" ")[0] for title in ways))
+    tried, known = (sum(found[count] for found in results.values()) for count in ("tried", "known"))
     text = HEAD.format(
         count=len(results),
         sizes=f" of {kinds[0]} sizes" if len(kinds) == 1 else "",
