@@ -23,7 +23,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
-from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshStarting, MeshStopped
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration, settings
@@ -262,7 +262,7 @@ class Leaving:
         match event:
             case MeshHealed(ProcState() as state, back):  # a host may have another agent now, which knows nothing
                 self._changed(state, {state.layout.host_of(rank) for rank, _ in back})
-            case MeshStarting(state) | MeshHealed(state):
+            case MeshStarting(state) | MeshHealed(state) | MeshResized(state):
                 self._changed(state)
             case MeshStopped(ActorState() as state):
                 self._changed(state)

@@ -6,6 +6,9 @@ import msgspec
 
 from monarch_nb.lifecycle.actor_spawn import ActorBirth
 from monarch_nb.lifecycle.proc_spawn import ProcBirth
+from monarch_nb.mesh.host import host_labels
+from monarch_nb.mesh.host_record import HostRecord, RecordedSource, record_with
+from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, ProcForm, actor_form, proc_form
 from monarch_nb.runtime import ActorState, Held, MeshState, ProcState, Runtime
 from monarch_nb.wire import decode, encode, error_line, msgpack_decoder
@@ -23,7 +26,7 @@ def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
     born = procs.born
     assert isinstance(born, ProcBirth)  # it was spawned here
     how = (born.setup, born.env, born.proc_bind, born.launch, born.python, born.host_mesh)
-    parts = {PROCS: _packed(engine, (proc_form(procs), how))}
+    parts = {PROCS: _packed(engine, (proc_form(procs), how, _giver(procs)))}
     for actors in tuple(procs.actors.values()):
         if actors.stopped is None and isinstance(actors.born, ActorBirth):
             spawned = (actors.born.cls, actors.born.arguments, actors.born.spec)
@@ -31,6 +34,14 @@ def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
         else:
             parts[actors.uid] = b""
     return parts
+
+
+def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
+    """Who gives its hosts: the name and hosts of the host mesh, what people call the job, and how it is had again."""
+    record = record_with("" if procs.born is None else procs.born.host_mesh, procs.hosts)
+    if record is None or record.source is None or not (written := record.source.written()):
+        return None
+    return record.name, record.hosts, str(record.source), written
 
 
 def _packed(engine: Runtime, value: Any) -> bytes:
@@ -50,10 +61,14 @@ def _unpacked(engine: Runtime, name: str, part: bytes) -> Any:
 
 def procs_from(engine: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
     """The mesh of processes, which this process owns from now on. Raises RecordError."""
-    form, how = _unpacked(engine, name, parts[PROCS])
+    form, how, giver = _unpacked(engine, name, parts[PROCS])
     held: ProcForm = form
     common, layout = held
     born = ProcBirth(engine.root, *how)
+    if giver is not None:
+        called, hosts, job, written = giver
+        source = RecordedSource(job, written, operations().source_of)
+        born.host_record = HostRecord(called, hosts, host_labels(hosts), None, born.host_mesh, source)
     known = engine.meshes.get(common[0])
     state = known if isinstance(known, ProcState) else _made(engine, ProcState, common, layout=layout)
     _take(engine, state, common, born)

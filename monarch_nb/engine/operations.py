@@ -14,7 +14,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
 from monarch_nb.mesh.console import console_of
 from monarch_nb.mesh.handle import Handle, region_of, state_of
-from monarch_nb.mesh.host_record import HostRecord
+from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
@@ -81,6 +81,12 @@ class ProcessOperations:
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
         self._engine.part(Leaving).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
+
+    def source_of(self, written: str) -> HostSource:
+        """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
+        from monarch_nb.job.reopening import hosts_again
+
+        return hosts_again(written)
 
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""

@@ -23,16 +23,17 @@ from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
-from monarch_nb.job.named import JobsFileError, job_named, make_job
+from monarch_nb.job.named import JobsFileError, job_load, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.record import JobFileError
+from monarch_nb.job.reopening import job_of
 from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.state import JobState
-from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads
+from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
 
 if TYPE_CHECKING:
     from monarch_nb.job.tools import PortForwarder, exec_command, shell
@@ -75,6 +76,7 @@ __all__ = [
     "job_load",
     "job_loads",
     "job_named",
+    "job_of",
     "kinds",
     "load_current_job",
     "make_job",

@@ -60,6 +60,14 @@ class AdapterForm(msgspec.Struct):
     _ids: dict[str, str] = {}
 
 
+class WrittenHosts(msgspec.Struct, frozen=True):
+    """A mesh of a job, for another process."""
+
+    job: str  # as `dumps` has it
+    mesh: str
+    path: str | None = None  # the file it was saved in
+
+
 class AdapterJob(JobTrait):
     """Hosts of one kind, such as `"process"`; `meshes` gives the number of hosts of each mesh, or a `Role`.
 
@@ -344,6 +352,27 @@ class AdapterJob(JobTrait):
             tuple(places),
         )
 
+    def written(self, mesh: str) -> str:
+        """What another process has this job and its mesh of; "" for a job that cannot be saved."""
+        try:
+            saved = self.dumps().decode()
+        except TypeError as error:
+            logger.info("who attaches a mesh of %s does not find the job: %s", self.known_as, error)
+            return ""
+        return msgspec.json.encode(WrittenHosts(saved, mesh, self._applied.path)).decode()
+
+    def taken_up(self) -> None:
+        """Its agents are those that its folder has, which other processes may have changed. Raises EngineError."""
+        now = self._job.now()
+        if self._folder and not Path(self._folder).is_dir():
+            raise EngineError(f"its folder {self._folder} is not here: it was killed, or started on another machine")
+        self._agents, self._spares, self._ids = dict(now.agents), now.spares, {**self._ids, **now.hosts}
+
+    def source(self, mesh: str) -> JobHosts:
+        """What gives a mesh its hosts, in this process."""
+        self._coming()
+        return self._sources[mesh]
+
     def role_of(self, mesh: str) -> Role:
         """What the hosts of a mesh must have."""
         return self._role(mesh)
@@ -410,3 +439,9 @@ def running_jobs(kind: str) -> list[AdapterJob]:
         job._applied = Applied(number, running.started)
         jobs.append(job)
     return jobs
+
+
+def jobs_here(number: str | None) -> list[AdapterJob]:
+    """The jobs of this program with that id whose hosts it has looked for."""
+    jobs = [job for job in tuple(_jobs) if job._applied.apply_id == number and number is not None]
+    return [job for job in jobs if job._arrival is not None and job._arrival.belongs_here()]

@@ -13,7 +13,7 @@ from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named
 from monarch_nb.job.record import JobFileError, ago
-from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_load
+from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.settings import format_duration
 
 _SHORT = 8
@@ -108,14 +108,14 @@ def _ls(_: argparse.Namespace) -> int:
 
 def _saved(path: str) -> JobTrait | None:
     try:
-        return job_load(path)
+        return load_file(path)
     except FileNotFoundError:
         return None
 
 
 def find_job(word: str) -> AdapterJob:
     """The job of that name in monarch.toml, or whose id begins so. Raises LookupError, JobFileError."""
-    if word in described_jobs():
+    if word in described_jobs() or (word == os.path.basename(word) and os.path.exists(job_file(word))):
         saved = _saved(job_file(word))
         if not isinstance(saved, AdapterJob):
             raise LookupError(f"{word} was not started from this folder: monarch-nb job start {word}")

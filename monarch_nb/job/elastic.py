@@ -67,6 +67,9 @@ class ElasticJob(Protocol):
     def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
         """What its engine is asked for, for more hosts of a mesh. Raises EngineError where there are none."""
 
+    def written(self, mesh: str) -> str:
+        """What another process has this job and its mesh of; "" for a job that cannot be saved."""
+
     def role_of(self, mesh: str) -> Role:
         """What the hosts of a mesh must have."""
 
@@ -91,6 +94,11 @@ class JobHosts:
         agents = {name: job.agents[name] for name in job.spare_agents if mesh_of(name) == mesh and name in job.agents}
         if wanted := job.role_of(mesh).spares or len(agents):
             self.spares.follow(self._arrivals_of(agents), wanted)
+
+    @property
+    def job(self) -> ElasticJob:
+        """Whose they are."""
+        return self._job
 
     @property
     def changed(self) -> bool:
@@ -179,6 +187,10 @@ class JobHosts:
         """Nobody else changes the job within, in this process or another one that has it."""
         return locked(self._job.running({}).folder, check)
 
+    def written(self) -> str:
+        """Its job as text, with the mesh; "" for a job that cannot be saved."""
+        return self._job.written(self._mesh)
+
     def refill(self) -> None:
         """Asks the engine for the spares that are missing, in the background."""
         self.spares.refill()
@@ -217,7 +229,9 @@ class JobHosts:
     def let_go(self, hosts: Sequence[str]) -> None:
         """Ends the agents of these hosts, as the engine wants it."""
         with self._lock:
-            names = {name: host for arrival in self._job.arrivals for name, host in arrival.forget(hosts).items()}
+            names = {name: host for host, name in self._names_of(hosts).items()}
+            for arrival in self._job.arrivals:
+                arrival.forget(hosts)
             self._went.update(hosts)
             routes = runtime().part(Routes)
             for host in hosts:

@@ -22,7 +22,7 @@ from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
-from monarch_nb.job.trait import JobTrait
+from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.mesh import HostMesh
 from monarch_nb.wire import converted
 
@@ -91,6 +91,30 @@ def job_file(name: str) -> str:
     """Where a job of that name is saved, so that other processes find it: beside monarch.toml, else in this folder."""
     file = find_file()
     return str((file.parent if file is not None else Path()) / ".monarch" / "jobs" / f"{name}.json")
+
+
+def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
+    """A job from its file, or by its name: in monarch.toml, or that of the notebook's mesh that it was started for.
+
+    Without one it is the job that a program of this folder has saved, else the only one that was started by name. The
+    module of its class is imported. Raises FileNotFoundError, which names those there are, and JobFileError for a file
+    that others could have written or that holds no job.
+    """
+    if os.path.exists(filename):
+        return load_file(filename)
+    named = filename == os.path.basename(filename)
+    if named and os.path.exists(job_file(filename)):
+        return load_file(job_file(filename))
+    found = sorted(path.stem for path in Path(job_file("")).parent.glob("*.json"))
+    if filename == DEFAULT_JOB_PATH and len(found) == 1:
+        return load_file(job_file(found[0]))
+    started = (
+        f"by name {', '.join(found)} {'was' if len(found) == 1 else 'were'} started" if found else "none was started"
+    )
+    if named and filename in described_jobs():
+        raise FileNotFoundError(f"{filename} was not started from this folder: monarch-nb job start {filename}")
+    which = f": say which, as job_load({found[0]!r})" if len(found) > 1 else ""
+    raise FileNotFoundError(f"there is no job in {filename}, and {started} from this folder{which}")
 
 
 def arguments_of(kind: str) -> frozenset[str]:

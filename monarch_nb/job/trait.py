@@ -180,7 +180,7 @@ class JobTrait(UpstreamServices, ABC):
 
     def _look(self, path: str) -> "JobTrait | None":
         try:
-            cached = job_load(path)
+            cached = load_file(path)
         except FileNotFoundError:
             return None
         if cached._applied.apply_id is None:
@@ -210,14 +210,15 @@ def _started_by() -> JobTrait | None:
     if not path:
         return None
     try:
-        job = job_load(path)
+        job = load_file(path)
     except FileNotFoundError:
         return None  # it was ended
     logger.info("the hosts are those of the job that has started this program: %s", job._described())
     return job
 
 
-def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
+def job_from(data: bytes, where: str, *, load: bool) -> JobTrait:
+    """A job of what `dumps` gave, which is `where`; with `load` the module of its class is imported."""
     record = files.decode(data, where)
     cls = files.find_class(record.kind, load=load)
     if not isinstance(cls, type) or not issubclass(cls, JobTrait):
@@ -238,14 +239,14 @@ def _job(data: bytes, where: str, *, load: bool) -> JobTrait:
 
 def job_loads(data: bytes) -> JobTrait:
     """A job from what `dumps` gave. Its class must have been imported. Raises JobFileError."""
-    return _job(data, "the given text", load=False)
+    return job_from(data, "the given text", load=False)
 
 
-def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
+def load_file(filename: str) -> JobTrait:
     """A job from its file; the module of its class is imported.
 
     Raises FileNotFoundError, and JobFileError for a file that others could have written or that holds no job.
     """
-    job = _job(files.read(filename), filename, load=True)
+    job = job_from(files.read(filename), filename, load=True)
     job._applied.path = os.path.abspath(filename)
     return job

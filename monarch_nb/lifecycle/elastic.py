@@ -12,11 +12,12 @@ from monarch_nb.lifecycle.resizing import Left, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
-from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, record_with
+from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, RecordedSource, record_with
 from monarch_nb.mesh.mesh_events import HostStory
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.resized import Resized, more_of, places_to_go
 from monarch_nb.runtime import (
+    ActorState,
     Future,
     ProcState,
     fail_future,
@@ -103,6 +104,20 @@ def spares_for(state: ProcState) -> tuple[str, ...]:
     """The spare hosts that wait to take the place of one that the mesh has lost."""
     record = _record_of(state)
     return () if record is None or record.source is None else record.source.waiting
+
+
+def source_of_mesh(mesh: object) -> HostSource | None:
+    """What gives a mesh its hosts, of processes, actors, hosts or tensors. Raises NoMoreHostsError."""
+    record: HostRecord | None = None
+    if isinstance(mesh, HostMesh):
+        record = mesh.record
+    else:
+        handle = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)
+        state = state_of(handle) if isinstance(handle, Handle) else None
+        state = state.procs if isinstance(state, ActorState) else state
+        record = _record_of(state) if isinstance(state, ProcState) else None
+    source = None if record is None else record.source
+    return source.opened() if isinstance(source, RecordedSource) else source
 
 
 def job_of(state: ProcState) -> HostSource | None:
@@ -228,7 +243,10 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
             f"{state.name} cannot grow: nothing is known here of who gives its hosts. Load the job first, with "
             "job_load(…).state(), or name the hosts: mesh.grow(hosts=attach_to_workers(…))"
         )
-    free = [host for host in record.hosts if host not in state.hosts]
+    if isinstance(record.source, RecordedSource):
+        record.source.opened()  # which attaches the hosts that no mesh is on
+    lost = operations().lost_hosts(record.hosts)
+    free = [host for host in record.hosts if host not in state.hosts and host not in lost]
     lacking: int | tuple[str, ...]
     if isinstance(wanted, int):
         free = free[:wanted]

@@ -18,6 +18,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import console_state
+from monarch_nb.mesh.host_record import HostRecord
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
@@ -60,12 +61,14 @@ class ProcBirth(Struct, eq=False):
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     host_mesh: str  # the identity of the host mesh it was spawned on
+    host_record: HostRecord | None = None  # of that, where its hosts can be replaced, and become more
     master: tuple[str, int] = ("", 0)  # where the next process groups of torch.distributed meet
     initialized: Future[Any] = field(default_factory=lambda: resolved_future(True))
 
     def let_go(self) -> None:
         """The mesh has stopped: nothing of it is started again."""
         self.setup, self.env, self.proc_bind, self.launch = Held(()), (), (), ()
+        self.host_record = None
         self.initialized = resolved_future(True)
 
     def inherits(self, rank: int) -> bool:
@@ -222,7 +225,8 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         wanted.proc_bind,
         wanted.launch,
         wanted.python,
-        wanted.host_mesh,
+        wanted.record.identity,
+        wanted.record if wanted.record.source is not None else None,
     )
     state = ProcState(
         uid=uid,

@@ -55,6 +55,11 @@ class HostMesh(MeshTrait):
         return self._record.name
 
     @property
+    def record(self) -> HostRecord:
+        """What all handles of it share."""
+        return self._record
+
+    @property
     def host_ids(self) -> tuple[str, ...]:
         """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
         return self._record.ids.get()
@@ -168,7 +173,7 @@ class HostMesh(MeshTrait):
             proc_bind=tuple(proc_bind or ()),
             launch=launches(bootstrap_command, extent),
             python=self._python,
-            host_mesh=self._record.identity,
+            record=self._record,
         )
         return cast(ProcMesh, operations().spawn_procs(wanted))
 

@@ -5,12 +5,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from monarch_nb.runtime import Future, resolved_future
 from monarch_nb.shape import Region, places_of, region_of_ranks
 
+_LOADED_S = 5.0  # for the hosts of a job that was loaded, where what was written down of it would do
 GROW_S = 600.0  # how long hosts that are asked for are waited for
 
 
@@ -52,8 +53,62 @@ class HostSource(Protocol):
     def refill(self) -> None:
         """Asks for the spares that are missing; does not block."""
 
+    def written(self) -> str:
+        """What another process, which comes to have the mesh, makes such a source of; "" where it cannot."""
+
     def __str__(self) -> str:
         """What people call it."""
+
+
+class RecordedSource:
+    """What gave a mesh its hosts in another process, as that has written it down; opened when it is first asked."""
+
+    def __init__(self, name: str, text: str, opens: Callable[[str], HostSource]) -> None:
+        """`opens` makes a source of what was written; it raises NoMoreHostsError."""
+        self._name, self._text, self._opens = name, text, opens
+        self._lock = threading.Lock()
+        self._source: HostSource | None = None
+
+    def opened(self) -> HostSource:
+        """The source itself. Blocks for some seconds at first. Raises NoMoreHostsError."""
+        with self._lock:
+            if self._source is None:
+                self._source = self._opens(self._text)
+            return self._source
+
+    def more(
+        self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
+    ) -> tuple[str, ...]:  # fmt: skip
+        """The ids of new hosts."""
+        return self.opened().more(wanted, timeout, instead=instead)
+
+    def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
+        """What its engine says of hosts that are lost."""
+        return self.opened().fate(hosts)
+
+    def let_go(self, hosts: Sequence[str]) -> None:
+        """Some of its hosts are not used any more, or are dead."""
+        self.opened().let_go(hosts)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The ids of spare hosts that can be used now; none before it was opened."""
+        return () if self._source is None else self._source.waiting
+
+    def take_spares(self, dead: Sequence[str]) -> dict[str, str]:
+        """Spares for as many of these hosts as there are some: which host is in the place of which."""
+        return self.opened().take_spares(dead)
+
+    def refill(self) -> None:
+        """Asks for the spares that are missing."""
+        self.opened().refill()
+
+    def written(self) -> str:
+        """What was written down."""
+        return self._text if self._source is None else self._source.written()
+
+    def __str__(self) -> str:
+        return self._name
 
 
 class NoMoreHostsError(RuntimeError):
@@ -141,17 +196,22 @@ def record_with(identity: str, hosts: Collection[str], timeout: float = 0.0) -> 
     """
     until, found = time.monotonic() + timeout, _record_with(identity, hosts)
     for record in tuple(_records):
-        if found is None and record.source is not None and not record.ended and not record.ids.done():
+        recorded = found is not None and isinstance(found.source, RecordedSource)
+        comes = record.source is not None and not record.ended and not record.ids.done()
+        if comes and (found is None or recorded):
+            left = max(0.0, until - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                record.ids.exception(max(0.0, until - time.monotonic()))
-                found = _record_with(identity, hosts)
+                record.ids.exception(min(left, _LOADED_S) if recorded else left)
+            found = _record_with(identity, hosts)
     return found
 
 
 def _record_with(identity: str, hosts: Collection[str]) -> HostRecord | None:
     records = [record for record in tuple(_records) if not record.ended and record.ids.done()]
     same = [record for record in records if record.identity == identity]
-    if same:
+    if same and not all(isinstance(record.source, RecordedSource) for record in same):
         return max(same, key=lambda record: record.source is not None)  # references have none
     known = [each for each in records if each.source is not None and each.ids.exception(0) is None]
-    return next((each for each in known if not set(each.hosts).isdisjoint(hosts)), None)
+    there = [each for each in known if not set(each.hosts).isdisjoint(hosts)]
+    # A job that this process has loaded itself is preferred to what another one has written down of it.
+    return next((each for each in there if not isinstance(each.source, RecordedSource)), same[0] if same else None)

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from monarch_nb.host.protocol import Launch
 from monarch_nb.mesh.handle import Handle
-from monarch_nb.mesh.host_record import HostRecord
+from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, runtime
 from monarch_nb.shape import Extent, Region
 
@@ -28,7 +28,7 @@ class ProcsWanted(Struct, frozen=True):
     proc_bind: tuple[dict[str, str], ...]  # by process of a host; or empty
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
-    host_mesh: str  # the identity of the host mesh
+    record: HostRecord  # of the host mesh
 
 
 class Operations(Protocol):
@@ -62,6 +62,9 @@ class Operations(Protocol):
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
+
+    def source_of(self, written: str) -> HostSource:
+        """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
 
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""

@@ -1,13 +1,16 @@
 """A mesh that has grown and shrunk is left, or loses its controller: another one has it as it was, and changes it."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from monarch_nb.job import job_load
+from monarch_nb.job import AdapterJob, ProcessJob, job_load
 from tests.cluster.fault_tools import ROOT, until
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
@@ -40,49 +43,80 @@ if __name__ == "__main__":
 """
 
 SECOND = """
+import sys
 import monarch_nb as monarch
-from monarch_nb.exceptions import NoMoreHostsError
-from monarch_nb.job import job_load
+from monarch_nb.actor import heal_mesh
+from monarch_nb.job import job_load, job_of
+from tests.cluster.test_elastic_detach import kill_host
 
 if __name__ == "__main__":
+    monarch.actor.unhandled_fault_hook = lambda failure: print("[trainers failed]", failure.next_step)
     procs, counter = monarch.attach("trainers"), monarch.attach("counter")
     print("attached")
-    print(dict(procs.extent), list(counter.add.call(0).get().values()), *counter.pid.call().get().values(), flush=True)
-    try:
-        procs.grow(hosts=1)
-    except NoMoreHostsError as error:
-        print("load the job" in str(error).lower())
-    job = job_load("job.json")
-    hosts = job.state(None).trainers
-    print(dict(hosts.extent), procs.grow(hosts=1).sizes["hosts"], dict(hosts.extent), flush=True)
+    if "lost" in sys.argv:
+        heal_mesh(counter)
+        print(dict(procs.extent), list(counter.add.call(0).get().values()), flush=True)
+    else:
+        values = counter.add.call(0).get().values()
+        print(dict(procs.extent), list(values), *counter.pid.call().get().values(), flush=True)
+    if "load" in sys.argv:
+        hosts = job_load("job.json").state(None).trainers
+        print(dict(hosts.extent), procs.grow(hosts=1).sizes["hosts"], dict(hosts.extent), flush=True)
+    else:
+        print(procs.grow(hosts=1).sizes["hosts"], flush=True)
     print(list(counter.add.call(1).get().values()), flush=True)
     procs.shrink(hosts=[0])
-    print(list(counter.add.call(1).get().values()), sorted(job.agents), flush=True)
-    procs.stop().get()
-    job.kill()
+    job = job_of(procs)
+    print(list(counter.add.call(1).get().values()), sorted(job.agents), job.progress, flush=True)
+    kill_host(job, sorted(job.agents)[0])
+    try:
+        while True:
+            counter.pid.call().get()
+    except monarch.exceptions.SupervisionError:
+        pass
+    heal_mesh(counter)
+    print(list(counter.add.call(1).get().values()), job.progress.missing, flush=True)
+    job_of(counter).kill()
 """
 
 
-@pytest.mark.parametrize("how", ["leave", "killed", "early"])
-def test_another_controller_has_it_with_the_same_places_and_goes_on_growing(tmp_path: Path, how: str) -> None:
+def kill_host(job: AdapterJob, name: str) -> None:
+    """With its agent, which outlives its worker while it keeps a mesh, and all that is there."""
+    worker = psutil.Process(int(job.agents[name].id.partition("@")[0]))
+    for process in (worker, *worker.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.mark.parametrize("how", ["leave", "killed", "early", "lost", "load"])
+def test_another_controller_has_it_with_the_same_places_and_its_job_gives_and_takes_hosts(
+    tmp_path: Path, how: str
+) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(tmp_path / "state"), "MONARCH_NB_MESH_KEEP": "60s"}
 
     def run(code: str, *words: str) -> list[str]:
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=env,
                               cwd=tmp_path, timeout=100)  # fmt: skip
         assert done.returncode in (0, -9), done.stderr
-        assert "heal_mesh" not in done.stdout, "what was let go is no loss"
-        return [line for line in done.stdout.rpartition("attached\n")[2].splitlines() if not line.startswith("now ")]
+        assert how == "lost" or "heal_mesh" not in done.stdout.partition("attached")[0], "what was let go is no loss"
+        said = done.stdout.rpartition("attached\n")[2].splitlines()
+        return [line for line in said if re.match(r"\{'hosts'|3$|\[\d", line)]  # not what the ranks have written
 
     try:
-        [left] = run(FIRST, how)
+        [left] = run(FIRST, "leave" if how in ("lost", "load") else how)
         assert left.startswith("{'hosts': 2, 'gpus': 1} [17, 12] ")
-        first, refused, grown, counts, shrunk = run(SECOND)
-        assert first == left
-        assert refused == "True"
-        assert grown == "{'hosts': 2} 3 {'hosts': 3}"
-        assert counts == "[18, 13, 11]"
-        assert shrunk == "[14, 12] ['trainers_2', 'trainers_3']"
+        if how == "lost":
+            job = job_load(str(tmp_path / "job.json"))
+            assert isinstance(job, ProcessJob)
+            kill_host(job, "trainers_2")
+        first, grown, counts, shrunk, healed = run(SECOND, how)
+        lost = how == "lost"
+        assert first == ("{'hosts': 2, 'gpus': 1} [17, 10]" if lost else left)
+        assert grown == ("{'hosts': 2} 3 {'hosts': 3}" if how == "load" else "3")
+        assert counts == ("[18, 11, 11]" if lost else "[18, 13, 11]")
+        one, two = ("trainers_3", "trainers_4") if lost else ("trainers_2", "trainers_3")
+        assert shrunk == f"{'[12, 12]' if lost else '[14, 12]'} ['{one}', '{two}'] 2/2 hosts joined"
+        assert healed == "[11, 13] {}"
         until(lambda: not (tmp_path / "job.json").exists(), "it was killed")
     finally:
         if (tmp_path / "job.json").exists():

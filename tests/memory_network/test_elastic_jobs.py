@@ -93,6 +93,9 @@ class Job:
     def wanting(self, mesh: str, names: Any, places: Any) -> AgentsWanted:
         return AgentsWanted("7", tuple(names), self.folder, places=tuple(places))
 
+    def written(self, mesh: str) -> str:
+        return ""
+
     def role_of(self, mesh: str) -> Role:
         return self.role
 

@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.job import AdapterJob, JobsFileError, KubernetesJob, Role, SlurmJob, SSHJob, job_named, make_job
+from monarch_nb.job import (
+    DEFAULT_JOB_PATH,
+    AdapterJob,
+    JobsFileError,
+    KubernetesJob,
+    Role,
+    SlurmJob,
+    SSHJob,
+    job_load,
+    job_named,
+    make_job,
+)
 from monarch_nb.job.named import arguments_of, described_jobs, find_file, job_file
 
 pytestmark = pytest.mark.timeout(20)
@@ -97,3 +108,24 @@ def test_how_long_unused_hosts_are_kept_is_said_in_the_file_or_in_a_cell() -> No
     assert "keep" in arguments_of("ssh")
     with pytest.raises(ValueError, match=r"live until kill\(\)"):
         make_job("kubernetes", {"trainers": 1}, namespace="lab", keep="2h")
+
+
+def test_jobs_that_were_started_by_name_are_loaded_by_it_and_the_only_one_without(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(FileNotFoundError, match=r"no job in .*job_state[.]json, and none was started from this folder"):
+        job_load()
+    with pytest.raises(FileNotFoundError, match="lab was not started from this folder: monarch-nb job start lab"):
+        job_load("lab")
+    jobs = {name: AdapterJob("process", {name: 1}) for name in ("lab", "cells")}
+    jobs["lab"].dump(job_file("lab"))
+    assert [load()._meshes for load in (job_load, lambda: job_load("lab"))] == [{"lab": 1}] * 2
+    jobs["cells"].dump(job_file("cells"))  # by %mesh cells --job process, say
+    assert job_load("cells")._meshes == {"cells": 1}
+    with pytest.raises(FileNotFoundError, match=r"by name cells, lab were started .* which, as job_load\('cells'\)"):
+        job_load()
+    jobs["cells"].dump(DEFAULT_JOB_PATH)
+    assert job_load()._meshes == {"cells": 1}
+    with pytest.raises(FileNotFoundError, match="no job in nosuch"):
+        job_load("nosuch")
