@@ -10,6 +10,7 @@ from monarch_nb.connect.routes import Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.host.packages import differences
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import Runtime, runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, split
@@ -118,6 +119,7 @@ def take_in(
         else:
             remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
         engine.part(Routes).attached[state.host] = remote
+        engine.part(HostNotices).attached(state.host)
         joined.append(remote.join())
     for answer in joined:
         answer.get(timeout)

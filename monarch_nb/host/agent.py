@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 _MOST_FDS = 65536
 _LINGER_S = 0.3  # for last words to those who may be gone themselves
 _ORPHANED = "the process that owned it is gone"
+_LEFT = "the process that had started the host agent has ended"
 _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
 
 
@@ -215,6 +216,10 @@ class Agent:
         keeper = self._service.keeper
         cared_for = {NOBODY, *keeper.comers, *(child.address for child in alive)}
         owners = dict.fromkeys([*keeper.holders, *(child.spec.owner for child in alive)])
+        by = self._preemption.by
+        for child in alive:  # owners elsewhere live on, and are told what it was
+            if child.spec.owner not in cared_for:
+                child.stop_reason = child.stop_reason or f"{_LEFT}{f' ({by})' if by else ''}"
         for owner in owners:
             if owner not in cared_for:
                 self._service.owner_gone(owner, _ORPHANED)

@@ -58,6 +58,11 @@ class Preemption:
         self._terminated: float | None = None  # monotonic: when SIGTERM came first
         self._over: deque[Notice] = deque(maxlen=_KEPT)  # that have passed
 
+    @property
+    def by(self) -> str:
+        """Who is about to end the host, in words; empty while nobody is."""
+        return "" if self._notice is None else self._notice.by
+
     def since(self, at: float) -> tuple[Notice, ...]:
         """What was noticed from a time on, by the host's clock; the last may still come true."""
         known = () if self._notice is None else (self._as_it_is(self._notice),)

@@ -3,11 +3,12 @@
 import logging
 import shutil
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from monarch_nb.job.adapter import (
     HERE,
     PREFIX,
     Agent,
+    Agents,
     AgentsWanted,
     EngineError,
     JobAdapter,
@@ -40,6 +42,7 @@ from monarch_nb.wire import counted, kind_of
 
 _TELL_S = 0.5
 _KILLED = "its job was killed"
+T = TypeVar("T")
 logger = logging.getLogger("monarch_nb.job")
 _jobs: "weakref.WeakSet[AdapterJob]" = weakref.WeakSet()  # of this program; several may be the same one
 
@@ -174,7 +177,17 @@ class AdapterJob(JobTrait):
         self._spares = tuple(name for each in spares.values() for name in each)
         roles = {mesh: msgspec.structs.replace(role, hosts=role.hosts + role.spares) for mesh, role in roles.items()}
         wanted = AgentsWanted(str(self._applied.apply_id), names, folder, self._env, self._options, roles, self._keep)
-        self._agents = dict(self._adapter.start(wanted))
+        job = self.running({})
+
+        def undo(agents: Agents) -> None:
+            try:
+                self._adapter.kill(msgspec.structs.replace(job, agents=dict(agents)))
+                shutil.rmtree(folder, ignore_errors=True)
+            except EngineError as error:
+                logger.warning("%s of a job that was interrupted may run on: %s", ", ".join(agents), error)
+
+        started: Agents = _whole(lambda: self._adapter.start(wanted), undo)
+        self._agents = dict(started)
 
     def _state(self) -> JobState:
         lost = self._lost()
@@ -404,12 +417,19 @@ class AdapterJob(JobTrait):
             give_up_hosts([host for host in hosts if host in engine.part(Routes).attached], _KILLED)
         agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
         if agents:
+            job = self.running(agents)
+
+            def end() -> None:
+                self._adapter.kill(job)
+                if job.folder:
+                    shutil.rmtree(job.folder, ignore_errors=True)
+
             try:
-                self._adapter.kill(self.running(agents))
+                _whole(end)
             except BaseException:
                 self._agents = agents
                 raise
-        if self._folder:
+        elif self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._spares, self._folder, self._ids = (), "", {}
         self._restored()
@@ -422,6 +442,40 @@ class AdapterJob(JobTrait):
             source.close()
         for arrival in self.arrivals:
             arrival.stop("the job was killed")
+
+
+def _whole(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """What `work` gives, which no interrupt cuts off: it ends the wait for it. What comes later is given to `undo`."""
+    done, lock = threading.Event(), threading.Lock()
+    results: list[T] = []
+    errors: list[BaseException] = []
+    waits = True
+
+    def run() -> None:
+        try:
+            result = work()
+            with lock:
+                results.append(result)
+                late = not waits
+            if late and undo is not None:
+                undo(result)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="monarch-job-engine", daemon=False).start()  # the end of the program waits for it
+    try:
+        done.wait()
+    except BaseException:
+        with lock:
+            waits, ready = False, bool(results)
+        if ready and undo is not None:
+            undo(results[0])
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def running_jobs(kind: str) -> list[AdapterJob]:

@@ -14,7 +14,7 @@ import msgspec
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.role import Role
 from monarch_nb.transport import Keys
-from monarch_nb.wire import json_decoder
+from monarch_nb.wire import counted, json_decoder
 
 HERE = "here"  # the join address of the controller's own host
 
@@ -34,11 +34,14 @@ class Seen(NamedTuple):
     joins: tuple[str, ...] = ()  # where it can be met, the best address first; empty while that is not known
     gpus: int | None = None  # how many it has found; None where nobody has looked
     host: str = ""  # the id that it has given itself, if it has said so
+    stuck: bool = False  # it waits for what time alone does not bring
 
 
 Agents = Mapping[str, Agent]  # by the names of their hosts
 PREFIX = "mnb-job-"  # of the names of jobs' folders
 _FILE = "job.json"  # in the folder of a job
+_ENDS = 5  # lines that are shown of each end of a log
+ALL_LINES = 1 << 20
 _saving = threading.Lock()
 
 
@@ -119,6 +122,14 @@ def said_once(stories: Mapping[str, str]) -> dict[str, str]:
         said[name] = story if not more or story not in first else f"{line}, as {first[story]} is"
         first.setdefault(story, name)
     return said
+
+
+def log_words(lines: Sequence[str]) -> str:
+    """A log below the words on how its writer ended: launchers give the cause first, most others last."""
+    few = [line for line in lines if line.strip("-=* ")]
+    if len(few) > 2 * _ENDS:
+        few = [*few[:_ENDS], f"... {counted(len(few) - 2 * _ENDS, 'line')} between ...", *few[-_ENDS:]]
+    return "".join(f"\n  | {line}" for line in few)
 
 
 class JobAdapter(ABC):

@@ -3,21 +3,26 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from msgspec import structs
 
 from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
-from monarch_nb.job.progress import Progress
+from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
+from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh import HostMesh, give_up
+from monarch_nb.mesh.mesh_events import HostStory
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, knock
+from monarch_nb.wire import error_line
 
 _LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between looks at what the engine says, while hosts are missing
 _KNOCK_S = 1.0
@@ -35,6 +40,11 @@ class HostsMissingError(RuntimeError):
         self.missing = dict(missing)
         reasons = "\n".join(f"  {name} {why}" for name, why in said_once(missing).items())
         super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
+
+
+def tell_people(text: str) -> None:
+    """One line, in the notebook or in the log."""
+    runtime().part(HostNotices).say(HostStory(text))
 
 
 class Arrival:
@@ -60,6 +70,8 @@ class Arrival:
         self._met: dict[str, float] = {}  # since when those run that do not answer
         self._strangers: set[str] = set()  # addresses at which somebody else answers
         self._led: dict[str, str] = {}  # at which address the one is met that leads to the others
+        self._watched = 0.0  # monotonic: when somebody waited for changes of the progress
+        self._warned: set[str] = set()  # stories
         self._parts: list[HostMesh] = []
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -85,6 +97,7 @@ class Arrival:
 
     def wait(self, seconds: float) -> bool:
         """Blocks until something has changed, at most so long; whether all is decided."""
+        self._watched = time.monotonic()
         with self._changed:
             if not self._decided():
                 self._changed.wait(seconds)
@@ -138,24 +151,48 @@ class Arrival:
         return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
 
     def _take(self, seen: Mapping[str, Seen], names: Iterable[str]) -> None:
-        ready, failed, stories = {}, {}, {}
+        ready, failed, stories, given_up = {}, {}, {}, {}
+        stuck: dict[str, list[str]] = {}
         late = self._patience is not None and time.monotonic() - self._begun > self._patience
         for name in names:
             now, wanted = seen.get(name, _UNKNOWN), self._roles[mesh_of(name)].gpus
             if now.state == "ended":
                 failed[name] = now.story
             elif now.state == "waiting" and late:
-                failed[name] = f"has not been started within {self._patience:g} s: {now.story}"
+                given_up[name] = f"has not been started within {self._patience:g} s: {now.story}"
             elif wanted and now.gpus is not None and now.gpus < wanted:
                 failed[name] = f"has {now.gpus} GPUs, and {wanted} were asked for ({now.story})"
             elif now.state == "running" and now.joins:
                 ready[name] = now
             else:
                 stories[name] = now.story or now.state
+                if now.stuck:
+                    stuck.setdefault(now.story, []).append(name)
         self._tell(stories)
+        self._warn(stuck)
         if ready:
             failed.update(self._attach(ready))
+        if given_up:
+            failed.update(self._let_go(given_up))
         self._fail(failed)
+
+    def _warn(self, stuck: Mapping[str, Sequence[str]]) -> None:
+        """Says once for what hosts wait that time alone does not bring, if nobody is shown the progress."""
+        watched = time.monotonic() - self._watched < 2 * _TICK_S
+        for story, names in stuck.items():
+            if story not in self._warned:
+                self._warned.add(story)
+                if not watched:
+                    tell_people(f"{self._what}: {shortened(names)} {story}")
+
+    def _let_go(self, stories: Mapping[str, str]) -> dict[str, str]:
+        """Nobody waits for these agents any more: none of them is to start later."""
+        agents = {name: agent for name, agent in self._job.agents.items() if name in stories}
+        try:
+            self._adapter.let_go(structs.replace(self._job, agents=agents), self._job.now())
+        except Exception as error:
+            return {name: f"{story}. It may still start: {error_line(error)}" for name, story in stories.items()}
+        return {name: f"{story}. It is not asked for any more" for name, story in stories.items()}
 
     def _attach(self, ready: Mapping[str, Seen]) -> dict[str, str]:
         """Attaches those that answer; gives those that never will, with the reason."""

@@ -15,9 +15,9 @@ import msgspec
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, mesh_of
-from monarch_nb.job.arrival import Arrival, HostsMissingError
+from monarch_nb.job.arrival import Arrival, HostsMissingError, tell_people
 from monarch_nb.job.role import Role
-from monarch_nb.job.spares import Spares, tell_people
+from monarch_nb.job.spares import Spares
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.transport import held_back

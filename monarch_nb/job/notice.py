@@ -45,11 +45,11 @@ def of_slurm(number: str, job: str, settings: str, now: float) -> Notice:
     state, end = fields.get("JobState", ""), _seconds(fields.get("EndTime", ""))
     wait = _KILL_WAIT.search(settings)
     left = None if wait is None else float(wait[1])
-    how = _ENDS.get(state) or _REASONS.get(fields.get("Reason", ""), "is being ended")
+    preempted = "is preempted" if _seconds(fields.get("PreemptTime", "")) is not None else ""
+    how = _ENDS.get(state) or _REASONS.get(fields.get("Reason", "")) or preempted or "is being ended"
     if state == "RUNNING":
         left = None if end is None else max(0.0, end - now)
-        preempted = _seconds(fields.get("PreemptTime", "")) is not None
-        how = "is preempted" if preempted else "ends soon"
+        how = preempted or "ends soon"
     return Notice(by=f"Slurm job {number} {how}", seconds=left)
 
 

@@ -11,11 +11,20 @@ from pathlib import Path
 from monarch_nb.host.bootstrap import untraced
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import (
+    ALL_LINES,
+    Agent,
+    Agents,
+    AgentsWanted,
+    JobAdapter,
+    Running,
+    Seen,
+    living_jobs,
+    log_words,
+)
 from monarch_nb.job.report import read_report
 
 _ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
-_LAST_LINES = 5
 
 
 class Processes(JobAdapter):
@@ -78,8 +87,7 @@ class Processes(JobAdapter):
     def _seen(self, job: Running, name: str, agent: Agent) -> Seen:
         pid = process_of(agent)[0]
         if not self._alive(agent):
-            words = "".join(f"\n  | {line}" for line in self.lines(job, name, _LAST_LINES))
-            return Seen("ended", f"(process {pid}) has ended{words}")
+            return Seen("ended", f"(process {pid}) has ended{log_words(self.lines(job, name, ALL_LINES))}")
         told = None if not job.folder else read_report(Path(job.folder, f"{name}.json"))
         joins = (agent.join,) if agent.join else told.joins if told is not None else ()
         return Seen("running", f"process {pid}", joins, None if told is None else told.gpus,

@@ -1,6 +1,6 @@
 """How far a job's hosts have come, for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch_nb.wire import counted
@@ -27,7 +27,7 @@ class Progress(NamedTuple):
         by_story: dict[str, list[str]] = {}
         for name, story in self.missing.items():
             by_story.setdefault(story, []).append(name)
-        parts = [f"{_named(names)} {story}" for story, names in by_story.items()]
+        parts = [f"{shortened(names)} {story}" for story, names in by_story.items()]
         more = f"; and {len(parts) - _NAMED} other reasons" if len(parts) > _NAMED else ""
         return f"{head}. Missing: {'; '.join(parts[:_NAMED])}{more}" if parts else head
 
@@ -37,6 +37,7 @@ class Progress(NamedTuple):
         return f"[{'#' * full}{'.' * (width - full)}] {self}"
 
 
-def _named(names: list[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
+    """These names, the first of them where there are many."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.arrival import Arrival, HostsMissingError
-from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.mesh.mesh_events import Event, HostLost, HostStory, MeshEvents
+from monarch_nb.job.arrival import Arrival, HostsMissingError, tell_people
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
 from monarch_nb.runtime import Future, runtime, when_done
 from monarch_nb.supervision import Intensity
 
@@ -133,8 +132,3 @@ def _joined(arrival: Arrival, mesh: str) -> str:
     """The id of the one host that an arrival brings; empty while it has not come."""
     future = arrival.hosts[mesh]
     return future.get(0)[0] if future.done() and future.exception(0) is None else ""
-
-
-def tell_people(text: str) -> None:
-    """One line, in the notebook or in the log."""
-    runtime().part(HostNotices).say(HostStory(text))

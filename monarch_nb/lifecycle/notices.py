@@ -16,7 +16,6 @@ from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text, warne
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
-_ENDING_S = 60.0  # within which a host that this program has given up ends
 GATHER_S = 0.1  # hosts of which notice comes within so long are told of at once
 
 Show = Callable[[HostNoticed | HostKept | HostStory], None]
@@ -31,7 +30,7 @@ class HostNotices:
         self._known: dict[str, tuple[p.Notice, float]] = {}  # by host; when each came, by the monotonic clock
         self._told: dict[str, HostNoticed] = {}
         self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by whom, and whether it is over; by host
-        self._given_up: dict[str, float] = {}  # when, by host
+        self._given_up: set[str] = set()  # hosts
         self._lock = threading.Lock()
         engine.verbs.handle(verbs.HOST_NOTICE, self._noticed)
 
@@ -54,7 +53,11 @@ class HostNotices:
 
     def give_up(self, hosts: Iterable[str]) -> None:
         """This program is about to have these hosts ended: that they are told of it is no news here."""
-        self._given_up |= dict.fromkeys(hosts, time.monotonic())
+        self._given_up.update(hosts)
+
+    def attached(self, host: str) -> None:
+        """This program uses a host that it may have given up before."""
+        self._given_up.discard(host)
 
     def say(self, event: HostNoticed | HostKept | HostStory) -> None:
         """Tells something to displays and, in a controller, to people."""
@@ -67,7 +70,7 @@ class HostNotices:
 
     def _noticed(self, notice: p.Notice, asker: Asker[None]) -> None:
         host = host_of(asker.src)
-        if asker.src != agent_of(host) or time.monotonic() - self._given_up.get(host, -_ENDING_S) < _ENDING_S:
+        if asker.src != agent_of(host) or host in self._given_up:
             return
         with self._lock:
             first = not self._due

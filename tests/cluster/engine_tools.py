@@ -119,7 +119,8 @@ class SlurmCluster:
     As with cgroups, which need root of the machine, signals go to the tasks, not to all that they have started.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kill_wait: int = 2) -> None:
+        """Jobs have `kill_wait` seconds of grace. Those of `all` go for those of `urgent`; `closed` starts none."""
         self.folder = folder
         for name in ("state", "log", "spool"):
             (folder / name).mkdir()
@@ -139,14 +140,17 @@ class SlurmCluster:
             "JobAcctGatherType": "jobacct_gather/none", "AccountingStorageType": "accounting_storage/none",
             "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "ReturnToService": 2,
             "SchedulerParameters": "sched_interval=2,bf_interval=2,defer", "MpiDefault": "none",
-            "SwitchType": "switch/none", "KillWait": 2, "MinJobAge": 60, "InactiveLimit": 0,
+            "SwitchType": "switch/none", "KillWait": kill_wait,
+            "PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL", "MinJobAge": 60, "InactiveLimit": 0,
         }  # fmt: skip
         lines = [f"{setting}={value}" for setting, value in settings.items()]
         lines += [
             f"NodeName=n{number} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=1000"
             for number, port in enumerate(nodes, 1)
         ]
-        lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1")
+        lines.append("PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF")
+        lines.append("PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN PriorityTier=1")
         self.conf = folder / "slurm.conf"
         self.conf.write_text("\n".join(lines) + "\n")
         self.env = {**os.environ, "SLURM_CONF": str(self.conf)}

@@ -87,3 +87,16 @@ def test_an_mpirun_that_ends_is_told_with_its_words() -> None:
             state.trainers.initialized.get(SOON)
     finally:
         job.kill()
+
+
+def test_the_cause_that_mpirun_gives_first_is_told_once() -> None:
+    job = MPIJob({"trainers": 2}, PYTHON, f"{ARGS} --hostfile /no/such/hosts")
+    try:
+        with pytest.raises(HostsMissingError) as caught:
+            job.state(cached_path=None).trainers.initialized.get(SOON)
+    finally:
+        job.kill()
+    told = str(caught.value)
+    assert "trainers_1 is gone" in told
+    assert told.count("unable to open the hostfile") == 1
+    assert told.count("/no/such/hosts") == 1

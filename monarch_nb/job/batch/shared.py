@@ -13,7 +13,6 @@ from monarch_nb.job.report import read_report
 from monarch_nb.job.worker import Wanted
 
 _SECONDS = 60.0
-_LINES = 5
 
 
 def prepare(wanted: AgentsWanted, names: Sequence[str], file: str) -> None:
@@ -53,7 +52,7 @@ def look_again(folder: str) -> None:
         pass
 
 
-def last_lines(paths: Sequence[Path], count: int = _LINES) -> list[str]:
+def last_lines(paths: Sequence[Path], count: int) -> list[str]:
     """The last lines of the first of these files that has any."""
     for path in paths:
         try:
@@ -65,16 +64,27 @@ def last_lines(paths: Sequence[Path], count: int = _LINES) -> list[str]:
     return []
 
 
-def ask(line: Sequence[str], package: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-    """What a command of the engine answers. Raises EngineError, with its words."""
+def ask(
+    line: Sequence[str], package: str, stdin: str = "", env: Mapping[str, str] | None = None, seconds: float = _SECONDS
+) -> str:
+    """What a command of the engine answers. Raises EngineError, with its words.
+
+    Ctrl-C in a terminal does not reach the command. It is done whole, whatever stops the wait for it.
+    """
     try:
-        done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=_SECONDS, check=False,
-                              env=None if env is None else dict(env))  # fmt: skip
+        process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=None if env is None else dict(env), start_new_session=True,
+        )  # fmt: skip
     except FileNotFoundError:
         raise EngineError(f"there is no command {line[0]} here: {package}") from None
+    try:
+        out, err = process.communicate(stdin, seconds)
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{line[0]} has not answered within {_SECONDS:g} s") from None
-    if done.returncode:
-        words = (done.stderr or done.stdout).strip() or f"it ended with status {done.returncode}"
+        process.kill()
+        process.communicate()
+        raise EngineError(f"{line[0]} has not answered within {seconds:g} s") from None
+    if process.returncode:
+        words = (err or out).strip() or f"it ended with status {process.returncode}"
         raise EngineError(f"{line[0]}: {words}")
-    return done.stdout
+    return out

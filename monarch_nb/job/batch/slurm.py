@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,22 @@ from typing import Any
 from msgspec import structs
 
 from monarch_nb.host.preemption import END
-from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
+from monarch_nb.job.adapter import (
+    ALL_LINES,
+    Agent,
+    Agents,
+    AgentsWanted,
+    EngineError,
+    JobAdapter,
+    Running,
+    Seen,
+    living_jobs,
+    log_words,
+)
 from monarch_nb.job.batch.script import OTHERS, script
 from monarch_nb.job.batch.shared import ask, last_lines, look_again, prepare, seen_of
 from monarch_nb.job.report import read_report
+from monarch_nb.wire import counted
 
 _PACKAGE = "Slurm's commands must be on the PATH: run this on a login node, or inside a job"
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -32,6 +45,25 @@ _ENDS = {
 }
 # A job that is being tidied up may be told as COMPLETING alone: the reason then says how it ended.
 _WHY = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
+# Reasons that time alone does not take away: what somebody has to do.
+_STUCK = {
+    "PartitionConfig": "partition {partition} does not have {nodes} like that: ask for fewer or smaller ones, or "
+    "name another partition",
+    "PartitionNodeLimit": "partition {partition} does not give {nodes} to one job: ask for another number",
+    "PartitionTimeLimit": "partition {partition} does not allow this time limit: give a shorter time_limit=",
+    "PartitionDown": "partition {partition} starts no jobs: name another one, or ask an administrator",
+    "PartitionInactive": "partition {partition} starts no jobs: name another one, or ask an administrator",
+    "BadConstraints": "no nodes have what slurm_args= ask for",
+    "JobHeldUser": "it is held: scontrol release {number}",
+    "JobHeldAdmin": "an administrator holds it",
+    "DependencyNeverSatisfied": "what it depends on has failed",
+    "AccountNotAllowed": "this account may not use it: give another account=",
+    "InvalidAccount": "this account may not use it: give another account=",
+    "InvalidQOS": "this qos may not be used: give another qos=",
+    "QOSNotAllowed": "this qos may not be used: give another qos=",
+    "ReservationDeleted": "its reservation was deleted",
+}
+_LIMITS = re.compile(r"(Assoc|QOS)(Max\w*PerJob|\w*(PerJobLimit|MaxWallDurationPerJobLimit|MinCpuNotSatisfied))")
 _KILL_S = 10.0
 _TIDY_S = 3.0  # for agents that were told to end
 _LOOK_S = 0.2
@@ -93,9 +125,13 @@ class Slurm(JobAdapter):
         numbers = list(dict.fromkeys(map(_number, job.agents.values())))
         if not numbers:
             return
-        with contextlib.suppress(EngineError):  # one that waits has nothing to end; to others SIGTERM would be notice
-            ask(["scancel", "--quiet", f"--signal={END.name[3:]}", *numbers], _PACKAGE)
-            self._await_end(numbers, _RUNNING, _TIDY_S)
+        with contextlib.suppress(EngineError):  # to agents SIGTERM would be notice
+            running = [number for number in numbers if self._runs(number)]
+            if len(running) < len(numbers):  # Slurm would try for minutes to signal one that waits
+                ask(["scancel", "--quiet", *(number for number in numbers if number not in running)], _PACKAGE)
+            if running:
+                ask(["scancel", "--quiet", f"--signal={END.name[3:]}", *running], _PACKAGE, seconds=_TIDY_S)
+                self._await_end(running, _RUNNING, _TIDY_S)
         ask(["scancel", "--quiet", *numbers], _PACKAGE)
         self._await_end(numbers, _WAITING | _RUNNING, _KILL_S)
 
@@ -106,7 +142,7 @@ class Slurm(JobAdapter):
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """What all hosts of the batch job have written, as srun prefixes it with their ranks."""
         number, _, rank = job.agents[name].id.partition("/")
-        lines = last_lines(_logs(job, number), 1 << 20)
+        lines = last_lines(_logs(job, number), ALL_LINES)
         mine = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
         return (mine or lines)[-count:]
 
@@ -130,6 +166,10 @@ class Slurm(JobAdapter):
         stays = [node for node in others if node not in gone]
         if len(stays) < len(others):
             ask(["scontrol", "update", f"JobId={number}", f"NodeList={','.join([first, *stays])}"], _PACKAGE)
+
+    def _runs(self, number: str) -> bool:
+        states = {*_states(self._state(number))}
+        return bool(states & _RUNNING) and "COMPLETING" not in states
 
     def _await_end(self, numbers: Sequence[str], living: Collection[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -155,9 +195,10 @@ class Slurm(JobAdapter):
         if not states:
             return Seen("ended", f"(Slurm job {number}) is not known to Slurm any more")
         if states[0] in _WAITING:
-            reason = state.get("state_reason") or "no reason is given"
             again = " again, after it was requeued" if state.get("restart_cnt") else ""
-            return Seen("waiting", f"waits in Slurm's queue{again} (job {number}: {reason})")
+            reason, stuck = _why_it_waits(number, state)
+            story = f"waits in Slurm's queue{again} (job {number}: {reason})"
+            return Seen("waiting", f"{story}, and will for ever: {stuck}" if stuck else story, stuck=bool(stuck))
         if states[0] in _RUNNING and "COMPLETING" not in states:
             return seen_of(job, name, f", Slurm job {number}")
         reason = str(state.get("state_reason") or "")
@@ -165,7 +206,7 @@ class Slurm(JobAdapter):
         end = end or _WHY.get(reason, "COMPLETING")
         how = _ENDS.get(end, end.lower())
         why = f" ({reason})" if reason not in ("", "None", *_WHY) else ""
-        words = "".join(f"\n  | {line}" for line in last_lines(_logs(job, number)))
+        words = log_words(last_lines(_logs(job, number), ALL_LINES))
         return Seen("ended", f"is gone: Slurm job {number} {how}{why}{words}")
 
 
@@ -177,6 +218,19 @@ def _node(job: Running, name: str) -> str:
     """Slurm's name of the node of an agent, as that has told it; empty if it has told nothing."""
     told = read_report(Path(job.folder, f"{name}.json"))
     return "" if told is None else told.joins[0].removeprefix("tcp://").rpartition(":")[0]
+
+
+def _why_it_waits(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
+    """Slurm's reason; and where that does not pass by itself, what it means and what to do."""
+    reason = str(state.get("state_reason") or "None")
+    if reason == "None":
+        return "Slurm has given no reason yet", ""
+    nodes = state.get("node_count")
+    count = nodes.get("number") if isinstance(nodes, dict) else nodes  # newer versions have numbers so
+    words = {"number": number, "partition": state.get("partition"), "nodes": counted(int(count or 1), "node")}
+    stuck = _STUCK.get(reason, "it asks for more than a limit allows" if _LIMITS.fullmatch(reason) else "")
+    said = str(state.get("state_description") or "")
+    return f"{reason}, {said}" if said and said != reason else reason, stuck.format_map(words)
 
 
 def _states(state: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from monarch_nb.job.adapter import (
+    ALL_LINES,
     Agent,
     Agents,
     AgentsWanted,
@@ -17,6 +18,7 @@ from monarch_nb.job.adapter import (
     Running,
     Seen,
     living_jobs,
+    log_words,
     state_folder,
 )
 
@@ -29,7 +31,6 @@ _ENDED = {
     "Completed": "has ended",
     "Failed": "has failed",
 }
-_LINES = 5
 
 
 class Lightning(JobAdapter):
@@ -144,7 +145,7 @@ def _command(wanted: AgentsWanted) -> str:
 def _seen(machine: Any, called: str, port: int) -> Seen:
     status, address = str(machine.status), machine.private_ip_address
     if status in _ENDED:
-        words = "".join(f"\n  | {line}" for line in _last_lines(machine, _LINES))
+        words = log_words(_last_lines(machine, ALL_LINES))
         return Seen("ended", f"is gone: its machine of Lightning job {called} {_ENDED[status]}{words}")
     if status in _WAITING or not address:
         return Seen("waiting", f"waits: its machine of Lightning job {called} is {status}")

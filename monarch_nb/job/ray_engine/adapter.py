@@ -12,7 +12,7 @@ import msgspec
 from monarch_nb.connect import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.helper import Answer, Ask
-from monarch_nb.wire import json_decoder
+from monarch_nb.wire import counted, json_decoder
 
 _SPACE = "monarch-nb"  # Ray's namespace of these actors
 _ANSWER_S = 2.0
@@ -130,9 +130,12 @@ class Ray(JobAdapter):
             except ValueError:
                 seen[name] = Seen("ended", "is gone: Ray knows its actor no more")
         ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
+        lacks = _lacks(ray, job) if len(ready) < len(asked) else {}
         for name, answer in asked.items():
             if answer not in ready:
-                seen[name] = Seen("waiting", "waits for a node of Ray's with what it needs, or its Ray actor is busy")
+                seen[name] = lacks.get(_group(name, job.agents[name])) or Seen(
+                    "waiting", "waits for a node of Ray's with what it needs, or its Ray actor is busy"
+                )
                 continue
             try:
                 told = json_decoder(Answer).decode(ray.get(answer))
@@ -180,6 +183,36 @@ def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
     """What Ray tells of the placement groups of a job."""
     groups = [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
     return [each for each in groups if each["name"].partition("+")[0] == job.job]
+
+
+def _lacks(ray: Any, job: Running) -> dict[str, Seen]:
+    """The placement groups of a job that wait for what no node has, used or not, by their names."""
+    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    found = {}
+    for group in _groups(ray, job):
+        if group["state"] != "PENDING":
+            continue
+        bundles = list(group["bundles"].values())
+        apart = group["strategy"] == _SPREAD
+        few = apart and len(bundles) > len(nodes)
+        lacking = next((each for each in bundles if not any(_fits(each, node) for node in nodes)), None)
+        if lacking is not None:
+            wanted = ", ".join(f"{count:g} {what}" for what, count in sorted(lacking.items()))
+            most = ", ".join(
+                f"{max((node.get(what, 0) for node in nodes), default=0):g} {what}" for what in sorted(lacking)
+            )
+            why = f"{wanted} on one node, and of {counted(len(nodes), 'node')} none has that (the most: {most})"
+        elif few:
+            why = f"{counted(len(bundles), 'node')}, and the cluster has {len(nodes)} (strategy='PACK' shares them)"
+        else:
+            continue
+        story = f"waits for {why}. It will wait for ever, unless Ray gets such nodes"
+        found[group["name"]] = Seen("waiting", story, stuck=True)
+    return found
+
+
+def _fits(bundle: Mapping[str, float], node: Mapping[str, float]) -> bool:
+    return all(node.get(what, 0) >= count for what, count in bundle.items())
 
 
 def _remove(ray: Any, group: str) -> None:
