@@ -17,6 +17,7 @@ F_SETSIG = 10
 IN_NONBLOCK = 0o4000
 IN_CLOEXEC = 0o2000000
 IN_MODIFY = 2
+OOM_SCORE_ADJ_MAX = 1000
 FALLOC_KEEP_SIZE = 1
 FALLOC_PUNCH_HOLE = 2
 
@@ -63,6 +64,20 @@ def become_subreaper() -> bool:
 def name_process(name: str) -> bool:
     """Set the name `ps` and `top` show (15 bytes)."""
     return _prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def die_first_for_memory() -> bool:
+    """Have the kernel end this process, and what it starts, before all others when memory runs out.
+
+    Whoever has as high a score dies in the order of size. A lower score may be written again later.
+    """
+    if portable():
+        return False
+    try:
+        Path("/proc/self/oom_score_adj").write_text(f"{OOM_SCORE_ADJ_MAX}\n")
+    except OSError:
+        return False
+    return True
 
 
 def processor_time(pid: int) -> float | None:

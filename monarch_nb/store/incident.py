@@ -11,6 +11,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.ranks import where
 
 FOLD_S = 2.0  # so long after the last of them another one still belongs to it
+MEMORY_FOLD_S = 15.0  # the same where memory ran out: the kernel kills one process at a time, and each gives some back
 _STATES = ("open", "healing", "healed", "stopped")  # the worst first
 KINDS = 8  # of texts and of last lines that are kept of one event
 OF_PROCESSES = frozenset({"exit", "signal", "host", "spawn"})
@@ -45,17 +46,20 @@ class Incident(Struct):
     states: dict[str, int] = field(default_factory=dict)  # how many are how
     bases: set[int] = field(default_factory=set)
     latest: float = 0.0
+    of_memory: bool = False
 
     def add(self, key: str, member: Member) -> None:
         """One more belongs to it."""
         self.members[key] = member
         self.states[member.state] = self.states.get(member.state, 0) + 1
         self.bases.update(member.bases)
+        self.of_memory = self.of_memory or bool(member.record.get("oom"))
         self.latest = max(self.latest, member.record.get("detected", 0.0))
 
     def takes(self, bases: Sequence[int], detected: float) -> bool:
         """Whether something alike that happened now belongs to it."""
-        fresh = self.bases.isdisjoint(bases) and detected - self.latest <= FOLD_S
+        within_s = MEMORY_FOLD_S if self.of_memory else FOLD_S
+        fresh = self.bases.isdisjoint(bases) and detected - self.latest <= within_s
         return fresh and self.state == "open"
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_nb.actor import Channel, ProcMesh, SupervisionError, heal_mesh, runtime, this_host
+from monarch_nb.actor import Channel, ProcMesh, SupervisionError, endpoint, heal_mesh, runtime, this_host
 from monarch_nb.config import configure
 from monarch_nb.engine import controller as engine_controller
 from monarch_nb.engine.in_process import in_process_host, inline_host, kill
@@ -28,10 +28,11 @@ from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
-from monarch_nb.store import describe
+from monarch_nb.store import describe, store_of
 from monarch_nb.transport import peer
-from tests.cluster.fault_tools import SOON, Worker, begun, status, until
+from tests.cluster.fault_tools import SOON, Worker, agent, begun, status, until
 from tests.cluster.interrupt_steps import Steps
+from tests.cluster.memory_group import MemoryGroup
 
 
 def say(*words: object) -> None:
@@ -522,6 +523,50 @@ def full_disk(path: str) -> None:
     assert workers.rank.call().get(SOON).values() == [0, 1]
     procs.stop().get(SOON)
     say("done")
+
+
+class Hog(Worker):
+    """Takes memory, piece by piece."""
+
+    @endpoint
+    def take(self, size: int) -> None:
+        self.value = []
+        for _ in range(size >> 20):
+            self.value.append(b"x" * (1 << 20))
+            time.sleep(0.001)
+
+
+def memory_runs_out(folder: str, many: str, room: str) -> None:
+    """All ranks together take twice of the memory that is left, each a part of it that would fit."""
+    group = MemoryGroup(Path(folder))
+    store = store_of(runtime())
+    notebook_mode(lambda failure: say("shown", failure.cause.origin.oom))
+    procs = this_host().spawn_procs(per_host={"gpus": int(many)}, name="procs")
+    hogs = procs.spawn("hogs", Hog)
+    pids = hogs.pid.call().get(SOON).values()
+    others = (os.getpid(), agent().pid)
+    say("scores", *({int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in some} for some in (pids, others)))
+    group.limit(group.used + int(room))
+    try:
+        hogs.take.call(2 * int(room) // int(many)).get(SOON)
+    except SupervisionError as error:
+        say("raised", error.failure is not None and error.failure.cause.origin.oom)
+    until(lambda: group.kills and len(_open_ranks(store)) == group.kills, "every kill is told")
+    group.limit(-1)
+    say("kills", group.kills, "reports", [(one["oom"], len(one["ranks"])) for one in _open(store)])
+    say("ended", sum(not os.path.exists(f"/proc/{pid}") for pid in pids), "agent", agent().pid == others[1])
+    heal_mesh(hogs)
+    say("healed", len(hogs.pid.call().get(SOON).values()))
+    procs.stop().get(SOON)
+    say("done")
+
+
+def _open(store: Any) -> list[dict[str, Any]]:
+    return [one for one in store.document()["failures"].values() if one["state"] == "open"]
+
+
+def _open_ranks(store: Any) -> set[int]:
+    return {rank for one in _open(store) for rank in one["ranks"]}
 
 
 if __name__ == "__main__":

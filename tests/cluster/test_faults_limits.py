@@ -15,6 +15,7 @@ import pytest
 from monarch_nb.actor import ActorError, MeshFailure, SupervisionError
 from monarch_nb.settings import settings
 from tests.cluster.fault_tools import SOON, Program, Worker, spawned, still_works, until
+from tests.cluster.memory_group import memory_group
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -97,6 +98,24 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         assert one.ask.call_one(near).get(SOON) == 0
         assert time.monotonic() - begin < settings.message_delivery_timeout / 2, "no gap in these numbers either"
         assert actors.rank.call().get(SOON).values() == [0, 1]
+
+
+def test_when_memory_runs_out_ranks_die_first_and_one_report_says_of_each_what_it_died_of() -> None:
+    with memory_group() as group:
+        environment = {**os.environ, "MONARCH_NB_PRELOAD": "numpy"}
+        program = Program("memory_runs_out", group.folder, 12, 200 << 20, preexec_fn=group.enter, env=environment)
+        with program:
+            others = Path("/proc/self/oom_score_adj").read_text().strip()
+            assert program.line("scores") == f"{ {1000} } {{{others}}}"
+            assert program.line("raised") == "True"
+            kills, told = program.line("kills").split(" reports ")
+            assert int(kills) > 3, program.said
+            assert told == f"[(True, {kills})]"
+            assert program.line("ended") == f"{kills} agent True"
+            assert program.line("healed") == "12"
+            program.line("done")
+            assert "shown False\n" not in program.said, program.said
+            assert program.end() == 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from monarch_nb.store import Cluster
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record, rows, tails, text
+from monarch_nb.store.incident import Incident, Member
 from monarch_nb.supervision import Cause, MeshFailure
 from monarch_nb.supervision.cause import CauseKind
 
@@ -213,3 +214,12 @@ def test_what_has_not_failed_is_not_said_to_have_failed(kind: CauseKind) -> None
     cause = Cause(kind=kind, text="detached for 1h", actor="c")
     failure = MeshFailure(mesh_name="c", mesh_uid="c", cause=cause, extent=(("gpus",), (4,)), places=())
     assert "failed" not in record(failure, 0.0)["title"]
+
+
+@pytest.mark.parametrize(("oom", "late"), [(True, 110.0), (None, 101.0)])
+def test_deaths_for_memory_that_follow_each_other_slowly_are_one_event(oom: bool | None, late: float) -> None:
+    incident = Incident("1", "m")
+    incident.add("1", Member(None, (0,), {"oom": oom, "detected": 100.0}))
+    assert incident.takes((1,), late)
+    assert not incident.takes((0,), late)  # it has died of the next
+    assert not incident.takes((1,), late + 10.0)

@@ -62,28 +62,34 @@ def _without_ours(stack: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class OomCounter:
-    """Notices that the kernel's out-of-memory killer was at work in this control group since the last look.
+    """Counts what the kernel's out-of-memory killer has killed in this control group, and which ends that explains.
 
-    Where that cannot be read, on this machine.
+    The kernel counts before it kills, so that whoever ends of it finds it counted; each kill explains one end. Where
+    the group's count cannot be read, it is that of this machine.
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"),
                  machine: Path = Path("/proc/vmstat")) -> None:  # fmt: skip
         files = [file for file in _candidates(root, membership) if file.is_file()]
         self._files = files or [machine]  # the whole machine's, where no control group counts
-        self._count = self._lately = self._read()
+        self._explained = self._lately = self._read()  # kills that have explained an end, or are too old to
         self._looked = 0.0
 
     def look(self, now: float) -> None:
         """From time to time: kills of long ago are no explanation for what ends now."""
         if now - self._looked >= RECENT_S:
-            self._count = max(self._count, self._lately)
+            self._explained = max(self._explained, self._lately)
             self._looked, self._lately = now, self._read()
 
     def struck(self) -> bool:
-        """Whether a process was killed for memory since the last call, and not before the last two looks."""
-        before, self._count = self._count, self._read()
-        return self._count > before
+        """Whether a process was killed for memory, not before the last two looks, whose end nothing has explained yet.
+
+        Call it once for each process that a SIGKILL has ended.
+        """
+        if self._explained >= self._read():
+            return False
+        self._explained += 1
+        return True
 
     def _read(self) -> int:
         total = 0

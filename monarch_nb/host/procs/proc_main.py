@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from monarch_nb.host.linux import close_other_fds, die_with_pipe, name_process
+from monarch_nb.host.linux import close_other_fds, die_first_for_memory, die_with_pipe, name_process
 from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def run(fd: int, cord: int, *, forked: bool) -> int:
     """Be a proc until its runner returns; returns the exit status."""
     lifeline = die_with_pipe(cord)  # first of all: from here on nothing of this outlives the agent
+    die_first_for_memory()  # the agent, its template and the kernel are worth more than a rank, which can be healed
     channel = AgentChannel(fd)
     try:
         spec = channel.read_spec()
