@@ -123,11 +123,14 @@ class ProcessOperations:
         return {each.host: None if each.until is None else max(0.0, each.until - now) for each in noticed}
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
-        """Those of them that cannot be reached, as far as is known, and why."""
+        """Those of them that cannot be reached, as far as is known, and why; a worker attaches none and knows none."""
         routes = self._engine.part(Routes)
-        gone = [host for host in hosts if host not in routes.attached and host not in routes.local]
+        if self._engine.is_worker:
+            return {}
+        here = {*routes.attached, *routes.local, *self._engine.local_hosts}
         lost = {host: routes.attached[host].lost for host in hosts if host in routes.attached}
-        return dict.fromkeys(gone, "it is not attached any more") | {host: why for host, why in lost.items() if why}
+        absent = dict.fromkeys((host for host in hosts if host not in here), "it is not attached any more")
+        return absent | {host: why for host, why in lost.items() if why}
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
