@@ -7,11 +7,11 @@ import msgspec
 
 from monarch_nb.connect.following import Failures, follow
 from monarch_nb.connect.hosts import AttachError
-from monarch_nb.connect.leaving import KEEPERS, Leaving
+from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.mesh_files import MeshFile
+from monarch_nb.host.mesh_files import KEEPERS, MeshFile
 from monarch_nb.mesh.requests import UnansweredError, request
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.wire import agent_of, host_name, text_of
@@ -43,7 +43,8 @@ def claim(engine: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -
     What the deciding one says comes first. An agent that was started anew knows nothing, and has no procs of it. A host
     that is silent goes to the `failures`.
     """
-    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=engine.part(Leaving).holder, steal=steal)
+    holder = engine.part(Leaving).holder
+    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
     keepers = [way.host for way in mesh.ways[:KEEPERS]]
     answers: dict[str, p.Attached] = {}
     first = p.Attached(known=False)

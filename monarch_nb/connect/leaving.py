@@ -21,7 +21,7 @@ from monarch_nb.connect.ways import way_to
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import MeshFile, Way
+from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
@@ -34,7 +34,6 @@ from monarch_nb.wire import Asker, agent_of
 
 logger = logging.getLogger(__name__)
 _AGREE_S = 10.0  # for an agent to take note
-KEEPERS = 2  # hosts of a mesh that keep all there is to know of it: agents may be started anew
 _RECLAIM_S = 3.0
 _SOON_S = 0.05  # meshes are spawned one after the other
 
@@ -70,8 +69,9 @@ class Leaving:
     def holder(self) -> p.Holder:
         """This process, as others are told who has a mesh."""
         return p.Holder(
-            address=self._engine.address, pid=os.getpid(), machine=platform.node(), what=self._what, since=time.time()
-        )
+            address=self._engine.address, pid=os.getpid(), machine=platform.node(), what=self._what, since=time.time(),
+            system=mesh_files.own_system(),
+        )  # fmt: skip
 
     def call_itself(self, what: str) -> None:
         """What this process is, for those who want a mesh that it has."""
@@ -124,6 +124,10 @@ class Leaving:
             self._held[state.uid] = {}  # where one does not agree, the others have been told what is not to be
         self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
+        now, file = time.time(), mesh_files.path_of(state.uid, state.name)  # which an agent elsewhere cannot write into
+        written = mesh_files.read(file)
+        if written is not None and written.holder is not None and written.holder.address == engine.address:
+            mesh_files.change(file, holder=None, left_at=now, until=now + seconds, why=why)
         self._let_go(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
 
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
@@ -192,7 +196,7 @@ class Leaving:
         written = MeshFile(
             uid=state.uid, name=state.name, secret=secret, ways=tuple(self._way(host) for host in hosts),
             version=__version__, python=python_version(), machine=platform.node(), ranks=len(state.region),
-            shape=shape, actors=tuple(one.name for one in actors), holder=self.holder,
+            shape=shape, actors=tuple(one.name for one in actors), holder=self.holder, keep=seconds if keep else 0.0,
         )  # fmt: skip
         mesh_files.write(file, written)
         first = p.Hold(

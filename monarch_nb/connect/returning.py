@@ -1,6 +1,5 @@
 """Coming back to a mesh that was left: by this process or another, on this machine or elsewhere."""
 
-import platform
 import sys
 import time
 from collections.abc import Callable, Container, Sequence
@@ -13,7 +12,7 @@ from monarch_nb._about import __version__, more
 from monarch_nb.connect.claiming import claim, give_back, reach
 from monarch_nb.connect.following import Failures
 from monarch_nb.connect.hosts import AttachError
-from monarch_nb.connect.leaving import KEEPERS, Leaving
+from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.lives import Lives
 from monarch_nb.connect.record import NOTES, RecordError, actors_from, procs_from
 from monarch_nb.connect.story import Story, listing, story_of
@@ -48,8 +47,8 @@ class Return(Struct, frozen=True):
 
 
 def left_meshes() -> list[MeshFile]:
-    """The meshes of this user that were left, or may be, the newest last. Asks nobody; reads files."""
-    return [mesh for path, mesh in mesh_files.all_files() if not mesh.ended and not _agent_gone(path, mesh)]
+    """The meshes of this user that were left, or may be, the newest last. Asks nobody; reads files, and tidies them."""
+    return [mesh for _, mesh in mesh_files.tidied() if not mesh.ended]
 
 
 def come_back(name: str, *, steal: bool = False) -> Return:
@@ -98,17 +97,10 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
 
 def _find(name: str) -> tuple[Path, MeshFile]:
     """The file of the mesh that is meant. Raises AttachError."""
-    every = mesh_files.all_files()
+    every = mesh_files.tidied()
     called = [found for found in every if name in (found[1].name, found[1].uid)]
     called = called or [found for found in every if name in found[1].actors]
-    living = []
-    for path, mesh in called:
-        if mesh.ended:
-            continue
-        if _agent_gone(path, mesh):
-            mesh_files.remove(path)
-            continue
-        living.append((path, mesh))
+    living = [(path, mesh) for path, mesh in called if not mesh.ended]
     if len(living) > 1:
         uids = ", ".join(f"{mesh.uid} ({mesh.shape}, {_state(mesh)})" for _, mesh in living)
         raise AttachError.of(f"there are several meshes called {name}: attach one of them by its id: {uids}")
@@ -119,27 +111,17 @@ def _find(name: str) -> tuple[Path, MeshFile]:
         path, mesh = ended[-1]
         mesh_files.remove(path)
         raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
-    if called:
-        raise AttachError.of(f"{name} is gone: its host agent was killed, or the machine was restarted; spawn it anew")
     others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
     raise AttachError.of(
         f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#coming-back')}"
     )
 
 
-def _agent_gone(path: Path, mesh: MeshFile) -> bool:
-    """Whether nobody is there any more who could know of a mesh on this machine."""
-    keepers = [way.endpoint for way in mesh.ways[:KEEPERS]]
-    if not keepers or mesh.machine != platform.node() or not all(each.startswith("ipc://") for each in keepers):
-        return False
-    return not any((Path(each.removeprefix("ipc://")) / "agent").exists() for each in keepers)
-
-
 def _reach(engine: Runtime, path: Path, mesh: MeshFile) -> Failures:
     try:
         return reach(engine, mesh)
     except AttachError:
-        if _agent_gone(path, mesh):
+        if mesh_files.agent_gone(mesh):
             mesh_files.remove(path)
         raise
 

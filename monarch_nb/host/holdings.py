@@ -10,7 +10,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from monarch_nb.host.protocol import Exited, Hold, Holder
+from monarch_nb.host.protocol import Attach, Exited, Hold, Holder
 
 _EXITS = 256  # ends of procs that are kept for who comes back; of more the first and the last ones matter
 _NOT_YOURS = "the secret is not that of this mesh: it belongs to somebody else's controller"
@@ -125,6 +125,13 @@ class Holdings:
         known.turn = max(known.turn + 1, turn)
         known.holder, known.until = newcomer, 0.0
         return before if before is not None and before.address != newcomer.address else None
+
+    def was_left(self, wanted: Attach) -> bool:
+        """Whether who comes for a mesh has seen that its owner ended."""
+        known = self._all.get(wanted.uid)
+        if known is None or known.holder is None or known.holder.address != wanted.ended:
+            return False
+        return hmac.compare_digest(known.secret.encode(), wanted.secret.encode())
 
     def drop(self, uid: str, secret: str, owner: str) -> None:
         """The owner of a mesh, which had lost this host, has given up what is here. Raises HeldError."""

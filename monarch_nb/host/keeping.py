@@ -92,6 +92,9 @@ class Keeper:
         one = self._holdings.get(wanted.uid)
         if one is None:
             return p.Attached(known=False)
+        if self._holdings.was_left(wanted):  # its owner's end is not known here yet
+            why = "its program has ended"
+            self._is_left(self._holdings.leave(one.uid, wanted.ended, time.monotonic(), time.time(), why))
         why, left_at, who = one.why, one.left_at, wanted.holder
         try:
             before = self._holdings.attach(wanted.uid, wanted.secret, who, steal=wanted.steal, grant=wanted.grant,

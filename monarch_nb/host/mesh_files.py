@@ -6,7 +6,9 @@ what became of the mesh, until somebody has read that.
 
 import contextlib
 import os
+import platform
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,15 @@ import msgspec
 
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
+from monarch_nb.host.holdings import clock
+from monarch_nb.host.linux import boot_id
 from monarch_nb.host.protocol import Holder
 from monarch_nb.wire import json_decoder
 
+KEEPERS = 2  # hosts of a mesh that keep all there is to know of it: agents may be started anew
 _TOLD_S = 7 * 86400.0  # how long the end of a mesh is kept for who comes late
+_LATE_S = 60.0  # after the end of a lease
+_CLOCK_S = 2.0  # by which the times of two clocks of one machine may differ
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -46,6 +53,8 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     shape: str
     actors: tuple[str, ...] = ()
     holder: Holder | None = None  # None while nobody has it
+    former: str = ""  # the address of the last holder, which has ended without a word
+    keep: float = 0.0  # seconds that it lives on when its holder ends; 0: it ends with it
     left_at: float = 0.0  # times are of the wall clock
     until: float = 0.0  # when its lease ends, while nobody has it
     why: str = ""  # it was left
@@ -98,6 +107,75 @@ def end(path: Path, why: str) -> None:
     mesh = read(path)
     if mesh is not None and mesh.holder is None:
         change(path, secret="", ways=(), ended=why, ended_at=time.time())
+
+
+def own_system() -> str:
+    """Where the ids of this process's processes mean something: this machine since its start, and a name space."""
+    with contextlib.suppress(OSError):
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def has_ended(holder: Holder) -> bool:
+    """Whether a holder is seen to have ended, from this machine."""
+    if not holder.system or holder.system != own_system():
+        return False
+    import psutil  # agents, which never ask, would pay for it
+
+    try:
+        process = psutil.Process(holder.pid)
+        born: float = process.create_time()
+        return born > holder.since + _CLOCK_S or process.status() == psutil.STATUS_ZOMBIE  # or its pid was given again
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def tidied() -> list[tuple[Path, MeshFile]]:
+    """All files, those that nobody has written into since their holders or agents were killed put right."""
+    for path, mesh in all_files():
+        if not mesh.ended:
+            _tidy(path, mesh)
+    return all_files()
+
+
+def _tidy(path: Path, mesh: MeshFile) -> None:
+    now, holder = time.time(), mesh.holder
+    if holder is not None and has_ended(holder):
+        who = f"{holder.what} (process {holder.pid}) has ended"
+        change(path, holder=None, former=holder.address, left_at=now, until=now + mesh.keep, why=who)
+        if not mesh.keep:
+            end(path, f"it has ended with its program: {who}")
+            return
+        holder = None
+    if holder is not None:
+        return
+    if agent_gone(mesh):
+        end(path, "its host agent was killed, or the machine was restarted")
+    elif 0 < mesh.until < now - _LATE_S:  # its agent, on another machine, has had the time to see to that
+        end(path, f"nobody came back to it: its lease ended at {clock(mesh.until)}")
+
+
+def agent_gone(mesh: MeshFile) -> bool:
+    """Whether nobody is there any more who could know of a mesh on this machine."""
+    keepers = [way.endpoint for way in mesh.ways[:KEEPERS]]
+    if not keepers or mesh.machine != platform.node() or not all(each.startswith("ipc://") for each in keepers):
+        return False
+    return not any(_listens(Path(each.removeprefix("ipc://"), "agent")) for each in keepers)
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody is at a socket. Does not block."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.setblocking(False)
+        try:
+            knock.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # somebody may be there and let nobody in
+            return True
+    return True
 
 
 def remove(path: Path) -> None:

@@ -196,6 +196,7 @@ class Holder(Harmless, frozen=True, kw_only=True):
     machine: str
     what: str = "another program"  # it is: "the kernel of train.ipynb"
     since: float = 0.0  # wall clock, seconds
+    system: str = ""  # where its pid means it: the machine since its start, and the name space of pids
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +234,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     holder: Holder
     steal: bool = False
+    ended: str = ""  # the address of a holder that has ended, as the sender sees
     grant: int = 0
     turn: int = 0
 

@@ -1,0 +1,99 @@
+"""Files of meshes whose holders or agents were killed: put right by whoever looks at them next."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch_nb.connect import AttachError, come_back, left_meshes, listing
+from monarch_nb.host import mesh_files
+from monarch_nb.host.mesh_files import MeshFile, Way, has_ended, own_system
+from monarch_nb.host.protocol import Holder
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def other() -> "Iterator[subprocess.Popen[bytes]]":
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def holder(pid: int, **more: Any) -> Holder:
+    return Holder(address="k/c", pid=pid, machine=platform.node(), what="the notebook a.ipynb", since=time.time(),
+                  **{"system": own_system(), **more})  # fmt: skip
+
+
+def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
+    mesh = MeshFile(uid="p1", name="fleet", secret="s", ways=(Way("node7.1", endpoint),), version="1", python="3",
+                    machine=platform.node(), ranks=2, shape="hosts=2", **said)  # fmt: skip
+    path = mesh_files.path_of("p1", "fleet")
+    mesh_files.write(path, mesh)
+    return path
+
+
+def test_a_mesh_is_held_while_its_holder_lives_and_left_once_that_was_killed(other: Any) -> None:
+    write(holder=holder(other.pid), keep=3600.0)
+    assert "held by the notebook a.ipynb" in listing(left_meshes())
+    other.kill()  # which nobody has waited for
+    while not has_ended(holder(other.pid)):
+        time.sleep(0.01)
+    [mesh] = left_meshes()
+    assert (mesh.holder, mesh.former, mesh.secret) == (None, "k/c", "s")
+    assert "held by" not in listing([mesh])
+    assert f"the notebook a.ipynb (process {other.pid}) has ended; " in listing([mesh])
+    other.wait()
+    assert has_ended(holder(other.pid))
+
+
+def test_nobody_is_said_to_have_ended_who_cannot_be_seen_from_here(other: Any) -> None:
+    here = holder(os.getpid())
+    assert not has_ended(here)
+    assert has_ended(msgspec.structs.replace(here, since=time.time() - 1e6)), "a later process has its id"
+    other.kill()
+    other.wait()
+    assert not has_ended(holder(other.pid, system="another machine"))
+    assert not has_ended(holder(other.pid, system=""))
+
+
+def test_a_mesh_that_was_to_end_with_its_holder_is_not_listed_once_that_was_killed(other: Any) -> None:
+    path = write(holder=holder(other.pid))
+    other.kill()
+    other.wait()
+    assert left_meshes() == []
+    told = mesh_files.read(path)
+    assert told is not None
+    assert (told.secret, told.ways) == ("", ())
+    with pytest.raises(AttachError, match=r"fleet is gone: it has ended with its program: .* has ended; spawn it anew"):
+        come_back("fleet")
+    assert not path.exists(), "who asked was told"
+
+
+def test_a_lease_that_has_ended_elsewhere_is_over_and_so_is_what_a_killed_agent_kept(tmp_path: Path) -> None:
+    now = time.time()
+    write(left_at=now - 9, until=now + 9, why="it was detached")
+    assert len(left_meshes()) == 1
+    write(left_at=now - 900, until=now - 600, why="it was detached")
+    assert left_meshes() == []
+    write(f"ipc://{tmp_path}", left_at=now, until=now + 900, why="it was detached")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        assert len(left_meshes()) == 1
+    assert (tmp_path / "agent").exists(), "as SIGKILL leaves it"
+    assert left_meshes() == []
