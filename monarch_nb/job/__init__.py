@@ -8,7 +8,6 @@ from monarch_nb.job.adapter import HERE, Agent, AgentsWanted, EngineError, JobAd
 from monarch_nb.job.arrival import HostsMissingError
 from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.current import load_current_job, set_current_job
-from monarch_nb.job.hosts import hosts_from_config
 from monarch_nb.job.identity import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
@@ -23,7 +22,7 @@ from monarch_nb.job.kinds import kinds, register_job, unregister_job
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
-from monarch_nb.job.named import JobsFileError, job_load, job_named, make_job
+from monarch_nb.job.named import JobsFileError, hosts_from_config, job_load, job_named, make_job
 from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress

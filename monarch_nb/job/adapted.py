@@ -1,5 +1,6 @@
 """Jobs of any kind: host meshes of the agents that the kind's adapter starts."""
 
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -30,6 +31,7 @@ from monarch_nb.job.adapter import (
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts, locked
 from monarch_nb.job.kinds import adapter_of
+from monarch_nb.job.leftovers import Use, tidy_soon
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
 from monarch_nb.job.state import JobState
@@ -81,7 +83,7 @@ class AdapterJob(JobTrait):
     seconds is given up; None: never. Raises LookupError for a kind that is not there.
     """
 
-    _transient = frozenset({"_given", "_arrival", "_sources", "_more"})
+    _transient = frozenset({"_given", "_arrival", "_sources", "_more", "_use"})
     _form: ClassVar[type[msgspec.Struct] | None] = AdapterForm
 
     def __init__(
@@ -139,6 +141,7 @@ class AdapterJob(JobTrait):
         self._arrival: Arrival | None = None
         self._sources: dict[str, JobHosts] = {}
         self._more: list[Arrival] = []  # of hosts that came later
+        self._use: Use | None = None
         _jobs.add(self)
 
     @property
@@ -163,6 +166,8 @@ class AdapterJob(JobTrait):
         if not self._meshes:
             raise ValueError(f"{kind_of(self)} needs at least one mesh")
         self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=self._adapter.folder())
+        self._use_folder()
+        tidy_soon(self._kind, self._adapter)
         try:
             self._start(Path(self._folder))
             self._job.save()
@@ -208,6 +213,7 @@ class AdapterJob(JobTrait):
 
     def _coming(self) -> Arrival:
         if self._arrival is None or not self._arrival.belongs_here():
+            self._use_folder()
             roles = {mesh: self._role(mesh) for mesh in self._meshes}
             self._more = []
             for source in self._sources.values():
@@ -227,6 +233,12 @@ class AdapterJob(JobTrait):
             return Progress(sum(self._meshes.values()), (), {})
         job._coming()
         return job._present()
+
+    def _use_folder(self) -> None:
+        """Nobody takes the job's folder for one that nobody needs, for as long as this process has the job."""
+        if self._folder and (self._use is None or self._use.folder != self._folder):
+            with contextlib.suppress(OSError):  # it is gone, or on another machine
+                self._use = Use(self, self._folder)
 
     def _present(self) -> Progress:
         """How the hosts are by now, with those that came later and those that have gone since."""
@@ -431,6 +443,8 @@ class AdapterJob(JobTrait):
                 raise
         elif self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._use is not None:
+            self._use.close()
         self._spares, self._folder, self._ids = (), "", {}
         self._restored()
 

@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from monarch_nb._about import more
 from monarch_nb.job.adapted import AdapterJob, running_jobs
-from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.kinds import kinds
+from monarch_nb.job.adapter import EngineError, Running
+from monarch_nb.job.kinds import adapter_of, kinds
+from monarch_nb.job.leftovers import KEPT_S, tidied
 from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named
 from monarch_nb.job.record import JobFileError, ago
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
@@ -38,6 +39,7 @@ def main(words: Sequence[str]) -> int:
     kill = verbs.add_parser("kill", help="end a job, with all that runs on its hosts")
     logs = verbs.add_parser("logs", help="the last lines that the agents of a job have written")
     shell = verbs.add_parser("ssh", help="a shell on a host of a job")
+    verbs.add_parser("tidy", help="remove what is left of jobs that ended by themselves: folders, keys, logs")
     for verb in (attach, kill, logs, shell):
         verb.add_argument("job", metavar="JOB", help="its name in monarch.toml, or the beginning of its id")
     logs.add_argument("-n", dest="count", type=int, default=20, help="how many lines (default: 20)")
@@ -45,7 +47,7 @@ def main(words: Sequence[str]) -> int:
         verb.add_argument("host", nargs="?", help="such as trainers_0 (default: all, or the first)")
     options = parser.parse_args(words)
     does: dict[str, Callable[[argparse.Namespace], int]] = {
-        "ls": _ls, "start": _start, "attach": _attach, "kill": _kill, "logs": _logs, "ssh": _ssh,
+        "ls": _ls, "start": _start, "attach": _attach, "kill": _kill, "logs": _logs, "ssh": _ssh, "tidy": _tidy,
     }  # fmt: skip
     try:
         return does["ls" if options.verb == "list" else options.verb](options)
@@ -56,6 +58,40 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the job was ended\n" if options.verb == "start" else "interrupted\n")
         return 130
+
+
+def _tidy(_: argparse.Namespace) -> int:
+    found = False
+    for job in _leftovers(0.0, lambda text: sys.stderr.write(f"{text}\n")):
+        found = True
+        sys.stdout.write(f"removed: {job.kind} job {job.job[:_SHORT]}, started {ago(job.started)}\n")
+    for path in (Path(DEFAULT_JOB_PATH), *Path(job_file("")).parent.glob("*.json")):
+        if _names_nothing(str(path)):
+            found = True
+            path.unlink(missing_ok=True)
+            sys.stdout.write(f"removed: {path}, whose job is gone\n")
+    if not found:
+        sys.stdout.write("nothing is left of jobs that ended by themselves\n")
+    return 0
+
+
+def _leftovers(keep_s: float, tell: Callable[[str], object]) -> Iterator[Running]:
+    """The jobs of all kinds that ended by themselves and of which nothing is left now."""
+    for kind in kinds():
+        try:
+            yield from tidied(kind, adapter_of(kind), keep_s, tell)
+        except (EngineError, ImportError) as error:
+            tell(f"{kind}: {error}")
+
+
+def _names_nothing(path: str) -> bool:
+    """Whether the job of a file has no folder any more, and so no hosts."""
+    try:
+        job = _saved(path)
+    except JobFileError as error:
+        sys.stderr.write(f"{path}: {error}\n")
+        return False
+    return isinstance(job, AdapterJob) and job.active and bool(job._folder) and not os.path.isdir(job._folder)
 
 
 def _all_running() -> list[AdapterJob]:
@@ -69,6 +105,7 @@ def _all_running() -> list[AdapterJob]:
 
 
 def _ls(_: argparse.Namespace) -> int:
+    list(_leftovers(KEPT_S, lambda text: None))
     rows = [("JOB", "KIND", "MESHES", "HOSTS", "STARTED")]
     running = _all_running()
     names = {}

@@ -18,6 +18,7 @@ import msgspec
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
+from monarch_nb.job.leftovers import KEPT_S
 from monarch_nb.job.processes import Processes
 from monarch_nb.wire import json_decoder
 
@@ -64,6 +65,7 @@ class Helper:
         folder = state_folder() / f"{_AGENTS}{ask.job}"
         try:
             if ask.do == "start":
+                self._tidy()
                 return self._start(ask, folder)
             job = self._known(ask, folder)
             if ask.do == "look":
@@ -89,6 +91,17 @@ class Helper:
         except BaseException:
             self._end(Running(ask.job, str(folder), agents), folder, agents)
             raise
+
+    def _tidy(self) -> None:
+        """Nothing is kept for ever of jobs whose agents here have ended by themselves, and whose users are gone."""
+        for folder in state_folder().glob(f"{_AGENTS}*"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                lists, newest = list(folder.glob(f"*.{_LIST}")), max(path.stat().st_mtime for path in folder.iterdir())
+                mine = [path for path in lists if path.name.startswith(f"{os.uname().nodename}.")]
+                job = Running("", str(folder), {name: each for path in mine for name, each in _listed(path).items()})
+                ended = all(seen.state == "ended" for seen in self._processes.look(job).values())
+                if lists == mine and ended and time.time() - newest > KEPT_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _until_ready(self, job: Running) -> dict[str, Seen]:
         deadline = time.monotonic() + _READY_S

@@ -1,5 +1,6 @@
 """Jobs by name: what `monarch.toml` says of them, and what makes one of a kind and plain arguments."""
 
+import atexit
 import inspect
 import logging
 import os
@@ -206,3 +207,14 @@ def hosts_of(job: JobTrait, name: str, path: str, tell: Callable[[Progress], obj
     if isinstance(running, AdapterJob) and not isinstance(running, LocalJob):
         running.wait(tell=tell)
     return meshes[name] if name in meshes else next(iter(meshes.values()))
+
+
+def hosts_from_config(name: str) -> HostMesh:
+    """The host mesh of that name; in this version always two worker processes on this machine.
+
+    They end with this process.
+    """
+    job = ProcessJob({name: 2})
+    job.apply()
+    atexit.register(job.kill)
+    return job._state()._hosts[name]

@@ -1,0 +1,116 @@
+"""What is left of jobs that ended by themselves: folders with keys and logs, here and on the machines of their hosts.
+
+Whoever uses a job holds a shared lock on a file in its folder: nobody tidies that away from under another process.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from monarch_nb.job.adapter import PREFIX, JobAdapter, Running, kept_jobs
+
+_USED = "used"  # the file that is locked
+KEPT_S = 86400.0  # how long the logs of a job that has ended by itself are kept, unless they are tidied away by wish
+_HALF_MADE_S = 3600.0  # after which a folder without a job is one of a program that was killed as it started one
+_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Use:
+    """A job's folder is in use until this is closed, or nothing refers to `owner` any more."""
+
+    def __init__(self, owner: object, folder: str) -> None:
+        self.folder = folder
+        fd = os.open(Path(folder, _USED), _FILE, 0o600)
+        with contextlib.suppress(OSError):  # there are no locks on that file system
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self._closing = weakref.finalize(owner, os.close, fd)
+
+    def close(self) -> None:
+        """It is in use no longer, by this process."""
+        self._closing()
+
+
+def tidy_soon(kind: str, adapter: JobAdapter) -> None:
+    """Tidies what is left of jobs of a kind, in the background; logs of the last day stay."""
+    threading.Thread(target=lambda: list(tidied(kind, adapter)), name="monarch-job-tidy", daemon=True).start()
+
+
+def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, tell: Callable[[str], object] = lambda text: None
+           ) -> Iterator[Running]:  # fmt: skip
+    """Tidies what is left of jobs of a kind that have ended: keys at once, all else after `keep_s` seconds.
+
+    Gives those of which nothing is left. `tell` is given what could not be done, in words. Blocks while the engine is
+    asked; where nothing of its jobs is here, it is not.
+    """
+    try:
+        jobs = kept_jobs(adapter.folder(), kind)
+    except OSError as error:
+        tell(f"{kind}: {error}")
+        return
+    for job in jobs.values():
+        try:
+            if _tidied(adapter, job, keep_s):
+                yield job
+        except Exception as error:  # the engine's own
+            tell(f"{kind} job {job.job[:8]} stays as it is: {error}")
+    _sweep_half_made(adapter.folder())
+
+
+def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
+    folder = Path(job.folder)
+    with _unused(folder) as free:
+        if not free or any(seen.state != "ended" for seen in adapter.look(job).values()):
+            return False
+        if time.time() - _newest(folder) < keep_s:
+            (folder / "key").unlink(missing_ok=True)
+            return False
+        adapter.kill(job)  # what its engine and its machines still have of it
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+
+@contextlib.contextmanager
+def _unused(folder: Path) -> Iterator[bool]:
+    """Whether no process uses a job; none begins to within."""
+    try:
+        fd = os.open(folder / _USED, _FILE, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except BlockingIOError:
+        free = False
+    except OSError:  # there are no locks on that file system
+        free = time.time() - _newest(folder) > KEPT_S
+    try:
+        yield free
+    finally:
+        os.close(fd)
+
+
+def _newest(folder: Path) -> float:
+    """When something in a folder was last written, other than the lock."""
+    times = [folder.stat().st_mtime]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.name not in (_USED, "key"):
+                times.append(path.lstat().st_mtime)
+    return max(times[1:], default=times[0])
+
+
+def _sweep_half_made(folder: Path) -> None:
+    for path in folder.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            mine = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+            if mine and not (path / "job.json").exists() and time.time() - _newest(path) > _HALF_MADE_S:
+                with _unused(path) as free:
+                    if free:
+                        shutil.rmtree(path, ignore_errors=True)
