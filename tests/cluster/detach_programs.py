@@ -191,9 +191,9 @@ def nap(key: str, *endpoints: str) -> None:
     say("counts", *counter.add.call(1).get(20).values())
 
 
-def hold(_: str = "") -> None:
-    """Spawns, and waits to be killed."""
-    spawn()
+def hold(key: str = "", *endpoints: str) -> None:
+    """Spawns, here or on hosts of others, and waits to be killed."""
+    spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers") if endpoints else None)
     runtime().part(Leaving).keep_up()  # as at the end of a cell
     say("holds")
     signal.pause()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -172,7 +173,12 @@ class SlurmCluster:
         done = subprocess.run(line, env=self.env, capture_output=True, text=True, check=False)
         return (done.stdout or done.stderr).strip()
 
+    def answers(self, does: bool) -> None:
+        """Whether its controller does."""
+        self._servers[1].send_signal(signal.SIGCONT if does else signal.SIGSTOP)
+
     def close(self) -> None:
+        self.answers(True)
         self.ask("scancel", "--user=root")
         for server in reversed(self._servers):
             server.terminate()

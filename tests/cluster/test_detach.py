@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch_nb.connect import left_meshes
 from monarch_nb.host import folders
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
@@ -229,6 +230,22 @@ def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of
     assert "failed on 1 of 2 ranks: hosts=1" in " ".join(failed), failed
     told = "counter.fail_at() raised ValueError: not this one on hosts=1, which nobody has heard"
     assert any(told in line for line in second.lines), second.lines
+
+
+@pytest.mark.slow
+def test_a_controller_that_was_killed_holds_nothing_though_its_hosts_have_yet_to_miss_it(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
+    first = Controller(place, "hold", str(key), *endpoints, MONARCH_NB_MESH_KEEP="60s")
+    first.until("holds")
+    assert [mesh.holder is None for mesh in left_meshes()] == [False]
+    first.kill()
+    [mesh] = left_meshes()
+    assert (mesh.holder, mesh.why) == (None, f"the program detach_programs.py (process {first.process.pid}) has ended")
+    come_back(place, first)  # it needs no steal=True, for the 60 s of a lease
+    swept()  # the run folder of the one that was killed
 
 
 @pytest.mark.slow

@@ -114,7 +114,11 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         slurm.ask("scancel", f"--signal={END.name[3:]}", slurm_id(job))  # its agents end at once
         with pytest.raises(SupervisionError):
             until(lambda: where.where.call().get(SOON) is None, "its end")
-        heal_mesh(where, replace=True, timeout=SOON)
+        slurm.answers(False)
+        with pytest.raises(NoMoreHostsError, match=r"engine of SlurmJob \w+ has not answered within 4 s"):
+            heal_mesh(where)
+        slurm.answers(True)
+        heal_mesh(where, timeout=SOON)  # Slurm says that it has ended
         found = where.where.call().get(SOON).values()
         assert len({node for node, _, _ in found}) == 2
         again = job_load(str(tmp_path / "job.json"))
