@@ -185,7 +185,7 @@ class RemoteHost:
                 self._returning = threading.Event()
                 self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
                 return
-            if self._end_reason:
+            if self._end_reason and not self._connected():  # a machine under load may need long for an answer
                 self._lose(self._end_reason)
                 return
             if way_lost := self._way_lost():

@@ -42,6 +42,14 @@ if __name__ == "__main__":
     except TimeoutError as error:
         print("waiting", "waits for a node of Ray's" in str(error), flush=True)
     more.kill()
+    for wanted in ({"large": Role(hosts=1, gpus=8)}, {"far": 2}):  # never
+        never = RayJob(wanted, strategy="STRICT_SPREAD")
+        never.state(cached_path=None)
+        until = time.monotonic() + 30
+        while "for ever" not in str(never.progress) and time.monotonic() < until:
+            time.sleep(0.1)
+        print("never", str(never.progress).partition("Missing: ")[2], flush=True)
+        never.kill()
     print("listed", [each.apply_id for each in running_jobs("ray")] == [job.apply_id], flush=True)
     ray.kill(ray.get_actor(job._agents["trainers_1"].id, namespace="monarch-nb"))  # as when its node is removed
     until = time.monotonic() + 30
@@ -156,6 +164,10 @@ def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "marks ray ray",
         "waiting True",
+        "never large_0 waits for 1 CPU, 8 GPU on one node, and of 1 node none has that (the most: 3 CPU, 0 GPU). It will "
+        "wait for ever, unless Ray gets such nodes",
+        "never far_0, far_1 waits for 2 nodes, and the cluster has 1 (strategy='PACK' shares them). It will wait for "
+        "ever, unless Ray gets such nodes",
         "listed True",
         "lost True False True",
         "unused True ['REMOVED']",
