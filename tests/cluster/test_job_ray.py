@@ -164,8 +164,8 @@ def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "marks ray ray",
         "waiting True",
-        "never large_0 waits for 1 CPU, 8 GPU on one node, and of 1 node none has that (the most: 3 CPU, 0 GPU). It will "
-        "wait for ever, unless Ray gets such nodes",
+        "never large_0 waits for 1 CPU, 8 GPU on one node, and of 1 node none has that (the most: 3 CPU, 0 GPU). It "
+        "will wait for ever, unless Ray gets such nodes",
         "never far_0, far_1 waits for 2 nodes, and the cluster has 1 (strategy='PACK' shares them). It will wait for "
         "ever, unless Ray gets such nodes",
         "listed True",
