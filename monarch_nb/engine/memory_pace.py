@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time as wall
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -26,8 +26,8 @@ class MemoryPace:
     def __init__(self, time: MemoryTime, engines: Callable[[], Iterable[Runtime]]) -> None:
         self._time, self._engines = time, engines
         self._changed = threading.Condition()
-        self._inside: Counter[ActorCell] = Counter()  # how many waits each actor is in
-        self._outside: dict[int, float] = {}  # waits of other code: how far time may pass for them
+        self._inside: defaultdict[ActorCell, list[Future[Any]]] = defaultdict(list)  # what each actor waits for
+        self._outside: dict[int, tuple[Future[Any], float]] = {}  # waits of other code: how far time may pass for them
         self._numbers = count()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="monarch-memory-pace", daemon=True)
@@ -38,10 +38,11 @@ class MemoryPace:
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
         if isinstance(cell, ActorCell):
-            return self._wait_inside(cell)
+            return self._wait_inside(cell, future)
         number = next(self._numbers)
         with self._changed:
-            self._outside[number] = self._time.monotonic() + (float("inf") if timeout is None else timeout)
+            limit = self._time.monotonic() + (float("inf") if timeout is None else timeout)
+            self._outside[number] = future, limit
             if len(self._outside) == 1:
                 self._changed.notify()
         return lambda: self._leave_outside(number)
@@ -66,13 +67,13 @@ class MemoryPace:
 
     # -- how --------------------------------------------------------------------------------------------------------
 
-    def _wait_inside(self, cell: ActorCell) -> Callable[[], None]:
+    def _wait_inside(self, cell: ActorCell, future: Future[Any]) -> Callable[[], None]:
         def leave() -> None:
             with self._changed:
-                self._inside[cell] -= 1
+                self._inside[cell].remove(future)
 
         with self._changed:
-            self._inside[cell] += 1
+            self._inside[cell].append(future)
         return leave
 
     def _leave_outside(self, number: int) -> None:
@@ -90,9 +91,9 @@ class MemoryPace:
         while not self._closed:
             wall.sleep(_LOOK_S)
             with self._changed:
-                limit = max(self._outside.values(), default=None)
-            if limit is None:
-                return
+                if not self._outside:
+                    return
+                limit = max((limit for future, limit in self._outside.values() if not future.done()), default=0.0)
             before, deliveries = self._deliveries_at_rest(), before
             then, earlier = wall.monotonic(), then
             now = self._time.monotonic() + then - earlier
@@ -114,7 +115,9 @@ class MemoryPace:
         executor = cell.executor
         if _loop_rests(executor.loop) if isinstance(executor, AsyncExecutor) else executor.resting:
             return True
-        return self._inside[cell] >= max(1, len(cell.running_now()))
+        with self._changed:  # a thread whose future is done has something to do, though it may not have woken up yet
+            waits = sum(not future.done() for future in self._inside[cell])
+        return waits >= max(1, len(cell.running_now()))
 
 
 def _loop_rests(loop: asyncio.AbstractEventLoop | None) -> bool:
