@@ -31,7 +31,7 @@ from monarch_nb.job.adapter import (
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts, locked
 from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.leftovers import Use, tidy_soon
+from monarch_nb.job.leftovers import Use, end_uses, tidy_soon
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
 from monarch_nb.job.state import JobState
@@ -443,8 +443,7 @@ class AdapterJob(JobTrait):
                 raise
         elif self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        if self._use is not None:
-            self._use.close()
+        end_uses(self._folder)
         self._spares, self._folder, self._ids = (), "", {}
         self._restored()
 

@@ -30,10 +30,21 @@ class Use:
         with contextlib.suppress(OSError):  # there are no locks on that file system
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._closing = weakref.finalize(owner, os.close, fd)
+        _uses.add(self)
 
     def close(self) -> None:
-        """It is in use no longer, by this process."""
+        """It is in use no longer, by this owner."""
         self._closing()
+
+
+_uses: weakref.WeakSet[Use] = weakref.WeakSet()
+
+
+def end_uses(folder: str) -> None:
+    """No object of this process uses a folder any more: its job was killed."""
+    for use in tuple(_uses):
+        if use.folder == folder:
+            use.close()
 
 
 def tidy_soon(kind: str, adapter: JobAdapter) -> None:

@@ -109,7 +109,7 @@ def test_when_memory_runs_out_ranks_die_first_and_one_report_says_of_each_what_i
             assert program.line("scores") == f"{ {1000} } {{{others}}}"
             assert program.line("raised") == "True"
             kills, told = program.line("kills").split(" reports ")
-            assert int(kills) > 3, program.said
+            assert int(kills) >= 2, program.said
             assert told == f"[(True, {kills})]"
             assert program.line("ended") == f"{kills} agent True"
             assert program.line("healed") == "12"
