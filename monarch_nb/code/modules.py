@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from monarch_nb.host.linux import process_state, seconds_since
 from monarch_nb.wire import travels_by_value
 
 _lock = threading.RLock()
@@ -36,9 +37,8 @@ class Reloaded(NamedTuple):
 def _born(pid: int) -> int:
     """When this process began, in wall-clock nanoseconds: modules were loaded after that."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time_ns() - int(age * 1e9)
+        _, ticks = process_state(pid)
+        return time.time_ns() - int(seconds_since(ticks) * 1e9)
     except (OSError, ValueError, AttributeError):  # not Linux, where this is more exact than psutil
         import psutil
 

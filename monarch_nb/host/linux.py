@@ -90,6 +90,20 @@ def processor_time(pid: int) -> float | None:
         return None
 
 
+def process_state(pid: int) -> tuple[str, int]:
+    """The letter of a process's state, and when it began: in clock ticks since the boot, whatever clocks are set to.
+
+    Raises FileNotFoundError or ProcessLookupError where there is none, OSError where that cannot be told.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def seconds_since(ticks: int) -> float:
+    """How long ago that was: the machine's sleep counts."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def thread_count() -> int:
     """Threads of this process; 0 where that cannot be told."""
     try:

@@ -18,7 +18,7 @@ import msgspec
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
 from monarch_nb.host.holdings import clock
-from monarch_nb.host.linux import boot_id
+from monarch_nb.host.linux import boot_id, process_state, seconds_since
 from monarch_nb.host.protocol import Holder
 from monarch_nb.wire import json_decoder
 
@@ -120,16 +120,13 @@ def has_ended(holder: Holder) -> bool:
     """Whether a holder is seen to have ended, from this machine."""
     if not holder.system or holder.system != own_system():
         return False
-    import psutil  # agents, which never ask, would pay for it
-
     try:
-        process = psutil.Process(holder.pid)
-        born: float = process.create_time()
-        return born > holder.since + _CLOCK_S or process.status() == psutil.STATUS_ZOMBIE  # or its pid was given again
-    except psutil.NoSuchProcess:
+        state, ticks = process_state(holder.pid)
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    except psutil.Error:
+    except OSError:
         return False
+    return state in "ZX" or time.time() - seconds_since(ticks) > holder.since + _CLOCK_S  # its pid was given again
 
 
 def tidied() -> list[tuple[Path, MeshFile]]:

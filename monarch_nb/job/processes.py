@@ -10,6 +10,7 @@ from pathlib import Path
 
 from monarch_nb.host.bootstrap import untraced
 from monarch_nb.host.folders import base_folder
+from monarch_nb.host.linux import process_state
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import (
     ALL_LINES,
@@ -162,11 +163,9 @@ def process_of(agent: Agent) -> tuple[int, str]:
 def born(pid: int) -> str:
     """When a process began, in a form that no other process with its id will have; empty if there is none."""
     try:
-        if os.path.exists(
-            "/proc/self/stat"
-        ):  # clock ticks since the boot: unlike a time, they stay when clocks are set
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return "" if fields[0] in "ZX" else fields[19]
+        if os.path.exists("/proc/self/stat"):
+            state, ticks = process_state(pid)
+            return "" if state in "ZX" else str(ticks)
     except OSError:
         return ""
     import psutil
