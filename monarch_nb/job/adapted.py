@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future as FutureResult
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -459,36 +460,23 @@ class AdapterJob(JobTrait):
 
 def _whole(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """What `work` gives, which no interrupt cuts off: it ends the wait for it. What comes later is given to `undo`."""
-    done, lock = threading.Event(), threading.Lock()
-    results: list[T] = []
-    errors: list[BaseException] = []
-    waits = True
+    done: FutureResult[T] = FutureResult()
 
     def run() -> None:
         try:
             result = work()
-            with lock:
-                results.append(result)
-                late = not waits
-            if late and undo is not None:
-                undo(result)
         except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     threading.Thread(target=run, name="monarch-job-engine", daemon=False).start()  # the end of the program waits for it
     try:
-        done.wait()
+        return done.result()
     except BaseException:
-        with lock:
-            waits, ready = False, bool(results)
-        if ready and undo is not None:
-            undo(results[0])
+        if undo is not None:
+            done.add_done_callback(lambda ended: None if ended.exception() else undo(ended.result()))
         raise
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def running_jobs(kind: str) -> list[AdapterJob]:

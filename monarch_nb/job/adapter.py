@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 Agents = Mapping[str, Agent]  # by the names of their hosts
 PREFIX = "mnb-job-"  # of the names of jobs' folders
-_FILE = "job.json"  # in the folder of a job
+JOB_FILE = "job.json"  # in the folder of a job
 _ENDS = 5  # lines that are shown of each end of a log
 ALL_LINES = 1 << 20
 _saving = threading.Lock()
@@ -59,16 +59,16 @@ class Running(msgspec.Struct, frozen=True):
 
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""
-        draft = Path(self.folder, f".{_FILE}")
+        draft = Path(self.folder, f".{JOB_FILE}")
         with _saving:
             draft.touch(0o600)
             draft.write_bytes(msgspec.json.encode(self))
-            draft.replace(Path(self.folder, _FILE))
+            draft.replace(Path(self.folder, JOB_FILE))
 
     def now(self) -> "Running":
         """As its folder has it: another process may have got more agents, or let some go."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            saved = json_decoder(Running).decode(Path(self.folder, _FILE).read_bytes()) if self.folder else self
+            saved = json_decoder(Running).decode(Path(self.folder, JOB_FILE).read_bytes()) if self.folder else self
             if saved.job == self.job:
                 return saved
         return self
@@ -218,7 +218,7 @@ def state_folder() -> Path:
 def kept_jobs(folder: Path, kind: str) -> dict[str, Running]:
     """The jobs of a kind whose folders lie here, by their ids, whatever has become of them."""
     jobs: dict[str, Running] = {}
-    for file in folder.glob(f"{PREFIX}*/{_FILE}"):
+    for file in folder.glob(f"{PREFIX}*/{JOB_FILE}"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # it ends just now
             if file.stat().st_uid != os.geteuid():
                 continue

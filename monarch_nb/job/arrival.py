@@ -16,9 +16,8 @@ from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
 from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh import HostMesh, give_up
-from monarch_nb.mesh.mesh_events import HostStory
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, knock
@@ -40,11 +39,6 @@ class HostsMissingError(RuntimeError):
         self.missing = dict(missing)
         reasons = "\n".join(f"  {name} {why}" for name, why in said_once(missing).items())
         super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
-
-
-def tell_people(text: str) -> None:
-    """One line, in the notebook or in the log."""
-    runtime().part(HostNotices).say(HostStory(text))
 
 
 class Arrival:

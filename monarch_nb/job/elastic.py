@@ -15,9 +15,11 @@ import msgspec
 from monarch_nb.connect import own_hosts
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, mesh_of
-from monarch_nb.job.arrival import Arrival, HostsMissingError, tell_people
+from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
 from monarch_nb.job.spares import Spares
+from monarch_nb.lifecycle.elastic import aside
+from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
 from monarch_nb.transport import held_back
@@ -146,17 +148,12 @@ class JobHosts:
         """What its engine says of hosts that are lost; blocks for some seconds at most."""
         names, agents = self._names_of(hosts), self._job.agents
         known = {name: agents[name] for name in names.values() if name in agents}
-        seen: Future[Mapping[str, Seen]] = pending_future(story=lambda: f"the engine of {self} is asked")
 
-        def look() -> None:
-            try:
-                resolve_future(seen, self._job.adapter.look(self._job.running(known)) if known else {})
-            except Exception as error:
-                fail_future(seen, error)
+        def look() -> Mapping[str, Seen]:
+            return self._job.adapter.look(self._job.running(known)) if known else {}
 
-        threading.Thread(target=look, name="monarch-job-look", daemon=True).start()
         try:
-            found = seen.get(_ANSWER_S)
+            found = aside(look, f"the engine of {self} is asked").get(_ANSWER_S)
         except TimeoutError:
             raise NoMoreHostsError(f"the engine of {self} has not answered within {_ANSWER_S:g} s: see what it says "
                                    "with monarch-nb job ls, and heal again once it answers") from None  # fmt: skip

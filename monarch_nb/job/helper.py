@@ -18,7 +18,7 @@ import msgspec
 
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
-from monarch_nb.job.leftovers import KEPT_S
+from monarch_nb.job.leftovers import KEPT_S, newest
 from monarch_nb.job.processes import Processes
 from monarch_nb.wire import json_decoder
 
@@ -96,11 +96,11 @@ class Helper:
         """Nothing is kept for ever of jobs whose agents here have ended by themselves, and whose users are gone."""
         for folder in state_folder().glob(f"{_AGENTS}*"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                lists, newest = list(folder.glob(f"*.{_LIST}")), max(path.stat().st_mtime for path in folder.iterdir())
+                lists = list(folder.glob(f"*.{_LIST}"))
                 mine = [path for path in lists if path.name.startswith(f"{os.uname().nodename}.")]
                 job = Running("", str(folder), {name: each for path in mine for name, each in _listed(path).items()})
                 ended = all(seen.state == "ended" for seen in self._processes.look(job).values())
-                if lists == mine and ended and time.time() - newest > KEPT_S:
+                if lists == mine and ended and time.time() - newest(folder) > KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _until_ready(self, job: Running) -> dict[str, Seen]:

@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from monarch_nb.job.adapter import PREFIX, JobAdapter, Running, kept_jobs
+from monarch_nb.job.adapter import JOB_FILE, PREFIX, JobAdapter, Running, kept_jobs
 
 _USED = "used"  # the file that is locked
 KEPT_S = 86400.0  # how long the logs of a job that has ended by itself are kept, unless they are tidied away by wish
 _HALF_MADE_S = 3600.0  # after which a folder without a job is one of a program that was killed as it started one
-_FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Use:
@@ -26,7 +26,7 @@ class Use:
 
     def __init__(self, owner: object, folder: str) -> None:
         self.folder = folder
-        fd = os.open(Path(folder, _USED), _FILE, 0o600)
+        fd = os.open(Path(folder, _USED), _OPEN, 0o600)
         with contextlib.suppress(OSError):  # there are no locks on that file system
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._closing = weakref.finalize(owner, os.close, fd)
@@ -78,7 +78,7 @@ def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
     with _unused(folder) as free:
         if not free or any(seen.state != "ended" for seen in adapter.look(job).values()):
             return False
-        if time.time() - _newest(folder) < keep_s:
+        if time.time() - newest(folder) < keep_s:
             (folder / "key").unlink(missing_ok=True)
             return False
         adapter.kill(job)  # what its engine and its machines still have of it
@@ -90,7 +90,7 @@ def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
 def _unused(folder: Path) -> Iterator[bool]:
     """Whether no process uses a job; none begins to within."""
     try:
-        fd = os.open(folder / _USED, _FILE, 0o600)
+        fd = os.open(folder / _USED, _OPEN, 0o600)
     except OSError:
         yield False
         return
@@ -100,14 +100,14 @@ def _unused(folder: Path) -> Iterator[bool]:
     except BlockingIOError:
         free = False
     except OSError:  # there are no locks on that file system
-        free = time.time() - _newest(folder) > KEPT_S
+        free = time.time() - newest(folder) > KEPT_S
     try:
         yield free
     finally:
         os.close(fd)
 
 
-def _newest(folder: Path) -> float:
+def newest(folder: Path) -> float:
     """When something in a folder was last written, other than the lock."""
     times = [folder.stat().st_mtime]
     for path in folder.rglob("*"):
@@ -121,7 +121,7 @@ def _sweep_half_made(folder: Path) -> None:
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             mine = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
-            if mine and not (path / "job.json").exists() and time.time() - _newest(path) > _HALF_MADE_S:
+            if mine and not (path / JOB_FILE).exists() and time.time() - newest(path) > _HALF_MADE_S:
                 with _unused(path) as free:
                     if free:
                         shutil.rmtree(path, ignore_errors=True)

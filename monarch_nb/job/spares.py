@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from monarch_nb.connect.routes import Routes
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.arrival import Arrival, HostsMissingError, tell_people
+from monarch_nb.job.arrival import Arrival, HostsMissingError
+from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
 from monarch_nb.runtime import Future, runtime, when_done
 from monarch_nb.supervision import Intensity

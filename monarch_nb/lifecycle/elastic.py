@@ -4,16 +4,15 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_nb.lifecycle import extents
-from monarch_nb.lifecycle.notices import HostNotices
+from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.lifecycle.resizing import Left, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource, NoMoreHostsError, RecordedSource, record_with
-from monarch_nb.mesh.mesh_events import HostStory
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.resized import Resized, more_of, places_to_go
 from monarch_nb.runtime import (
@@ -26,6 +25,8 @@ from monarch_nb.runtime import (
     runtime,
 )
 from monarch_nb.wire import counted, host_name
+
+T = TypeVar("T")
 
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
@@ -102,25 +103,23 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
 
 def spares_for(state: ProcState) -> tuple[str, ...]:
     """The spare hosts that wait to take the place of one that the mesh has lost."""
-    record = _record_of(state)
-    return () if record is None or record.source is None else record.source.waiting
+    source = source_of(state)
+    return () if source is None else source.waiting
 
 
 def source_of_mesh(mesh: object) -> HostSource | None:
     """What gives a mesh its hosts, of processes, actors, hosts or tensors. Raises NoMoreHostsError."""
-    record: HostRecord | None = None
     if isinstance(mesh, HostMesh):
-        record = mesh.record
+        source = mesh.record.source
     else:
         handle = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)
         state = state_of(handle) if isinstance(handle, Handle) else None
         state = state.procs if isinstance(state, ActorState) else state
-        record = _record_of(state) if isinstance(state, ProcState) else None
-    source = None if record is None else record.source
+        source = source_of(state) if isinstance(state, ProcState) else None
     return source.opened() if isinstance(source, RecordedSource) else source
 
 
-def job_of(state: ProcState) -> HostSource | None:
+def source_of(state: ProcState) -> HostSource | None:
     """What gives a mesh other hosts; None where nobody does, as far as is known here."""
     record = _record_of(state)
     return None if record is None else record.source
@@ -128,8 +127,8 @@ def job_of(state: ProcState) -> HostSource | None:
 
 def ended_hosts(state: ProcState, hosts: Sequence[str]) -> list[str]:
     """Those of its hosts that do not come back, in the word of the engine of their job. Raises NoMoreHostsError."""
-    job = job_of(state)
-    return [] if job is None else [host for host, fate in job.fate(hosts).items() if fate.ended]
+    source = source_of(state)
+    return [] if source is None else [host for host, fate in source.fate(hosts).items() if fate.ended]
 
 
 def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask: bool | None = True) -> str:
@@ -173,7 +172,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
         return waits
     finally:
         if gone:
-            _aside(lambda: _tidy(giver, gone), "lost hosts are being let go")
+            aside(lambda: _tidy(giver, gone), "lost hosts are being let go")
 
 
 def _to_ask(
@@ -199,8 +198,7 @@ def _say_asked(state: ProcState, giver: HostSource, lost: Sequence[str], why: Ma
     """People hear of it first: it may take long, and cost."""
     names = ", ".join(f"{host_name(host)} ({why[host]})" if host in why else host_name(host) for host in lost)
     others = "another host" if len(lost) == 1 else f"{len(lost)} other hosts"
-    text = f"{state.name} has lost {names}: {giver} is asked for {others}"
-    runtime().part(HostNotices).say(HostStory(text))
+    tell_people(f"{state.name} has lost {names}: {giver} is asked for {others}")
 
 
 def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -258,7 +256,7 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
 
     def back() -> None:
         if new:
-            _aside(lambda: _end(record, [], new), "hosts are being given back")
+            aside(lambda: _end(record, [], new), "hosts are being given back")
 
     return [*free, *new], back
 
@@ -307,20 +305,19 @@ def _end(
 def _whole(shrink: Callable[[], object], name: str) -> None:
     """Lets hosts go; blocks until they have gone. What has begun is done whole."""
     try:
-        _aside(shrink, f"{name} lets hosts go").get()
+        aside(shrink, f"{name} lets hosts go").get()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped waiting; {name} lets these hosts go all the same") from stop
 
 
-def _aside(function: Callable[[], object], story: str) -> Future[None]:
+def aside(function: Callable[[], T], story: str) -> Future[T]:
     """Does it on a thread of its own: an interrupt ends the wait, not the work."""
-    done: Future[None] = pending_future(story=lambda: story)
+    done: Future[T] = pending_future(story=lambda: story)
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            context.run(function)
-            resolve_future(done, None)
+            resolve_future(done, context.run(function))
         except BaseException as error:
             fail_future(done, error)
 

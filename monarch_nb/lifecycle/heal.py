@@ -87,7 +87,7 @@ def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
 
 def _ended(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> list[str]:
     """The hosts of failed ranks that have ended, as the engine of their job says, before it was seen here."""
-    if ask is False or not _has_job(state):
+    if ask is False:
         return []
     from monarch_nb.lifecycle.elastic import ended_hosts
 
@@ -103,9 +103,9 @@ def _replace(state: MeshState, lost: list[str], timeout: float | None, *, ask: b
 
 
 def _has_job(state: MeshState) -> bool:
-    from monarch_nb.lifecycle.elastic import job_of
+    from monarch_nb.lifecycle.elastic import source_of
 
-    return job_of(_procs(state)) is not None
+    return source_of(_procs(state)) is not None
 
 
 def _spares(state: MeshState) -> bool:

@@ -10,7 +10,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle import extents
 from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
-from monarch_nb.runtime import ProcState, Runtime
+from monarch_nb.runtime import ProcState, Runtime, runtime
 from monarch_nb.shape import first_places_of
 from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text, warned
 from monarch_nb.wire import Asker, agent_of, host_of
@@ -152,3 +152,8 @@ def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
 def log_notice(event: HostNoticed | HostKept | HostStory) -> None:
     """Tells it where nobody has said anything else."""
     logger.warning("%s", event.text)
+
+
+def tell_people(text: str) -> None:
+    """One line about hosts, in the notebook or in the log."""
+    runtime().part(HostNotices).say(HostStory(text))
