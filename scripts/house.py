@@ -98,11 +98,9 @@ def short_modules() -> int:
     return sum(source.lines < SHORT_MODULE for source in sources(*SOURCES) if source.path.name != "__init__.py")
 
 
-def classes() -> Iterator[tuple[Source, ast.ClassDef]]:
+def classes() -> Iterator[ast.ClassDef]:
     for source in sources(*SOURCES):
-        for node in source.tree.body:
-            if isinstance(node, ast.ClassDef):
-                yield source, node
+        yield from (node for node in source.tree.body if isinstance(node, ast.ClassDef))
 
 
 def single_protocols() -> int:
@@ -110,7 +108,7 @@ def single_protocols() -> int:
     bases: dict[str, set[str]] = {}
     members: dict[str, set[str]] = {}
     protocols: list[str] = []
-    for _, node in classes():
+    for node in classes():
         names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
         if "Protocol" in names:
             protocols.append(node.name)
@@ -141,7 +139,7 @@ def _members(node: ast.ClassDef) -> set[str]:
 
 
 def repeated_class_names() -> int:
-    return sum(count > 1 for count in Counter(node.name for _, node in classes()).values())
+    return sum(count > 1 for count in Counter(node.name for node in classes()).values())
 
 
 def circles_of_imports() -> int:

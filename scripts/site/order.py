@@ -40,16 +40,18 @@ def nav() -> list[Entry]:
 
 def chapters() -> list[Entry]:
     """The manual's, as its table of contents has them."""
-    contents = (ROOT / "docs" / "manual" / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
-    return [{title: f"manual/{file}"} for title, file in found]
+    return _listed("manual")
 
 
 def decisions() -> list[Entry]:
     """In the order of their list."""
-    contents = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    return _listed("decisions")
+
+
+def _listed(folder: str) -> list[Entry]:
+    contents = (ROOT / "docs" / folder / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"^\d+\. \[([^\]]+)\]\(([\w-]+\.md)\)", contents, re.MULTILINE)
-    return [{title: f"decisions/{file}"} for title, file in found]
+    return [{title: f"{folder}/{file}"} for title, file in found]
 
 
 def guides() -> list[Entry]:
