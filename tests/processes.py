@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -33,3 +34,9 @@ def _runs(task: Path) -> bool:
         return proc_stat(task)[0] not in "TtXZ"
     except FileNotFoundError:
         return False
+
+
+def say(*words: object) -> None:
+    """Writes one line for the test that has started this program; in one piece, as ranks' lines come meanwhile."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()

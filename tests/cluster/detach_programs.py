@@ -27,6 +27,7 @@ from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import runtime
 from monarch_nb.store import store_of
+from tests.processes import say
 
 
 class Counter(Actor):
@@ -84,12 +85,6 @@ class Keeper(Actor):
     @endpoint
     def ask(self) -> list[int]:
         return list(self.others.add.call(0).get(20).values())
-
-
-def say(*words: object) -> None:
-    """One line for the test, which waits for it."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece: the ranks' lines come meanwhile
-    sys.stdout.flush()
 
 
 def spawn(procs: Any = None) -> tuple[Any, Any]:

@@ -33,12 +33,7 @@ from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, status, until
 from tests.cluster.interrupt_steps import Steps
 from tests.cluster.memory_group import MemoryGroup
-
-
-def say(*words: object) -> None:
-    """One line, in one piece, whichever threads say something."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+from tests.processes import say
 
 
 def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:

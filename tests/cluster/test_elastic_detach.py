@@ -22,6 +22,7 @@ from monarch_nb.connect import Leaving
 from monarch_nb.job import ProcessJob
 from monarch_nb.runtime import runtime
 from tests.cluster.detach_programs import Counter
+from tests.processes import say
 
 if __name__ == "__main__":
     job = ProcessJob({"trainers": 1}, env={"MONARCH_NB_PRELOAD": ""})
@@ -34,7 +35,7 @@ if __name__ == "__main__":
     counter.add.call(1).get()
     procs.shrink(hosts=[1])
     found = counter.add.call(1).get().values()
-    print(dict(counter.extent), list(found), *counter.pid.call().get().values(), flush=True)
+    say(dict(counter.extent), list(found), *counter.pid.call().get().values())
     if "leave" in sys.argv:
         procs.detach("60s")
     else:
@@ -48,26 +49,27 @@ import monarch_nb as monarch
 from monarch_nb.actor import heal_mesh
 from monarch_nb.job import job_load, job_of
 from tests.cluster.test_elastic_detach import kill_host
+from tests.processes import say
 
 if __name__ == "__main__":
-    monarch.actor.unhandled_fault_hook = lambda failure: print("[trainers failed]", failure.next_step)
+    monarch.actor.unhandled_fault_hook = lambda failure: say("[trainers failed]", failure.next_step)
     procs, counter = monarch.attach("trainers"), monarch.attach("counter")
-    print("attached")
+    say("attached")
     if "lost" in sys.argv:
         heal_mesh(counter)
-        print(dict(procs.extent), list(counter.add.call(0).get().values()), flush=True)
+        say(dict(procs.extent), list(counter.add.call(0).get().values()))
     else:
         values = counter.add.call(0).get().values()
-        print(dict(procs.extent), list(values), *counter.pid.call().get().values(), flush=True)
+        say(dict(procs.extent), list(values), *counter.pid.call().get().values())
     if "load" in sys.argv:
         hosts = job_load("job.json").state(None).trainers
-        print(dict(hosts.extent), procs.grow(hosts=1).sizes["hosts"], dict(hosts.extent), flush=True)
+        say(dict(hosts.extent), procs.grow(hosts=1).sizes["hosts"], dict(hosts.extent))
     else:
-        print(procs.grow(hosts=1).sizes["hosts"], flush=True)
-    print(list(counter.add.call(1).get().values()), flush=True)
+        say(procs.grow(hosts=1).sizes["hosts"])
+    say(list(counter.add.call(1).get().values()))
     procs.shrink(hosts=[0])
     job = job_of(procs)
-    print(list(counter.add.call(1).get().values()), sorted(job.agents), job.progress, flush=True)
+    say(list(counter.add.call(1).get().values()), sorted(job.agents), job.progress)
     kill_host(job, sorted(job.agents)[0])
     try:
         while True:
@@ -75,7 +77,7 @@ if __name__ == "__main__":
     except monarch.exceptions.SupervisionError:
         pass
     heal_mesh(counter)
-    print(list(counter.add.call(1).get().values()), job.progress.missing, flush=True)
+    say(list(counter.add.call(1).get().values()), job.progress.missing)
     job_of(counter).kill()
 """
 
