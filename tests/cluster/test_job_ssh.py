@@ -140,7 +140,6 @@ def test_a_mesh_grows_onto_machines_that_are_free_or_named_and_gives_them_back(
     assert list((server.folder / "there" / "monarch-nb" / "jobs").iterdir()) == []
 
 
-@pytest.mark.slow  # its end is not always clean: a connection is given up late
 def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: SSHServer) -> None:
     job = job_at(server, reach="tunnel", env=LIGHT)
     try:
