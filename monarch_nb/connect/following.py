@@ -76,9 +76,7 @@ def endpoint_of(routes: Routes, way: Way) -> str:
     """Where a host is dialled; a tunnel to it is opened first, if need be. Raises RuntimeError in its job's words."""
     if not way.tunnel:
         return way.endpoint
-    endpoint = routes.opens(way.tunnel)
-    routes.tunnels[endpoint] = way.tunnel
-    return endpoint
+    return routes.opens(way.tunnel)
 
 
 def _each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failures:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import AttachedHost, Routes
+from monarch_nb.connect.routes import AttachedHost, Routes, Tunnel
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import Found
@@ -84,6 +84,10 @@ class GatewayHost(RemoteHost):
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
         self.engine.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
         return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
+
+    @property
+    def _tunnel(self) -> Tunnel | None:
+        return None  # its endpoint is the gateway's matter
 
     def _connected(self) -> bool:
         return self.gateway.up

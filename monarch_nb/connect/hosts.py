@@ -13,10 +13,12 @@ from monarch_nb.host.packages import differences
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.runtime import Runtime, runtime
-from monarch_nb.transport import Keys, TransportError, TrustError, split
+from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, split
 from monarch_nb.wire import agent_of
 
 log = logging.getLogger(__name__)
+
+_KNOCK_S = 1.0
 
 
 class AttachError(RuntimeError):
@@ -86,6 +88,10 @@ def look_at(
     found: dict[str, p.HostState] = {}
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
+        tunnel = runtime().part(Routes).tunnels.get(endpoint)
+        if isinstance(state, TransportError) and not isinstance(state, TrustError) and tunnel is not None:
+            errors[endpoint] = UnreachableError(tunnel.wrong(state, _KNOCK_S))
+            continue
         wrong = (
             state
             if isinstance(state, TransportError)

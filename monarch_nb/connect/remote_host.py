@@ -2,13 +2,16 @@
 
 import contextlib
 import logging
+import os
 import threading
 import time
 
+from monarch_nb.connect.cut import Cut
 from monarch_nb.connect.late_event import LateEvent
-from monarch_nb.connect.routes import AttachedHost, Routes, is_loopback
+from monarch_nb.connect.routes import AttachedHost, Routes, Tunnel, is_loopback
+from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
-from monarch_nb.host import verbs
+from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.introduction import introduce
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
@@ -19,11 +22,11 @@ from monarch_nb.wire import Done, Header, agent_of, host_of
 
 log = logging.getLogger(__name__)
 
-REFUSED_S = 5.0  # a machine that answers, but at whose port nobody listens any more for that long, lost its agent
 _LOOK_S = 0.2
 _AWAY_S = 1.0  # between looks at a host that is lost; grows to
 _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
+_KNOCK_S = 1.0
 _LEAVE_S = 0.1  # for a last word to go out
 
 
@@ -52,6 +55,8 @@ class RemoteHost:
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
         self._end_reason = ""  # what who started its agent says of its end
+        # A way that a user has opened, such as by `ssh -L`: nobody can say more of it.
+        self._others = Tunnel(f"the other end of {endpoint}") if _leads_away(endpoint, state) else None
         self._held: list[tuple[Header, str]] = []  # seldom any: an empty deque takes ten times the memory
         self._returning: threading.Event | None = (
             None  # set once a new incarnation of the agent, which is there, can be used
@@ -141,7 +146,17 @@ class RemoteHost:
 
     @property
     def _at(self) -> str:
-        return f" at {self.endpoint}" if self.endpoint else ""
+        return f" at {self._where}" if self.endpoint else ""
+
+    @property
+    def _tunnel(self) -> Tunnel | None:
+        """What leads there, if its endpoint is one of this machine."""
+        return self.engine.part(Routes).tunnels.get(self.endpoint) or self._others
+
+    @property
+    def _where(self) -> str:
+        tunnel = self._tunnel
+        return self.endpoint if tunnel is None else tunnel.to
 
     # -- the patrol -------------------------------------------------------------------------------------------------
 
@@ -174,7 +189,7 @@ class RemoteHost:
 
     def _until_up(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
-        refused_at = None
+        cut = Cut(self._cut_at or time.monotonic(), self.lease)
         while not (self.lost or self._ended.wait(_LOOK_S)) and not self.engine.closed:
             now = time.monotonic()
             state = self._ask() if self._connected() else None
@@ -191,15 +206,11 @@ class RemoteHost:
             if way_lost := self._way_lost():
                 self._lose(way_lost)
                 return
-            if not self._vouched and now - self._cut_at >= self.lease:
+            if cut.silent(now, self._vouched):
                 self._lose(self._unheard())
                 return
-            if self._knock() is not False:
-                refused_at = None
-            elif refused_at is None:
-                refused_at = now
-            elif now - refused_at >= min(REFUSED_S, self.lease):
-                self._lose(f"its agent has ended: nobody listens at {self.endpoint} any more")
+            if cut.refused(now, self._knock()):
+                self._lose(f"its agent has ended: nobody listens at {self._where} any more")
                 return
 
     def _calm(self, since: float) -> None:
@@ -254,18 +265,38 @@ class RemoteHost:
         return self._connected()
 
     def _unheard(self) -> str:
-        return f"no connection to its agent at {self.endpoint} for {self.lease:g} s"
+        trouble = self._tunnel.trouble() if self._tunnel is not None else ""
+        told = f"no connection to its agent at {self._where} for {self.lease:g} s"
+        return f"{told}: {trouble}" if trouble else told
 
     def _way_lost(self) -> str:
         """Why nobody can reach it any more, if so."""
         return ""
 
     def _knock(self) -> bool | None:
-        return knock(self.endpoint, 1.0)
+        tunnel = self._tunnel
+        if tunnel is None:
+            return knock(self.endpoint, _KNOCK_S)
+        if tunnel.knock is not None:
+            return tunnel.knock(_KNOCK_S)
+        return knock(self.endpoint, _KNOCK_S) or None  # a refusal is this end's
 
     def _ask(self) -> p.HostState | None:
         [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)
         return found if isinstance(found, p.HostState) else None
+
+
+def _leads_away(endpoint: str, state: p.HostState) -> bool:
+    """Whether an endpoint of this machine is the end of a way to an agent that does not run here."""
+    if not (state.pid and endpoint.startswith("tcp://") and is_loopback(endpoint)) or state.pid == os.getpid():
+        return False
+    try:
+        os.kill(state.pid, 0)
+    except PermissionError:  # another user's: it may be the agent
+        return False
+    except OSError:
+        return True
+    return not run_folder_for(state.host).exists() and find_run_folder(state.host) is None
 
 
 def await_return(engine: Runtime, host: str, seconds: float) -> None:

@@ -5,6 +5,7 @@ import ipaddress
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from monarch_nb.host import protocol as p
@@ -17,6 +18,21 @@ from monarch_nb.wire import Done, agent_of
 
 _PATIENCE_S = 1.0
 _TOGETHER_S = 0.02  # hosts that are lost within that time are told of in one message
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """A way that an engine has opened from an endpoint of this machine: what is seen here says nothing of its end."""
+
+    to: str  # in words: which port of which machine, and through what
+    knock: Callable[[float], bool | None] | None = None  # whether somebody listens there, as `transport.knock` says
+    trouble: Callable[[], str] = lambda: ""  # why nothing passes just now
+    written: str = ""  # how another process opens such a one
+
+    def wrong(self, seen: object, seconds: float) -> str:
+        """Why nobody answers through it, of which `seen` was seen at this end. Blocks up to so many seconds."""
+        listens = True if self.knock is None else self.knock(seconds)
+        return f"{self.to}: {self.trouble() or (seen if listens is not False else 'nobody listens there')}"
 
 
 class AttachedHost(Protocol):
@@ -89,7 +105,7 @@ class Routes:
         self.attached: dict[str, AttachedHost] = {}  # by id
         self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
         # Endpoints of this machine that lead elsewhere: others cannot dial them, but open such a tunnel, as is written.
-        self.tunnels: dict[str, str] = {}
+        self.tunnels: dict[str, Tunnel] = {}
         self.opens = opens
         # What is to be done with a host that was lost before it is used again; they block.
         self.reclaims: list[Callable[[str], None]] = []

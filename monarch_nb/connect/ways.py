@@ -26,4 +26,5 @@ def way_to(engine: Runtime, host: str) -> Way:
 
 def _way(routes: Routes, remote: AttachedHost, endpoint: str) -> Way:
     key = "" if remote.keys is None else remote.keys.to_text().decode()
-    return Way(remote.host, endpoint, key, tunnel=routes.tunnels.get(endpoint, ""))
+    tunnel = routes.tunnels.get(endpoint)
+    return Way(remote.host, endpoint, key, tunnel="" if tunnel is None else tunnel.written)

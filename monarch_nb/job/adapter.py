@@ -181,6 +181,10 @@ class JobAdapter(ABC):
         """The addresses at which this process meets an agent; an engine may open a way for it first."""
         return joins
 
+    def detour(self, job: Running) -> str:
+        """What to do where agents run that this process does not reach."""
+        return "reach it through a gateway"
+
     def joined(self, job: Running, name: str) -> None:
         """The host of an agent has joined: another that the engine starts in its place is not the same."""
         return  # most start none

@@ -62,6 +62,7 @@ class Arrival:
         self._stories = dict.fromkeys(job.agents, "has not been looked at yet")
         self._failed: dict[str, str] = {}
         self._met: dict[str, float] = {}  # since when those run that do not answer
+        self._dialled: dict[str, tuple[str, ...]] = {}  # the addresses at which they were last looked for
         self._strangers: set[str] = set()  # addresses at which somebody else answers
         self._led: dict[str, str] = {}  # at which address the one is met that leads to the others
         self._watched = 0.0  # monotonic: when somebody waited for changes of the progress
@@ -269,7 +270,8 @@ class Arrival:
         """The first of an agent's addresses at which somebody listens."""
         if name in self._led:
             return self._led[name]
-        for address in self._adapter.join(self._job, name, seen.joins):
+        self._dialled[name] = tuple(self._adapter.join(self._job, name, seen.joins))
+        for address in self._dialled[name]:
             if address in self._strangers:
                 continue
             if not address.startswith("tcp://"):
@@ -284,9 +286,10 @@ class Arrival:
         for name, seen in silent.items():
             since = self._met.setdefault(name, now)
             if now - since > settings.mesh_attach_config_timeout:
+                tried = ", ".join(self._dialled.get(name) or seen.joins)
                 failed[name] = (
-                    f"runs ({seen.story}), but nobody answers at {', '.join(seen.joins)} for {now - since:.0f} s: "
-                    "look whether a firewall is between, with monarch-nb doctor, or reach it through a gateway"
+                    f"runs ({seen.story}), but nobody answers at {tried} for {now - since:.0f} s: "
+                    f"look whether a firewall is between, with monarch-nb doctor, or {self._adapter.detour(self._job)}"
                 )
         self._tell({name: f"runs ({seen.story}), but does not answer yet" for name, seen in silent.items()})
         return failed

@@ -1,13 +1,15 @@
 """Ways that a job has opened from this machine to its hosts, written down for another process to open."""
 
+from dataclasses import replace
+
 import msgspec
 
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import Routes, Tunnel
 from monarch_nb.job.adapter import Running
 from monarch_nb.runtime import runtime
 
 
-class Tunnel(msgspec.Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True):
     """The way to one host of a job."""
 
     job: Running
@@ -15,6 +17,7 @@ class Tunnel(msgspec.Struct, frozen=True):
     joins: tuple[str, ...]  # where it is met from near it
 
 
-def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...]) -> None:
+def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
     """An endpoint of this machine leads to a host: others cannot dial it, but can open such a way themselves."""
-    runtime().part(Routes).tunnels[endpoint] = msgspec.json.encode(Tunnel(job, name, joins)).decode()
+    written = msgspec.json.encode(Written(job, name, joins)).decode()
+    runtime().part(Routes).tunnels[endpoint] = replace(tunnel, written=written)

@@ -107,7 +107,7 @@ def test_a_mesh_grows_onto_machines_that_are_free_or_named_and_gives_them_back(
             ("ssh", str(second.port)),
         ]
         with pytest.raises(
-            NoMoreHostsError, match=rf"(?s)do not suffice for 1 more .*hosts=\['node7'\].*{gone.name}: no "
+            NoMoreHostsError, match=rf"(?s)do not suffice for 1 more .*hosts=\['node7'\].*{gone.name}: port "
         ):
             procs.grow(hosts=1, timeout=SOON)
         with pytest.raises(NoMoreHostsError, match=f"could not be started on {gone.name}"):
@@ -221,7 +221,7 @@ def test_a_worker_that_is_killed_there_is_told_with_where_it_was(server: SSHServ
         ({"python_exe": "/no/such/python"}, r"/no/such/python with monarch-nb does not run there: .*[Nn]o such file"),
         ({"ssh_args": ""}, "the login was refused .* it must go without a password"),
         ({"known_hosts": "/dev/null"}, "its host key is not known here"),
-        ({"meshes": {"trainers": ["127.0.0.1:1"]}}, "127.0.0.1:1: no connection: .*Connect call failed"),
+        ({"meshes": {"trainers": ["127.0.0.1:1"]}}, "127.0.0.1:1: port 1 of 127.0.0.1 refuses the connection"),
     ],
     ids=["python", "key", "host-key", "port"],
 )

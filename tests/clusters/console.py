@@ -86,7 +86,10 @@ def run(code: str, names: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Answers on what was stdout; what is printed goes to the log."""
+    """Answers on what was stdout; what is printed goes to the log. A mesh that fails does not end it."""
+    import monarch_nb.actor
+
+    monarch_nb.actor.unhandled_fault_hook = lambda failure: print(failure.report(), file=sys.stderr)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     names: dict[str, Any] = {}

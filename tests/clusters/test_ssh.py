@@ -1,11 +1,16 @@
 """Jobs on machines behind OpenSSH servers in network namespaces, which are cut off, killed and started again."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.chaos.network import objection
 from tests.cluster.engine_tools import needs
+from tests.cluster.fault_tools import until
+from tests.clusters.console import Console
 from tests.clusters.machines import Machines
 
 needs("sshd", "ssh-keygen", package="openssh-server openssh-client")
@@ -40,3 +45,123 @@ def test_a_job_runs_on_two_machines_and_leaves_nothing_there(machines: Machines,
     console.ask("job.kill()")
     console.close()
     assert not any(machines.agents(end) for end in (1, 2))
+
+
+@pytest.fixture
+def console(machines: Machines) -> Iterator[Console]:
+    made = machines.console()
+    yield made
+    made.kill()
+    for end, server in enumerate(machines.servers, 1):
+        machines.network.plug(end)
+        if server.process.poll() is not None:
+            server.start()
+        for pid in machines.agents(end):
+            os.kill(pid, signal.SIGKILL)
+
+
+def lost(console: Console) -> list[str]:
+    """Why hosts count as lost there."""
+    found: list[str] = console.ask(LOST)
+    return found
+
+
+LOST = (
+    "from monarch_nb.connect.routes import Routes\n"
+    "from monarch_nb.runtime import runtime\n"
+    "[remote.lost for remote in runtime().part(Routes).attached.values() if remote.lost]"
+)
+COUNTS = "counters.add.call().get(90).values()"
+
+
+def test_a_tunnel_whose_cable_is_pulled_for_25_seconds_costs_nothing_but_time(
+    machines: Machines, console: Console
+) -> None:
+    first = console.ask(machines.job("reach='tunnel'") + SPAWN)
+    machines.network.pull(1)
+    console.tell(COUNTS)
+    time.sleep(25)  # the cut itself: SSH gives its connection up after 15 s
+    machines.network.plug(1)
+    assert console.answer() == [[2, pid] for _, pid in first]
+    assert lost(console) == []
+    assert "lost" not in console.said()
+
+
+def test_sshd_that_is_killed_and_started_again_costs_nothing_either(machines: Machines, console: Console) -> None:
+    first = console.ask(machines.job("reach='tunnel'") + SPAWN)
+    for server in machines.servers:
+        server.cut()
+    console.tell(COUNTS)
+    time.sleep(8)  # longer than a refusal on a direct link counts as the agent's end
+    for server in machines.servers:
+        server.start()
+    assert console.answer() == [[2, pid] for _, pid in first]
+    assert lost(console) == []
+    console.ask("job.kill()")
+
+
+def test_an_agent_that_is_killed_behind_a_tunnel_is_lost_for_what_was_seen_there(
+    machines: Machines, console: Console
+) -> None:
+    console.ask(machines.job("reach='tunnel'") + SPAWN)
+    [agent] = machines.agents(2)
+    os.kill(agent, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="SupervisionError"):
+        console.ask(COUNTS)
+    until(lambda: len(lost(console)) == 1, "its host is lost")
+    [why] = lost(console)
+    seen = f"on {machines.servers[1].name}, (process {agent}) has ended", "nobody listens at port"
+    assert any(each in why for each in seen), why
+    assert "127.0.0.1" not in why
+    console.ask("from monarch_nb.actor import heal_mesh\nheal_mesh(counters, replace=True, timeout=60)")
+    assert console.ask(COUNTS)[1][0] == 1
+    console.ask("job.kill()")
+
+
+def test_a_tunnel_that_stays_cut_loses_the_host_when_its_lease_is_over_and_says_what_was_seen(
+    machines: Machines, console: Console
+) -> None:
+    console.ask("from monarch_nb import settings\n" + machines.job("reach='tunnel'") + SPAWN)
+    console.ask(LEASE)
+    machines.servers[0].cut()
+    console.tell(COUNTS)
+    with pytest.raises(RuntimeError, match=r"through SSH for 6 s: the SSH connection is cut for \d+ s \("):
+        console.answer()
+    [why] = lost(console)
+    assert f"of {machines.servers[0].name}, through SSH" in why
+    assert "refuses the connection" in why, "what the last attempt saw"
+    assert "nobody listens at" not in why
+    machines.servers[0].start()
+    until(lambda: lost(console) == [], "the tunnel is there again, and the host")
+    console.ask("from monarch_nb.actor import heal_mesh\nheal_mesh(counters, timeout=60)", 90)
+    assert console.ask(COUNTS)[0][0] == 1
+    console.ask("job.kill()")
+
+
+LEASE = """
+from monarch_nb.connect.routes import Routes
+from monarch_nb.runtime import runtime
+for remote in runtime().part(Routes).attached.values():
+    remote.lease = remote._wanted_lease = 6.0
+    remote.join().get(20)
+"""
+
+
+def test_another_kernel_attaches_a_mesh_behind_tunnels_and_its_tunnels_heal_too(
+    machines: Machines, console: Console
+) -> None:
+    first = console.ask(machines.job("reach='tunnel'") + SPAWN)
+    console.ask("counters.detach(lease=120)")
+    console.close()
+    second = machines.console()
+    assert second.ask("from monarch_nb import attach\ncounters = attach('counters')\n" + COUNTS) == [
+        [2, pid] for _, pid in first
+    ]
+    for server in machines.servers:
+        server.cut()
+    second.tell(COUNTS)
+    time.sleep(8)
+    for server in machines.servers:
+        server.start()
+    assert second.answer() == [[3, pid] for _, pid in first]
+    second.kill()

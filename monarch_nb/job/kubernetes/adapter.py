@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import Routes, Tunnel
 from monarch_nb.host.bound import end_bound, start_bound
 from monarch_nb.job.adapter import (
     Agent,
@@ -283,7 +283,8 @@ class Kubernetes(JobAdapter):
             raise
         threading.Thread(target=_drain, args=(process.stdout,), name="monarch-forward", daemon=True).start()
         way = f"tcp://127.0.0.1:{said.removeprefix(_FORWARDING).split()[0]}"
-        opened_here(way, job, name, (address,))
+        where = f"port {port} of pod {self._pod(job, name)}, through kubectl port-forward"
+        opened_here(way, job, name, (address,), Tunnel(where))
         with self._lock:
             self._forwards[(job.job, name)] = (process, way)
         return way

@@ -1,9 +1,11 @@
 """Agents on machines reached by SSH: what starts, finds and ends them."""
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Mapping, Sequence
 
+from monarch_nb.connect.routes import Tunnel
 from monarch_nb.job.adapter import (
     Agent,
     Agents,
@@ -17,7 +19,7 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.helper import Answer, Ask
 from monarch_nb.job.ssh.machine import Machine
-from monarch_nb.job.ssh.places import listed, places_at_first, read_machine, refusal, unused
+from monarch_nb.job.ssh.places import addresses, listed, places_at_first, read_machine, refusal, unused
 from monarch_nb.job.ssh.thread import LoopThread
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.transport import knock
@@ -111,15 +113,31 @@ class SSH(JobAdapter):
         return living_jobs(self, "ssh")
 
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
-        """Its own addresses, or the end here of a way through the SSH connection."""
-        reach = job.options.get("reach", "auto")
-        if reach == "direct" or (reach == "auto" and any(knock(join, _KNOCK_S) for join in joins)):
-            return joins
+        """Its own addresses and the one that SSH has dialled, or the end here of a way through the SSH connection."""
+        reach, machine = job.options.get("reach", "auto"), self._machine(job, job.agents[name].id)
         port = int(joins[0].rpartition(":")[2])
-        work = self._machine(job, job.agents[name].id).way(port)
-        here = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(work, self._loop).result(_LONGEST_S)}"
-        opened_here(here, job, name, tuple(joins))
+        direct = addresses(joins, machine.address, port)
+        if reach == "direct" or (reach == "auto" and any(knock(join, _KNOCK_S) for join in direct)):
+            return direct
+        with self._lock:
+            loop = self._loop
+        here = f"tcp://127.0.0.1:{asyncio.run_coroutine_threadsafe(machine.way(port), loop).result(_LONGEST_S)}"
+
+        def listens(seconds: float) -> bool | None:
+            work = asyncio.run_coroutine_threadsafe(machine.knock(port), loop)
+            try:
+                return work.result(seconds)
+            except (TimeoutError, concurrent.futures.CancelledError):
+                work.cancel()
+                return None
+
+        where = f"port {port} of {machine.name}, through SSH"
+        opened_here(here, job, name, tuple(joins), Tunnel(where, listens, machine.trouble))
         return (here,)
+
+    def detour(self, job: Running) -> str:
+        """The SSH connection."""
+        return "reach it through the SSH connection: SSHJob(…, reach='tunnel')"
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """What the agent's worker has written there."""

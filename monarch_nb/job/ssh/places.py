@@ -61,3 +61,9 @@ def read_machine(machine: str) -> MachineName:
     if colon and port.isdecimal() and ":" not in host:
         return MachineName(user, host, port)
     return MachineName(user, place, "")
+
+
+def addresses(joins: Sequence[str], dialled: str, port: int) -> tuple[str, ...]:
+    """Where an agent may be met directly: where it says itself, and at the address that SSH has dialled, if it did."""
+    number = f"[{dialled}]" if ":" in dialled else dialled
+    return tuple(dict.fromkeys([*joins, *([f"tcp://{number}:{port}"] if dialled else [])]))

@@ -1,0 +1,72 @@
+"""An SSH connection that is cut and had again, what is said of one that cannot be had, and where agents are dialled."""
+
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.job.ssh.places import addresses
+from monarch_nb.job.ssh.standing import Standing
+
+
+def test_a_connection_that_is_cut_is_tried_again_at_longer_intervals_and_says_what_was_seen() -> None:
+    standing = Standing()
+    assert (standing.cut, standing.trouble(5.0)) == (False, "")
+    standing.lost(10.0, "no answer to keepalives")
+    assert standing.cut
+    assert standing.trouble(12.2) == "the SSH connection is cut for 2 s (no answer to keepalives)"
+    pauses = []
+    for _ in range(8):
+        pauses.append(standing.pause)
+        standing.failed("port 22 of node1 refuses the connection")
+    assert pauses == sorted(pauses)
+    assert (pauses[0], standing.pause) == (0.5, 3.0)
+    standing.lost(30.0, "again")
+    assert standing.trouble(70.0) == (
+        "the SSH connection is cut for 60 s (no answer to keepalives); the last attempt to have it again: port 22 of "
+        "node1 refuses the connection"
+    )
+    standing.back()
+    assert (standing.cut, standing.trouble(71.0)) == (False, "")
+    standing.lost(80.0, "the other end closed it")
+    assert standing.trouble(80.0) == "the SSH connection is cut for 0 s (the other end closed it)"
+    assert standing.pause == 0.5
+
+
+def test_an_agent_is_dialled_at_the_address_that_ssh_has_used_too() -> None:
+    joins = ["tcp://box:5000", "tcp://10.0.0.7:5000"]
+    assert addresses(joins, "192.0.2.9", 5000) == (*joins, "tcp://192.0.2.9:5000")
+    assert addresses(joins, "10.0.0.7", 5000) == tuple(joins)
+    assert addresses(joins, "2001:db8::9", 5000) == (*joins, "tcp://[2001:db8::9]:5000")
+    assert addresses(joins, "", 5000) == tuple(joins)
+
+
+@pytest.mark.parametrize(
+    ("error", "story"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('10.1.2.3', 2022)"),
+         "port 2022 of 10.1.2.3 (which box is in ~/.ssh/config) refuses the connection: no SSH server listens there."),
+        (socket.gaierror(-2, "Name or service not known"), "no machine is known here as '10.1.2.3' (Name or service"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "no way leads from here to port 2022 of 10.1.2.3 (which box"),
+        (TimeoutError(), "no answer from port 2022 of 10.1.2.3 (which box is in ~/.ssh/config) within 20 s: "),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "broke the connection off ("),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/no/key"), "/no/key: No such file or directory"),
+    ],
+    ids=["refused", "name", "route", "silence", "reset", "file"],
+)  # fmt: skip
+def test_what_went_wrong_names_what_was_dialled_the_alias_and_what_to_do(
+    error: OSError, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
+    from monarch_nb.job.ssh.advice import advice, meant
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host box\n  HostName 10.1.2.3\n  Port 2022\nHost far\n  ProxyJump box\n")
+    told = advice(error, meant("me@box", {}), 20.0)
+    assert story in told
+    assert "Errno" not in told
+    assert (meant("me@box", {}).jumps, meant("far", {}).jumps) == (False, True)
+    assert str(meant("node7", {})) == "port 22 of node7"
+    assert str(meant("node7:99", {"port": 99})) == "port 99 of node7"
