@@ -87,7 +87,7 @@ def test_what_goes_wrong_is_said_in_one_line_with_what_to_do(folder: Path, capsy
             f"monarch-nb job {verb}: lab was not started from this folder: monarch-nb job start lab\n"
         )
         assert "no jobs that run begin with 'zz', and monarch.toml describes lab, far" in refused(verb, "zz")
-    assert "no connection: " in refused("start", "far")
+    assert "no SSH server listens there" in refused("start", "far")
     assert refused("start", "lab", "--keep", "soon").startswith("monarch-nb job start: ")
     assert running_jobs("process") == running_jobs("ssh") == []
     Path("monarch.toml").write_text("[jobs.lab]\nkind = 1\n")
