@@ -110,6 +110,8 @@ class VirtualHost(MemoryHost):
         super().__init__(*args)
         self._holdings = Holdings()
         self.tails: dict[str, Tail] = {}
+        self._started: set[str] = set()
+        self._early: dict[str, list[Header]] = {}  # what came before its process was started
         self._verbs.handle(verbs.HOLD, self._hold)
         self._verbs.handle(verbs.DETACH, self._detach)
         self._verbs.handle(verbs.ATTACH, self._attach)
@@ -117,6 +119,9 @@ class VirtualHost(MemoryHost):
         self._verbs.handle(TOOK, self._took)
 
     def _worker(self, spec: p.ProcSpec) -> Any:
+        self._started.add(spec.address)
+        for header in self._early.pop(spec.address, ()):
+            self._time.later(THINKS_S, partial(self._hand_over, header))
         return VirtualProc(spec)
 
     def _outlet(self) -> Any:
@@ -136,6 +141,9 @@ class VirtualHost(MemoryHost):
             super()._take(header, parcel)
 
     def _hand_over(self, header: Header) -> None:
+        if header.dst not in self._started:
+            self._early.setdefault(header.dst, []).append(header)
+            return
         if header.dst not in self.workers:
             raise UnreachableError(f"{header.dst} cannot be reached: it has ended")
         worker = self.workers[header.dst]
