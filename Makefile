@@ -57,7 +57,7 @@ test-slow: setup browser docs ## the slow tests, the site, those of random histo
 	MONARCH_TEST_EFFORT=10 $(PY) -m pytest -q tests/unit/test_*_random.py tests/unit/test_routing_*.py tests/unit/test_wire_*.py $(PYTEST_ARGS)
 
 test-matrix: setup browser ## the wheel's suite on Python 3.11 to 3.14 and PyTorch from the oldest to the newest; ONLY='newest' for some
-	$(PY) scripts/matrix.py $(ONLY) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+	$(PY) scripts/matrix.py $(ONLY) -- -n $(JOBS) $(PYTEST_ARGS)
 
 fuzz: setup ## feed the parsers of bytes and words from outside for about a quarter of an hour; EFFORT= for another while
 	MONARCH_TEST_EFFORT=$(or $(EFFORT),400) $(PY) -m pytest -n 2 -m fuzz --timeout 3600 --durations 20 tests/unit $(PYTEST_ARGS)

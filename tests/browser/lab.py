@@ -22,7 +22,9 @@ from scripts.processes import left_behind, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
-PANEL = ROOT / "labextension" / "built"
+# The panel of this checkout; without one, as where a wheel is tested, the one that is installed.
+_PANELS = (ROOT / "labextension" / "built", Path(sys.prefix) / "share/jupyter/labextensions/monarch-nb-lab")
+PANEL = next((folder for folder in _PANELS if (folder / "package.json").exists()), _PANELS[0])
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
     "--no-sandbox",
@@ -154,7 +156,7 @@ def serve(
     overrides = folder / "app-settings"
     _share(overrides)
     (folder / "share" / "labextensions").mkdir(parents=True)
-    if panel and PANEL.exists():  # the one of this checkout, whatever is installed
+    if panel and PANEL.exists():
         (folder / "share" / "labextensions" / "monarch-nb-lab").symlink_to(PANEL)
     if python := os.environ.get("MONARCH_TEST_KERNEL"):
         _kernel(folder / "share" / "kernels" / "python3", python, {} if installs else {"PYTHONPATH": PATH})

@@ -11,6 +11,7 @@ from monarch_nb.config import configured
 from monarch_nb.connect import shutdown
 from monarch_nb.connect.joining import accept_hosts
 from monarch_nb.transport.memory.network import NetworkFaults
+from monarch_nb.wire import Lane
 from tests.benchmarks.scale import PER_HOST, SOON, Cost, beside, measure
 from tests.benchmarks.virtual_hosts import Member, VirtualCluster
 
@@ -42,6 +43,15 @@ def test_one_death_among_many_is_one_message_and_its_heal_a_few(costs: dict[str,
     # Among them a cast: all ranks give up the process groups that the lost one was in.
     assert few.sent == many.sent <= 2 * FANOUT
     assert max(few.received, many.received) <= 2 * FANOUT
+
+
+def test_what_comes_to_a_host_before_its_processes_are_started_waits_for_them() -> None:
+    with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as of:  # on it hosts are asked for processes
+        joined = beside(lambda: accept_hosts(3, at="tcp://10.0.0.1:22222", timeout=SOON))
+        of.join_all()
+        procs = joined().spawn_procs(per_host={"gpus": PER_HOST})
+        members: Any = procs.spawn("members", Member)
+        assert members.rank.call().get(SOON).get(3 * PER_HOST - 1) == 3 * PER_HOST - 1
 
 
 def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts() -> None:
