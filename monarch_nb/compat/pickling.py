@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import cloudpickle.cloudpickle as cp
 
-from monarch_nb.wire import REDUCERS, without_modes
+from monarch_nb.wire import DISPATCH_TABLE, REDUCERS, without_modes
 
 
 class Sink(Protocol):
@@ -93,7 +93,7 @@ def _ensure_torch_pickle() -> None:
 class _TorchPickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles code by value, and tensors with their storages."""
 
-    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, *cp.Pickler.dispatch_table.maps)
+    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, _storages, *DISPATCH_TABLE.maps)
 
     def __init__(self, file: Sink) -> None:
         if maybe_torch() is not None and not _storages:

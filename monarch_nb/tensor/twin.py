@@ -4,13 +4,14 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import torch
 
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.mesh import Mesh
+from monarch_nb.wire import DISPATCH_TABLE
 
 __all__ = ["LocalMesh", "tensors_in", "twin"]
 
@@ -50,6 +51,8 @@ class LocalMesh:
 
 class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles everything but tensors and meshes, which it takes out, in order and each once."""
+
+    dispatch_table: ClassVar[Any] = DISPATCH_TABLE
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)

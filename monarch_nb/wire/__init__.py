@@ -31,7 +31,7 @@ from monarch_nb.wire.header import (
     encode_header,
 )
 from monarch_nb.wire.hosts import forget_host_names, host_id, host_name
-from monarch_nb.wire.pickler import REDUCERS
+from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
 from monarch_nb.wire.pieces import Pieces
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
 from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
@@ -60,6 +60,7 @@ from monarch_nb.wire.verb import (
 from monarch_nb.wire.words import counted, kind_of, with_article
 
 __all__ = [
+    "DISPATCH_TABLE",
     "ENGINE",
     "REDUCERS",
     "REPLY",

@@ -4,6 +4,7 @@ import functools
 import pickle
 import types
 import typing
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
@@ -160,7 +161,22 @@ def rebuild_new_type(name: str, supertype: Any, module: str) -> Any:
     return new_type
 
 
+_FILE_NAME = 10  # the position of `co_filename` among the parameters of `types.CodeType`
+
+
+def reduce_code(code: types.CodeType) -> Any:
+    """Code with the name of its file, which tracebacks and breakpoints need; cloudpickle leaves it out since 3.1.3."""
+    make, values = cp._code_reduce(code)
+    return make, (*values[:_FILE_NAME], code.co_filename, *values[_FILE_NAME + 1 :])
+
+
+# Of a pickler that is cloudpickle's but for the names of files.
+DISPATCH_TABLE: ChainMap[type, Callable[[Any], Any]] = ChainMap(
+    {types.CodeType: reduce_code}, *cp.Pickler.dispatch_table.maps
+)
+
 _SPECIAL: dict[type, Callable[[Any], Any]] = {
+    types.CodeType: reduce_code,
     functools._lru_cache_wrapper: _reduce_lru_cache,
     functools.cached_property: _reduce_cached_property,
     typing.NewType: _reduce_new_type,

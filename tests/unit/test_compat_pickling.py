@@ -46,7 +46,8 @@ def test_too_few_values_are_an_error() -> None:
 def test_functions_travel_by_value() -> None:
     base = 4
     _, buffer = flatten(lambda more: base + more, is_handle)
-    assert unflatten(buffer.freeze(), ())(3) == 7
+    copied = unflatten(buffer.freeze(), ())
+    assert (copied(3), copied.__code__.co_filename) == (7, __file__)
 
 
 def test_a_buffer_is_read_once_it_is_frozen() -> None:

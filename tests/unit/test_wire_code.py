@@ -480,3 +480,15 @@ def test_same_definition_is_not_executed_again(run):
         assert peer.call(lambda c: id(type(c).__dict__["who"]), Child()) == function
         assert peer.call(lambda: __import__("builtins").subclasses_made) == 1
     """)
+
+
+def test_code_keeps_the_name_of_its_file_and_so_do_the_functions_inside_it(run):
+    run("""
+        class Trainer:
+            def step(self):
+                return (lambda: None).__code__.co_filename
+        def where():
+            return where.__code__.co_filename, (lambda: None).__code__.co_filename
+        assert peer.call(where) == (__file__, __file__)
+        assert peer.call(lambda t: (t.step.__code__.co_filename, t.step()), Trainer()) == (__file__, __file__)
+    """)
