@@ -72,24 +72,24 @@ check: setup ## lint, format, types, layers, stubs, the shape of the code, the f
 	@scripts/front-end check
 
 bench: setup ## measure; PEERS=torchmonarch,ray measures those too, in environments of their own
-	PEERS='$(PEERS)' $(PY) -m tests.benchmarks
+	PEERS='$(PEERS)' $(PY) -m benchmarks
 
 bench-data: setup ## the same for the data plane alone
-	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --data --out build/bench-data.json
+	PEERS='$(PEERS)' $(PY) -m benchmarks --data --out build/bench-data.json
 
 bench-tensor: setup ## the same for sharded tensors alone
-	PEERS='$(PEERS)' $(PY) -m tests.benchmarks --tensors --out build/bench-tensor.json
+	PEERS='$(PEERS)' $(PY) -m benchmarks --tensors --out build/bench-tensor.json
 
 bench-debug: setup ## the same for the debugger and for sampling alone
-	$(PY) -m tests.benchmarks --debug --out build/bench-debug.json
+	$(PY) -m benchmarks --debug --out build/bench-debug.json
 
 bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts, as a table and curves; HOSTS='10000' for others
 	@mkdir -p build
-	$(PY) -m tests.benchmarks.scale --out build/bench-scale.json $(HOSTS)
-	$(PY) -m tests.benchmarks.curves build/bench-scale.json build/curves
+	$(PY) -m benchmarks.scale --out build/bench-scale.json $(HOSTS)
+	$(PY) -m benchmarks.curves build/bench-scale.json build/curves
 
 compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparallel and jupyter-distributed; SYSTEMS='ours dask' for some
-	$(PY) -m tests.compare $(SYSTEMS)
+	$(PY) -m benchmarks.compare $(SYSTEMS)
 
 test-clusters: setup ## the tests of jobs on real servers, which it installs with apt-get where it can; KINDS='ssh' for some
 	scripts/ensure-clusters $(if $(KINDS),network $(KINDS))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measure import figures_of
 from scripts.processes import MARK, left_behind
-from tests.benchmarks.measure import figures_of
 from tests.browser.lab import browser_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
     env = {**os.environ, "PEERS": "", MARK: mark}
     written = tmp_path / "bench.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", "--quick", "--out", str(written)],
+        [sys.executable, "-m", "benchmarks", "--quick", "--out", str(written)],
         cwd=ROOT,
         env=env,
         capture_output=True,
@@ -63,7 +63,7 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
 @pytest.mark.timeout(240)
 def test_the_live_displays_are_measured_in_a_real_page() -> None:
     browser_path()
-    program = ROOT / "tests" / "benchmarks" / "program_page.py"
+    program = ROOT / "benchmarks" / "program_page.py"
     done = subprocess.run(
         [
             sys.executable,
@@ -82,7 +82,7 @@ def test_the_live_displays_are_measured_in_a_real_page() -> None:
 
 def test_an_unknown_peer_is_refused() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks"],
+        [sys.executable, "-m", "benchmarks"],
         cwd=ROOT,
         env={**os.environ, "PEERS": "nobody"},
         capture_output=True,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(300)
 def test_64_processes_of_10_actors_are_spawned_called_healed_and_stopped() -> None:
     done = subprocess.run(
-        [sys.executable, "tests/benchmarks/program_scale.py", json.dumps({"scale": 64, "scale_actors": 10})],
+        [sys.executable, "benchmarks/program_scale.py", json.dumps({"scale": 64, "scale_actors": 10})],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

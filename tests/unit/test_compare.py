@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.compare.__main__ import OURS, STORIES, SYSTEMS, program_of, run
-from tests.compare.lines import lines_of
-from tests.compare.report import best, markdown
+from benchmarks.compare.__main__ import OURS, STORIES, SYSTEMS, program_of, run
+from benchmarks.compare.lines import lines_of
+from benchmarks.compare.report import best, markdown
 
 pytestmark = pytest.mark.timeout(120)
 

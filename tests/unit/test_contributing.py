@@ -12,7 +12,10 @@ import pytest
 
 pytestmark = [pytest.mark.sources, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("monarch_nb", "kernel_ext", "tests", "scripts", "docs", "examples", "pyproject.toml", "README.md")
+COPIED = (
+    *("monarch_nb", "kernel_ext", "benchmarks", "tests", "scripts", "docs", "examples"),
+    *("pyproject.toml", "README.md"),
+)
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 HOW_TO = re.compile(r"^### ([^\n]+)\n(.*?)(?=^###? |\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(HOW_TO.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))

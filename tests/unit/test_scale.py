@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.scale import PER_HOST, SOON, Cost, beside, measure
+from benchmarks.virtual_hosts import Member, VirtualCluster
 from monarch_nb.actor import ActorError
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS
 from monarch_nb.config import configured
@@ -12,8 +14,6 @@ from monarch_nb.connect import shutdown
 from monarch_nb.connect.joining import accept_hosts
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.wire import Lane
-from tests.benchmarks.scale import PER_HOST, SOON, Cost, beside, measure
-from tests.benchmarks.virtual_hosts import Member, VirtualCluster
 
 pytestmark = pytest.mark.timeout(60)
 

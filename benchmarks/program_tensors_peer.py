@@ -4,13 +4,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 import monarch
+from benchmarks.measure import figure, leave, plan_of
 from monarch.actor import this_host
-from tests.benchmarks.measure import figure, leave, plan_of
 
 
 def main() -> None:

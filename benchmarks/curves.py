@@ -1,4 +1,4 @@
-"""Draws what `tests.benchmarks.scale` has measured: `python -m tests.benchmarks.curves build/bench-scale.json FOLDER`.
+"""Draws what `benchmarks.scale` has measured: `python -m benchmarks.curves build/bench-scale.json FOLDER`.
 
 Three pictures, readable on light and on dark paper: seconds, messages, and memory, each against the number of hosts.
 """
@@ -160,7 +160,7 @@ def draw(runs: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.curves", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
     parser.add_argument("measured", type=Path)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()

@@ -6,14 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 import monarch
+from benchmarks.measure import leave, plan_of, times
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError
-from tests.benchmarks.measure import leave, plan_of, times
 
 
 def main() -> None:

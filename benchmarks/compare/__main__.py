@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.machine import load, processor
-from tests.benchmarks.peers import ROOT, interpreter
-from tests.compare.lines import lines_of
-from tests.compare.report import markdown
+from benchmarks.compare.lines import lines_of
+from benchmarks.compare.report import markdown
+from benchmarks.machine import load, processor
+from benchmarks.peers import ROOT, interpreter
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 180  # for one program

@@ -1,4 +1,4 @@
-"""Where the time of one call goes: `python -m tests.benchmarks.timeline` draws it, as a median of many calls.
+"""Where the time of one call goes: `python -m benchmarks.timeline` draws it, as a median of many calls.
 
 Both processes note the clock, which they share, as a call passes through them; the notes themselves cost about 10 %.
 """

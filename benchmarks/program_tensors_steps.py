@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 import monarch
+from benchmarks.measure import FIGURE, Plan, figure, issued, leave, plan_of, repeat, times
+from benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
 from monarch.distributed import Mesh
-from tests.benchmarks.measure import FIGURE, Plan, figure, issued, leave, plan_of, repeat, times
-from tests.benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
 
 Step = Callable[[], torch.Tensor]
 

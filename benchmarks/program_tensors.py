@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
 import monarch
+from benchmarks.measure import Plan, figure, issued, leave, memory, plan_of, repeat, times
+from benchmarks.tensor_model import SMALL, TENSOR_PARALLEL, stepper
 from monarch.distributed import Mesh
 from monarch_nb.runtime import runtime
-from tests.benchmarks.measure import Plan, figure, issued, leave, memory, plan_of, repeat, times
-from tests.benchmarks.tensor_model import SMALL, TENSOR_PARALLEL, stepper
 
 GIGABYTE = 1 << 30
 

@@ -1,4 +1,4 @@
-"""What a controller pays for each host more: `python -m tests.benchmarks.scale 10 100 1000 10000`.
+"""What a controller pays for each host more: `python -m benchmarks.scale 10 100 1000 10000`.
 
 The controller's code is real, the hosts are virtual (`virtual_hosts`), links take half a millisecond and carry ten
 gigabits per second. Modelled seconds are those of the virtual clock: latency and bandwidth, no work. The controller's
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import monarch_nb.actor
+from benchmarks.virtual_hosts import Member, VirtualCluster, VirtualHost
 from monarch_nb.actor import SupervisionError, heal_mesh
 from monarch_nb.connect import leaving, returning
 from monarch_nb.connect.joining import accept_hosts
@@ -31,7 +32,6 @@ from monarch_nb.logs.written import Written
 from monarch_nb.store.hub import store_of
 from monarch_nb.transport.memory.network import MemoryNetwork, NetworkFaults
 from monarch_nb.transport.memory.time import MemoryTime
-from tests.benchmarks.virtual_hosts import Member, VirtualCluster, VirtualHost
 
 PER_HOST = 8
 RACK = 32  # hosts that lose their power together
@@ -248,7 +248,7 @@ def table(runs: list[Run]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("hosts", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)

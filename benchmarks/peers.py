@@ -6,7 +6,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "peers"
 
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.benchmarks.measure import times
-from tests.benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
+from benchmarks.measure import times
+from benchmarks.tensor_model import ROWS_OF_BATCH, SMALL, stepper
 
 
 def main() -> None:

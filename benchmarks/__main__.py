@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.machine import load, processor
-from tests.benchmarks.measure import QUICK, Plan, figures_of
-from tests.benchmarks.peers import PEERS, ROOT, interpreter
-from tests.benchmarks.rows import ROWS, Figures, markdown, table
+from benchmarks.machine import load, processor
+from benchmarks.measure import QUICK, Plan, figures_of
+from benchmarks.peers import PEERS, ROOT, interpreter
+from benchmarks.rows import ROWS, Figures, markdown, table
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"
@@ -86,7 +86,7 @@ def where(before: float) -> str:
 
 def main(argv: list[str]) -> int:
     asked = [name for name in os.environ.get("PEERS", "").replace(",", " ").split() if name]
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny counts: only whether it runs")
     parser.add_argument("--data", action="store_true", help="only the data plane: RDMABuffer and its kin")
     parser.add_argument("--tensors", action="store_true", help="only sharded tensors")
