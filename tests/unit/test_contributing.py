@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says is done literally, in a copy of the repository."""
+"""Each how-to of CONTRIBUTING.md, applied literally to a copy of the repository."""
 
 import os
 import re
@@ -18,18 +18,23 @@ COPIED = (
 )
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 HOW_TO = re.compile(r"^### ([^\n]+)\n(.*?)(?=^###? |\Z)", re.MULTILINE | re.DOTALL)
+KINDS = ["magic", "setting", "verb", "job kind", "transport", "mover", "operator rule", "view"]
 SECTIONS = dict(HOW_TO.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what the page changes and runs."""
+    """A copy of the files that the how-tos change and run."""
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
+
+
+def test_there_is_a_how_to_for_every_kind_of_extension() -> None:
+    assert [kind for kind in KINDS if not any(kind in title for title in SECTIONS)] == []
 
 
 @pytest.mark.parametrize("title", SECTIONS)
