@@ -147,7 +147,7 @@ def circles_of_imports() -> int:
 
 
 def modules_of_a_call() -> int:
-    """As docs/architecture.md says it; a test compares the page with a recorded call."""
+    """As docs/architecture.md says it; a test counts those that it draws."""
     found = re.search(r"call and its reply pass (\d+) modules", (ROOT / "docs" / "architecture.md").read_text())
     return int(found[1]) if found else 0
 

@@ -29,7 +29,6 @@ def nav() -> list[Entry]:
                 {"Models trained": "models.md"},
                 {"Architecture": "architecture.md"},
                 {"Decisions": ["decisions/README.md", *decisions()]},
-                {"Promises and tests": "design-tests.md"},
                 {"Faults at random": "chaos.md"},
                 {"Protocol": "protocol.md"},
                 {"Changelog": "changelog.md"},

@@ -1,4 +1,4 @@
-"""What the page on the design says about processes, where no other test would notice if it did not hold."""
+"""Threads, forks, imports and ports of a controller and its processes."""
 
 import asyncio
 import os

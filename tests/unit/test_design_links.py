@@ -1,4 +1,4 @@
-"""What the page on the design says about connections, where no other test would notice if it did not hold."""
+"""Connections: when they are made, who reads them, and that heartbeats need no GIL."""
 
 import os
 import socket

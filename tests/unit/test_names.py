@@ -14,7 +14,7 @@ import pytest
 
 import monarch
 import monarch.actor
-from monarch_nb import compat
+from monarch_nb import compat, exceptions
 from tests.unit.upstream_names import ACTOR, CONFIG, HIDDEN, TOP
 
 pytestmark = pytest.mark.timeout(60)
@@ -280,6 +280,13 @@ def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:
         warnings.simplefilter("error")
         for name in dir(monarch):
             getattr(monarch, name)
+
+
+def test_the_errors_of_meshes_are_device_mesh_errors_and_those_of_endpoints_are_not() -> None:
+    assert issubclass(monarch.actor.SupervisionError, exceptions.DeviceMeshError)
+    assert issubclass(exceptions.DeviceMeshError, RuntimeError)
+    assert not issubclass(monarch.actor.ActorError, exceptions.DeviceMeshError)
+    assert not issubclass(monarch.actor.MeshFailure, BaseException)
 
 
 def test_aliases_are_not_loaded_before_they_are_needed() -> None:
