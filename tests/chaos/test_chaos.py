@@ -31,7 +31,7 @@ def test_a_job_on_three_hosts_bears_faults_of_all_kinds() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(objection()), reason=f"NOT TESTED HERE: {objection()}")
-def test_nor_do_two_hundred_faults_leave_anything_behind() -> None:
+def test_two_hundred_faults_leave_nothing_behind() -> None:
     chaos("--faults", "200", timeout=1100)
 
 

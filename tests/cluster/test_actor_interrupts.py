@@ -100,7 +100,7 @@ def test_an_interrupt_ends_a_sleep_and_a_wait_for_another_actor(duo: ProcMesh) -
 
 
 @pytest.mark.parametrize("kind", [Blocking, BlockingAsync])
-def test_what_an_interrupt_does_not_end_is_said_within_a_second(impatient: None, kind: Any) -> None:
+def test_an_endpoint_that_no_interrupt_ends_is_named_within_a_second(impatient: None, kind: Any) -> None:
     for procs in spawned(2, "held"):
         actors = procs.spawn("actors", kind)
         port, receiver = Channel[None].open()
@@ -174,7 +174,7 @@ class Sharding(Actor):
         return type(plain) is torch.Tensor and not _len_torch_dispatch_stack()
 
 
-def test_interrupts_of_an_endpoint_that_works_with_pytorch_leave_its_modes_as_they_were(
+def test_interrupting_endpoints_that_use_pytorch_leaves_its_modes_unchanged(
     duo: ProcMesh,
 ) -> None:
     actors = duo.spawn("sharding", Sharding)

@@ -113,7 +113,7 @@ def in_files(mesh: ProcMesh) -> dict[int, str]:
     return found
 
 
-def test_python_c_and_children_are_heard_in_order_on_the_stream_they_wrote_to(eight, talkers) -> None:
+def test_output_of_python_c_and_children_keeps_its_order_and_stream(eight, talkers) -> None:
     one = eight.slice(gpus=1)
     talkers.slice(gpus=1).everything.call_one().get(SECONDS)
     wait_for(one, 6, "from")
@@ -168,7 +168,7 @@ def test_lines_can_be_followed_and_listened_to(eight, talkers) -> None:
 
 
 @pytest.mark.slow
-def test_while_all_ranks_flood_calls_complete_and_every_line_is_in_the_files(eight, talkers) -> None:
+def test_calls_complete_and_no_line_is_lost_while_all_ranks_flood(eight, talkers) -> None:
     answers = eight.spawn("answers", Answers)
     answers.answer.call(0).get(SECONDS)
     flood = talkers.flood.call(1)

@@ -44,9 +44,7 @@ def unminded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", lambda failure: None)
 
 
-def test_one_ranks_death_in_a_stream_fails_one_future_and_the_others_get_their_answers(
-    unminded: None, own_procs: ProcMesh
-) -> None:
+def test_a_ranks_death_fails_only_its_own_future_of_a_stream(unminded: None, own_procs: ProcMesh) -> None:
     mesh: Any = own_procs.spawn("waiting", Waiting)
     first, second = mesh.part.stream()
     with pytest.raises(SupervisionError, match=r"exit.*3"):
@@ -92,9 +90,7 @@ def test_a_cast_to_a_process_that_never_was_is_a_clear_error() -> None:
         assert "no such process" in msgspec.msgpack.decode(found[0][0])[0]
 
 
-def test_the_loss_of_what_stands_in_the_place_of_a_lost_message_is_nobodys_failure(
-    quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losing_the_stand_in_of_a_lost_message_fails_nobody(quad: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = runtime()
     told: list[str] = []
     monkeypatch.setattr(engine.supervisor, "undeliverable", lambda header, reason: told.append(header.method))
@@ -105,7 +101,7 @@ def test_the_loss_of_what_stands_in_the_place_of_a_lost_message_is_nobodys_failu
     assert told == ["step"]
 
 
-def test_answers_that_would_come_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> None:
+def test_answers_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> None:
     engine = runtime()
     call = PendingCall(engine, "far.step", "far", lambda: range(3), 3, lambda replies: replies)
     [(_, plan)] = plan_cast(Layout("pfar", ("hx", "hy", "hz"), 1), [Run(0, 3)], fanout=1)

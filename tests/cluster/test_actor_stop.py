@@ -108,9 +108,7 @@ def hasty() -> Iterator[ProcMesh]:
 
 @pytest.mark.parametrize("kind", [Unending, AsyncUnending])
 @pytest.mark.parametrize("how", ["spins", "sleeps", "waits"])
-def test_a_constructor_that_never_returns_has_sent_what_it_sent_and_a_stop_ends_it(
-    hasty: ProcMesh, kind: Any, how: str
-) -> None:
+def test_a_stop_ends_a_constructor_that_never_returns(hasty: ProcMesh, kind: Any, how: str) -> None:
     port, receiver = Channel[str].open()
     witness: Any = hasty.spawn("witness", Witness)
     mesh: Any = hasty.spawn("unending", kind, "init", how, witness, port)
@@ -166,7 +164,7 @@ class Tidies(Actor):
 @pytest.mark.parametrize(
     ("how", "said"), [("sleeps", "interrupted"), ("spins", "interrupted"), ("blocks", ""), ("is done", "is done")]
 )
-def test_a_clean_up_has_its_time_then_an_interrupt_then_it_is_given_up_by_name(
+def test_clean_up_gets_its_time_then_an_interrupt_then_is_abandoned(
     hasty: ProcMesh, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, said: str
 ) -> None:
     file = tmp_path / "said"

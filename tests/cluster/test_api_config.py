@@ -113,7 +113,7 @@ def test_a_failure_tells_as_many_last_lines_as_are_asked_for(faults: Faults) -> 
     assert failure(0).last_lines == ()
 
 
-def test_an_actor_that_does_not_stop_is_interrupted_after_the_time_that_is_set() -> None:
+def test_an_actor_that_ignores_its_stop_is_interrupted_after_the_timeout() -> None:
     config.configure(stop_actor_timeout="100ms")
     with spawned("busy") as procs:
         told: Any = procs.spawn("told", Told)
@@ -135,7 +135,7 @@ def test_a_message_that_is_too_large_is_refused_where_it_is_sent() -> None:
         assert not isinstance(answer.value, SupervisionError)
 
 
-def test_what_stays_in_a_process_may_be_as_large_as_it_likes() -> None:
+def test_values_that_stay_in_a_process_have_no_size_limit() -> None:
     with config.configured(codec_max_frame_length=100_000):
         local: Any = this_proc().spawn("local", Told)
         assert local.take.call_one(b"x" * 200_000).get(20) == 200_000

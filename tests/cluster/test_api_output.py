@@ -39,7 +39,7 @@ def run(tmp_path: Path, body: str, *, status: int = 0) -> list[str]:
     return sorted(line.rstrip() for line in done.stdout.splitlines())
 
 
-def test_prints_of_ranks_come_out_at_the_script_also_when_nobody_waits_for_an_answer(tmp_path: Path) -> None:
+def test_a_script_prints_output_of_ranks_without_waiting_for_an_answer(tmp_path: Path) -> None:
     body = "t = talkers(1)\nt.say.broadcast('one')\nt.say.call('two', end='').get(30)"
     assert run(tmp_path, body) == ["[talk gpus=0] one 0", "[talk gpus=0] two 0bye"]
 
@@ -69,7 +69,7 @@ except RuntimeError:
 
 
 @pytest.mark.slow
-def test_what_ranks_display_comes_out_as_text(tmp_path: Path) -> None:
+def test_values_that_ranks_display_come_out_as_text(tmp_path: Path) -> None:
     body = """
 class Table:
     def __repr__(self):

@@ -86,7 +86,7 @@ def test_the_doctor_looks_at_attached_hosts_with_their_key(agent: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_status_1(tmp_path: Path) -> None:
+def test_doctor_fails_on_an_unreachable_host_or_a_readable_key(tmp_path: Path) -> None:
     key = tmp_path / "job.key"
     key.write_text("secret")
     key.chmod(0o644)
@@ -108,14 +108,14 @@ def test_a_host_that_cannot_be_reached_and_a_key_that_others_can_read_end_with_s
 
 
 @pytest.mark.slow
-def test_a_limit_that_is_too_low_ends_with_status_1_and_what_to_do() -> None:
+def test_doctor_fails_on_a_low_limit_and_says_what_to_do() -> None:
     command = f"ulimit -Sn 200; ulimit -Hn 200; exec {sys.executable} -m monarch_nb doctor --no-kernel"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "limits.conf" in done.stdout
 
 
-def test_an_agent_at_a_terminal_says_how_to_attach_to_it_and_ends_by_an_interrupt(
+def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(
     tmp_path: Path,
 ) -> None:
     address, key = f"tcp://127.0.0.1:{free_port()}", tmp_path / "job.key"

@@ -93,7 +93,7 @@ def fails_and_goes_on(trainers: Any, kind: str, fail_at: int = 2) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_waits_for_a_rank_that_raised_is_freed_and_the_same_call_succeeds(trainers: Any, kind: str) -> None:
+def test_ranks_waiting_for_one_that_raised_are_freed_and_may_retry(trainers: Any, kind: str) -> None:
     before = trainers.pid.call().get(SOON).values()
     fails_and_goes_on(trainers, kind)
     assert trainers.pid.call().get(SOON).values() == before
@@ -157,7 +157,7 @@ class Joiner(Actor):
 
 
 @pytest.mark.parametrize("leaves", [0, 2])  # 0 has the store, which is not there then
-def test_who_waits_for_a_rank_to_join_is_freed(procs: ProcMesh, leaves: int) -> None:
+def test_ranks_waiting_for_a_rank_to_join_are_freed(procs: ProcMesh, leaves: int) -> None:
     joiners: Any = procs.spawn(f"joiners_{leaves}", Joiner)
     with pytest.raises(ActorError) as caught:
         joiners.begin.call(leaves).get(SOON)
@@ -166,7 +166,7 @@ def test_who_waits_for_a_rank_to_join_is_freed(procs: ProcMesh, leaves: int) -> 
     assert joiners.begin.call(-1).get(SOON).values() == [3] * 3
 
 
-def test_who_waits_for_a_rank_that_waits_for_one_that_raised_is_freed_too(procs: ProcMesh) -> None:
+def test_ranks_waiting_indirectly_for_a_rank_that_raised_are_freed(procs: ProcMesh) -> None:
     joiners: Any = procs.spawn("chained", Joiner)
     with pytest.raises(ActorError, match="nan") as caught:
         joiners.make_two.call(2).get(SOON)
@@ -274,7 +274,7 @@ def test_a_module_that_was_made_before_the_error_goes_on(procs: ProcMesh, kind: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_module_that_was_made_before_goes_on_twenty_times_in_a_row(procs: ProcMesh, kind: str) -> None:
+def test_a_module_made_before_the_error_goes_on_twenty_times(procs: ProcMesh, kind: str) -> None:
     goes_on_with_what_it_has(procs, kind, 20)
 
 
@@ -313,7 +313,7 @@ class Joins(Actor):
         return os.getpid()
 
 
-def test_a_heal_of_actors_that_join_a_group_in_init_constructs_all_of_them(host: Any, shown: list[Any]) -> None:
+def test_healing_actors_that_join_a_group_in_init_reconstructs_all(host: Any, shown: list[Any]) -> None:
     with spawned(host, 3, name="healed") as procs:
         joins: Any = procs.spawn("joins", Joins, 10)
         assert joins.total.call().get(SOON).values() == [33.0] * 3
@@ -331,7 +331,7 @@ def test_a_heal_of_actors_that_join_a_group_in_init_constructs_all_of_them(host:
         assert [old == new for old, new in zip(pids, after, strict=True)] == [False, True, False]
 
 
-def test_a_module_on_a_group_with_a_lost_rank_says_that_it_has_to_be_made_again(host: Any, shown: list[Any]) -> None:
+def test_modules_on_groups_with_a_lost_rank_ask_to_be_rebuilt(host: Any, shown: list[Any]) -> None:
     with spawned(host, 2, name="halved") as procs:
         teams: dict[str, Any] = {kind: procs.spawn(kind, Keeper) for kind in ("ddp", "fsdp2")}
         for kind, team in teams.items():

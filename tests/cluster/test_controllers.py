@@ -108,7 +108,7 @@ def test_a_newer_definition_is_taken_over_and_the_state_kept(caplog: Any) -> Non
     assert "is not replaced by the Counter that was asked for" in caplog.text
 
 
-def test_what_is_no_actor_is_refused_at_once() -> None:
+def test_a_class_that_is_no_actor_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="must be a class derived from"):
         get_or_spawn_controller("none", int)
 

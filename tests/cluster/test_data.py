@@ -171,7 +171,7 @@ def test_ranks_that_share_a_part_are_sent_the_same_memory(procs: ProcMesh, reade
     feed.stop()
 
 
-def test_whoever_waits_for_a_feed_that_is_stopped_is_told_at_once(procs: ProcMesh) -> None:
+def test_ranks_waiting_for_a_feed_are_released_when_it_is_stopped(procs: ProcMesh) -> None:
     later = procs.spawn("later", Later)
     feed = fed(batches(100, 10), later, batch_size=1)
     waiting = later.slice(dp=slice(0, 1), tp=slice(0, 1)).rows.call_one(feed)
@@ -203,7 +203,7 @@ def test_a_rank_that_dies_gets_its_part_again_after_the_heal(faults: Faults) -> 
     procs.stop().get()
 
 
-def test_a_state_goes_on_with_the_next_row_also_on_a_mesh_of_another_shape(readers: Any) -> None:
+def test_a_feed_state_resumes_on_a_mesh_of_another_shape(readers: Any) -> None:
     feed = fed(batches(100, 13), readers, batch_size=5)
     readers.rows.call(feed, 2).get(60)
     state = feed.state_dict()
@@ -237,7 +237,7 @@ def test_waiting_for_a_rank_that_never_comes_ends_and_names_it(procs: ProcMesh) 
     later.stop().get()
 
 
-def test_a_rank_that_has_nothing_of_the_last_step_gets_all_before_it() -> None:
+def test_a_rank_without_the_last_step_gets_all_steps_before_it() -> None:
     """Its request for the last step may be answered before that for the one before it."""
 
     async def told() -> tuple[Any, Any, int]:

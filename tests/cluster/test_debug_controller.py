@@ -78,7 +78,7 @@ def test_an_actor_of_the_program_asks_from_its_own_process(procs: ProcMesh, trai
     future.get(SECONDS)
 
 
-def test_it_is_the_controller_of_that_name(trainers: Any) -> None:
+def test_the_debug_controller_is_found_by_its_name(trainers: Any) -> None:
     async def pending() -> Any:
         by_name = await get_or_spawn_controller("debug_controller", DebugController)
         future = trainers.slice(gpus=0).step.call_one(1)

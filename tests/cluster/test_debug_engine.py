@@ -30,9 +30,7 @@ def nothing_stays_stopped(trainers: Any) -> Iterator[None]:
     resume_all()
 
 
-def test_only_the_actor_stops_others_in_its_process_go_on_and_it_is_paused_not_dead(
-    procs: ProcMesh, trainers: Any
-) -> None:
+def test_a_breakpoint_pauses_one_actor_and_not_its_process(procs: ProcMesh, trainers: Any) -> None:
     other = procs.spawn("others", Trainer)
     future = trainers.step.call(1)
     stopped(3)

@@ -124,7 +124,7 @@ def test_the_engines_own_threads_never_stop(procs: ProcMesh) -> None:
 
 
 @pytest.mark.slow
-def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to_it(tmp_path: Path) -> None:
+def test_commands_reach_a_stopped_rank_whose_queue_is_full(tmp_path: Path) -> None:
     done = subprocess.run(
         program(
             tmp_path,
@@ -164,7 +164,7 @@ def test_commands_reach_a_stopped_rank_whose_queue_holds_all_that_may_be_sent_to
 # -- who goes away ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_rank_that_is_killed_fails_its_call_and_leaves_the_list(own_procs: ProcMesh) -> None:
+def test_killing_a_stopped_rank_fails_its_call_and_clears_the_list(own_procs: ProcMesh) -> None:
     trainers: Any = own_procs.spawn("trainers", Trainer)
     future = trainers.step.call(1)
     records = stopped(2)
@@ -306,7 +306,7 @@ def test_under_await_a_script_is_told_the_same(trainers: Any) -> None:
 # -- two who want the same --------------------------------------------------------------------------------------------
 
 
-def test_a_second_controller_is_told_who_debugs_a_rank_until_the_first_lets_go(procs: ProcMesh, trainers: Any) -> None:
+def test_a_second_controller_learns_who_debugs_a_rank(procs: ProcMesh, trainers: Any) -> None:
     meddler = procs.slice(gpus=1).spawn("meddler", Meddler)
     trainers.slice(gpus=0).step.call_one(7)
     (one,) = stopped(1)

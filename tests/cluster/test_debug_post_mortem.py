@@ -40,7 +40,7 @@ def failed(call: Any) -> ActorError:
     return caught.value
 
 
-def test_the_frames_of_a_failure_are_there_without_preparation_while_the_actor_goes_on(trainers: Any) -> None:
+def test_frames_of_a_failure_are_available_while_the_actor_goes_on(trainers: Any) -> None:
     error = failed(trainers.divide.call(0))
     group = debug.post_mortem(error)
     (one,) = group.sessions
@@ -88,7 +88,7 @@ def test_frames_that_hold_much_are_let_go(trainers: Any) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_rank_that_is_frozen_at_errors_stops_at_the_raise_and_then_fails(trainers: Any) -> None:
+def test_a_rank_frozen_at_errors_stops_at_the_raise_then_fails(trainers: Any) -> None:
     debug.freeze_on_error(trainers)
     future = trainers.slice(gpus=1).divide.call_one(0)
     (one,) = stopped(1)
@@ -101,7 +101,7 @@ def test_a_rank_that_is_frozen_at_errors_stops_at_the_raise_and_then_fails(train
     failed(trainers.slice(gpus=1).divide.call_one(0))
 
 
-def test_what_has_not_failed_and_what_is_many_ranks_is_told(trainers: Any) -> None:
+def test_opening_a_rank_without_failure_or_many_ranks_is_refused(trainers: Any) -> None:
     with pytest.raises(DebugError, match="it has not failed"):
         debug.post_mortem(trainers, gpus=0)
     with pytest.raises(DebugError, match="has 2 ranks: say which"):
@@ -122,7 +122,7 @@ def holders(procs: ProcMesh) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("how", ["memory", "cause", "device"])
-def test_failures_of_memory_that_ran_out_are_never_kept_and_what_others_hold_is_let_go(holders: Any, how: str) -> None:
+def test_frames_of_memory_errors_are_not_kept_and_others_are_released(holders: Any, how: str) -> None:
     one = holders.slice(gpus=0)
     before = failed(one.run_out.call_one("nothing"))
     assert one.holds.call_one().get(SECONDS)
@@ -134,7 +134,7 @@ def test_failures_of_memory_that_ran_out_are_never_kept_and_what_others_hold_is_
             debug.post_mortem(gone)
 
 
-def test_what_a_failed_call_has_written_is_in_its_file_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
+def test_files_written_by_a_failed_call_are_flushed_despite_kept_frames(holders: Any, tmp_path: Path) -> None:
     error = failed(holders.slice(gpus=0).write.call_one(str(tmp_path / "out")))
     group = debug.post_mortem(error)
     holders.slice(gpus=0).children.call_one().get(SECONDS)  # by the next message of the actor
@@ -144,7 +144,7 @@ def test_what_a_failed_call_has_written_is_in_its_file_while_its_frames_are_kept
     group.resume()
 
 
-def test_a_connection_of_a_failed_call_is_closed_while_its_frames_are_kept(holders: Any) -> None:
+def test_a_connection_of_a_failed_call_is_closed_despite_kept_frames(holders: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         failed(holders.slice(gpus=0).connect.call_one(server.getsockname()[1]))
         peer, _ = server.accept()
@@ -153,7 +153,7 @@ def test_a_connection_of_a_failed_call_is_closed_while_its_frames_are_kept(holde
             assert peer.recv(1) == b"", "closed"
 
 
-def test_a_generator_of_a_failed_call_has_ended_while_its_frames_are_kept(holders: Any, tmp_path: Path) -> None:
+def test_a_generator_of_a_failed_call_ends_despite_kept_frames(holders: Any, tmp_path: Path) -> None:
     failed(holders.slice(gpus=0).generate.call_one(str(tmp_path / "out")))
     holders.slice(gpus=0).children.call_one().get(SECONDS)
     assert (tmp_path / "out").read_text() == "ended"
@@ -161,7 +161,7 @@ def test_a_generator_of_a_failed_call_has_ended_while_its_frames_are_kept(holder
 
 @pytest.mark.slow
 @needs_torch
-def test_the_processes_of_a_data_loader_end_while_the_frames_of_the_failed_call_are_kept(holders: Any) -> None:
+def test_data_loader_processes_of_a_failed_call_end_despite_kept_frames(holders: Any) -> None:
     group = debug.post_mortem(failed(holders.slice(gpus=0).load.call_one()))
     assert holders.slice(gpus=0).children.call_one().get(SECONDS) == 0
     assert "not kept, so that it ends" in str(group.eval("batches").values[0])

@@ -90,7 +90,7 @@ def command(tmp_path: Path, text: str) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_script_that_waits_is_told_of_a_stop_that_comes_later_and_nothing_hangs(tmp_path: Path) -> None:
+def test_a_waiting_script_reports_a_later_stop_and_does_not_hang(tmp_path: Path) -> None:
     line, env = command(tmp_path, WAITS)
     done = subprocess.run(
         line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
@@ -99,7 +99,7 @@ def test_a_script_that_waits_is_told_of_a_stop_that_comes_later_and_nothing_hang
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 
 
-def test_a_script_at_a_terminal_opens_the_prompt_for_a_stop_that_comes_later(tmp_path: Path) -> None:
+def test_scripts_at_a_terminal_open_the_prompt_for_later_stops(tmp_path: Path) -> None:
     line, env = command(tmp_path, ASKS)
     ours, theirs = pty.openpty()
     with subprocess.Popen(line, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:

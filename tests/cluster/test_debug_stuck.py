@@ -66,7 +66,7 @@ def test_the_stack_of_a_rank_that_sits_in_c_is_shown(
     assert list(holders.ping.call().get(SECONDS).values()) == ["pong"] * 2
 
 
-def test_what_cannot_be_looked_at_is_told(holders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_be_inspected_are_reported(holders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(address: str, pid: int) -> Any:
         raise OSError("no")
 

@@ -87,7 +87,7 @@ def test_the_controller_never_forks_and_imports_no_torch(tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1:] == ["forks 0 torch False"], done.stderr
 
 
-def test_cells_and_set_up_run_on_the_main_thread_and_actors_do_not(host: Any) -> None:
+def test_cells_and_set_up_run_on_the_main_thread_unlike_actors(host: Any) -> None:
     source = "import threading\nwas = threading.current_thread() is threading.main_thread()"
     procs = host.spawn_procs(per_host={"gpus": 1}, name="threads", setup=source)
     try:

@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     runs.rmdir()
 
 
-def test_a_mesh_that_was_left_is_attached_by_another_program_with_its_state(place: Path) -> None:
+def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Path) -> None:
     first = Controller(place, "leave").done()
     pids = first.said("pids")[0]
     assert first.said("counts") == [["15", "15"]]
@@ -100,7 +100,7 @@ def test_with_mesh_keep_a_killed_controller_leaves_its_mesh_and_only_then(place:
 
 
 @pytest.mark.slow
-def test_when_the_lease_ends_all_ends_and_who_comes_late_is_told_once(place: Path) -> None:
+def test_an_expired_lease_ends_the_mesh_and_late_attaches_say_so(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave", "1s").done()
     wait(lambda: not any(alive(int(pid)) for pid in first.said("pids")[0]))
@@ -116,7 +116,7 @@ def shell(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_another_version_is_refused_by_name_and_at_a_shell_what_was_left_is_listed_and_ended(place: Path) -> None:
+def test_another_version_is_refused_but_the_shell_can_stop_its_meshes(place: Path) -> None:
     (place / "gate").touch()
     first = Controller(place, "leave").done()
     pids = [int(pid) for pid in first.said("pids")[0]]
@@ -147,7 +147,7 @@ def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: P
 
 
 @pytest.mark.slow
-def test_a_controller_killed_in_the_middle_of_a_heal_leaves_a_mesh_whose_next_owner_knows_what_is_back(
+def test_a_controller_killed_in_mid_heal_leaves_a_consistent_mesh(
     place: Path,
 ) -> None:
     first = Controller(place, "fall", MONARCH_NB_MESH_KEEP="60s")
@@ -164,7 +164,7 @@ def test_a_controller_killed_in_the_middle_of_a_heal_leaves_a_mesh_whose_next_ow
     assert second.said("kept") == [["16", "11"], ["16", "10"]], "a reference follows heals of the new owner, too"
 
 
-def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_told(place: Path) -> None:
+def test_a_second_controller_is_refused_or_takes_over_with_notice(place: Path) -> None:
     (place / "gate").touch()
     Controller(place, "leave").done()
     first = Controller(place, "take", "hold")
@@ -179,7 +179,7 @@ def test_a_second_controller_is_refused_by_name_or_takes_over_and_the_first_is_t
 
 
 @pytest.mark.slow
-def test_what_was_called_before_a_mesh_is_taken_over_is_answered_to_who_has_it_then(place: Path) -> None:
+def test_calls_before_a_takeover_are_answered_to_the_new_owner(place: Path) -> None:
     first = Controller(place, "hold_busy", MONARCH_NB_MESH_KEEP="60s")
     first.until("holds")
     thief = Controller(place, "rob").done()
@@ -218,7 +218,7 @@ def agents(place: Path) -> Iterator[tuple[Path, Callable[..., list[Any]]]]:
 
 
 @pytest.mark.slow
-def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of_its_file(
+def test_meshes_on_joined_hosts_are_attached_over_tcp_by_key(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents
@@ -233,7 +233,7 @@ def test_a_mesh_on_hosts_of_others_is_left_and_attached_over_tcp_with_the_key_of
 
 
 @pytest.mark.slow
-def test_a_controller_that_was_killed_holds_nothing_though_its_hosts_have_yet_to_miss_it(
+def test_a_killed_controller_holds_no_mesh_before_its_hosts_notice(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents
@@ -249,7 +249,7 @@ def test_a_controller_that_was_killed_holds_nothing_though_its_hosts_have_yet_to
 
 
 @pytest.mark.slow
-def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
+def test_a_name_that_now_resolves_to_another_host_is_reported(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents
@@ -266,7 +266,7 @@ def test_a_name_that_leads_to_another_host_than_is_written_down_is_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_mesh_that_has_lost_a_host_can_be_left_and_attached_again_and_again(place: Path, lost: int) -> None:
+def test_meshes_that_lost_a_host_can_be_detached_and_attached_repeatedly(place: Path, lost: int) -> None:
     first = Controller(place, "leave_local", str(lost)).done()
     [[host]] = first.said("host")
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_a_host_that_cannot_be_reached_is_told_however_it_was_reached(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_mesh_is_attached_without_a_host_that_cannot_be_reached_and_healed_once_it_can(
+def test_attaching_without_an_unreachable_host_works_and_heals_later(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]], which: int
 ) -> None:
     key, start = agents
@@ -340,7 +340,7 @@ def test_a_mesh_is_attached_without_a_host_that_cannot_be_reached_and_healed_onc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_mesh_is_attached_though_an_agent_was_started_anew_whose_ranks_are_healed_then(
+def test_attaching_to_a_restarted_agent_works_and_its_ranks_are_healed(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]], which: int
 ) -> None:
     key, start = agents
@@ -377,7 +377,7 @@ def test_a_mesh_of_hosts_that_dial_is_attached_where_they_dial(
 
 
 @pytest.mark.slow
-def test_a_controller_that_sleeps_for_longer_than_its_lease_is_told_so_and_heals_what_it_lost(
+def test_a_controller_that_slept_past_its_lease_learns_so_and_heals(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents

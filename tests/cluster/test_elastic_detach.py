@@ -91,9 +91,7 @@ def kill_host(job: AdapterJob, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "killed", "early", "lost", "load"])
-def test_another_controller_has_it_with_the_same_places_and_its_job_gives_and_takes_hosts(
-    tmp_path: Path, how: str
-) -> None:
+def test_another_controller_attaches_with_the_same_positions_and_the_job_resizes(tmp_path: Path, how: str) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(tmp_path / "state"), "MONARCH_NB_MESH_KEEP": "60s"}
 
     def run(code: str, *words: str) -> list[str]:

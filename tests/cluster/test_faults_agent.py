@@ -43,7 +43,7 @@ def lose_agent() -> int:
 
 
 @pytest.mark.slow
-def test_while_idle(workers: Any, host: Any, shown: list[MeshFailure]) -> None:
+def test_killing_an_idle_agent_fails_its_mesh_which_heals(workers: Any, host: Any, shown: list[MeshFailure]) -> None:
     pids = workers.pid.call().get(SOON).values()
     pid = lose_agent()
     until(lambda: shown, "the failure is shown")
@@ -116,7 +116,7 @@ def test_during_set_up_and_init(host: Any) -> None:
 
 
 @pytest.mark.slow
-def test_during_a_heal(host: Any, tmp_path: Any) -> None:
+def test_killing_the_agent_during_a_heal_ends_it_with_an_error(host: Any, tmp_path: Any) -> None:
     slow = f"import os, time\nwhile os.path.exists({str(tmp_path / 'wait')!r}): time.sleep(0.01)"
     with spawned(host, name="heals", setup=slow) as procs:
         actors = procs.spawn("heals", Worker)
@@ -138,7 +138,7 @@ def test_during_a_heal(host: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_while_it_stops(host: Any) -> None:
+def test_killing_the_agent_during_a_stop_does_not_hang_it(host: Any) -> None:
     port, receiver = Channel.open()
     procs = host.spawn_procs(per_host={"gpus": 2}, name="stops")
     actors = procs.spawn("stops", Worker)

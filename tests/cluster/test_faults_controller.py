@@ -44,7 +44,7 @@ def calls() -> int:
 @pytest.mark.parametrize(
     "part", [0.5, 0.8, *(pytest.param(twentieth / 20, marks=pytest.mark.slow) for twentieth in range(20))]
 )
-def test_a_controller_that_is_killed_anywhere_in_its_start_leaves_nothing_to_the_next(
+def test_a_controller_killed_anywhere_in_its_start_leaves_nothing(
     part: float, calls: int, own_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(own_place.iterdir())
@@ -59,9 +59,7 @@ def test_a_controller_that_is_killed_anywhere_in_its_start_leaves_nothing_to_the
     wait_until(nothing)
 
 
-def test_a_folder_that_was_made_for_an_agent_which_never_began_is_swept(
-    own_place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_an_agent_that_never_began_is_swept(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(own_place.iterdir())
     with Program("killed_at_the_start", "folder") as program:
         assert program.end() == -signal.SIGKILL

@@ -39,7 +39,7 @@ def test_a_process_that_exits_is_lost_whatever_its_status(workers: Any, code: in
 
 
 @pytest.mark.parametrize("code", [0, 2, None])
-def test_sys_exit_in_an_endpoint_ends_the_call_and_neither_actor_nor_process(workers: Any, code: Any) -> None:
+def test_sys_exit_in_an_endpoint_ends_only_the_call(workers: Any, code: Any) -> None:
     before = workers.pid.call().get(SOON).values()
     if code:
         with pytest.raises(ActorError, match="SystemExit: 2"):

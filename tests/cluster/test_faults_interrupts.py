@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("times", [12, pytest.param(1000, marks=pytest.mark.slow)])
-def test_interrupts_during_sends(times: int) -> None:
+def test_interrupts_during_sends_lose_no_message(times: int) -> None:
     with Program("sends", times) as program:
         sent, cuts, calls, took = program.line("done").split()
         assert int(sent) == times
@@ -33,7 +33,7 @@ def test_interrupts_during_spawn_heal_and_stop() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_at_any_step_leaves_nothing_that_a_later_heal_waits_for() -> None:
+def test_an_interrupt_at_any_step_leaves_no_later_heal_waiting() -> None:
     with Program("steps", 0, 12) as program:
         cuts, left = program.line("done").split(maxsplit=1)
         assert left == "[]"
@@ -44,7 +44,7 @@ def test_an_interrupt_at_any_step_leaves_nothing_that_a_later_heal_waits_for() -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(1, 9))
-def test_an_interrupt_at_every_step_leaves_nothing_that_a_later_heal_waits_for(part: int) -> None:
+def test_an_interrupt_at_every_step_leaves_no_later_heal_waiting(part: int) -> None:
     with Program("steps", part, 8) as program:
         cuts, left = program.line("done", timeout=800).split(maxsplit=1)
         assert left == "[]"

@@ -22,7 +22,7 @@ def told(error: BaseException, pid: int, rank: int, mesh: str = "workers") -> No
         assert part in text, text
 
 
-def test_while_idle(workers: Any, shown: list[MeshFailure], host: Any) -> None:
+def test_killing_an_idle_rank_is_shown_once_and_it_heals(workers: Any, shown: list[MeshFailure], host: Any) -> None:
     pids = workers.pid.call().get(SOON).values()
     kill(pids[1])
     until(lambda: shown, "the failure is shown")
@@ -37,7 +37,7 @@ def test_while_idle(workers: Any, shown: list[MeshFailure], host: Any) -> None:
     still_works(host)
 
 
-def test_during_a_call(workers: Any, shown: list[MeshFailure]) -> None:
+def test_killing_a_rank_fails_the_call_that_it_runs(workers: Any, shown: list[MeshFailure]) -> None:
     port, receiver = Channel.open()
     call = workers.slice(gpus=1).hang.call_one(port)
     [pid] = begun(receiver, 1)
@@ -50,7 +50,7 @@ def test_during_a_call(workers: Any, shown: list[MeshFailure]) -> None:
     assert workers.rank.call().get(SOON).values() == [0, 1]
 
 
-def test_during_a_stream(workers: Any) -> None:
+def test_killing_ranks_fails_their_futures_of_a_stream(workers: Any) -> None:
     port, receiver = Channel.open()
     futures = list(workers.nap.stream(0.0, port))
     begun(receiver, 2)
@@ -124,7 +124,7 @@ class DiesInInit(Worker):
             os.kill(os.getpid(), 9)
 
 
-def test_during_init(duo: ProcMesh, tmp_path: Any) -> None:
+def test_killing_a_rank_during_init_is_reported_and_heals(duo: ProcMesh, tmp_path: Any) -> None:
     actors = duo.spawn("inits", DiesInInit, str(tmp_path / "died"))
     with pytest.raises(SupervisionError) as caught:
         actors.rank.call().get(SOON)
@@ -135,7 +135,7 @@ def test_during_init(duo: ProcMesh, tmp_path: Any) -> None:
     assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
-def test_during_a_heal(host: Any, tmp_path: Any) -> None:
+def test_killing_a_rank_during_its_heal_fails_the_heal(host: Any, tmp_path: Any) -> None:
     again = f"import os, signal\nif os.path.exists({str(tmp_path / 'again')!r}): os.kill(os.getpid(), signal.SIGKILL)"
     with spawned(host, name="heals", setup=again) as procs:
         actors = procs.spawn("healed", Worker)
@@ -157,7 +157,7 @@ def lose(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_while_it_stops(host: Any) -> None:
+def test_killing_ranks_during_a_stop_does_not_hang_it(host: Any) -> None:
     with spawned(host, name="stops") as procs:
         actors = procs.spawn("stops", Worker)
         port, receiver = Channel.open()

@@ -62,7 +62,7 @@ def test_no_descriptors_left_in_the_controller() -> None:
 
 
 @pytest.mark.parametrize("only_some", ["some", pytest.param("", marks=pytest.mark.slow)])
-def test_a_few_descriptors_left_in_the_controller_end_in_named_errors_and_not_in_waiting(only_some: str) -> None:
+def test_few_descriptors_in_the_controller_end_in_named_errors_without_waiting(only_some: str) -> None:
     with Program("few_descriptors", only_some) as program:
         program.line("done")
         assert only_some or "large 0 DescriptorLimitError\n" in program.said, program.said
@@ -100,7 +100,7 @@ def test_no_descriptors_left_in_a_process(host: Any, shown: list[MeshFailure]) -
         assert actors.rank.call().get(SOON).values() == [0, 1]
 
 
-def test_when_memory_runs_out_ranks_die_first_and_one_report_says_of_each_what_it_died_of() -> None:
+def test_when_memory_runs_out_ranks_die_first_in_one_report() -> None:
     with memory_group() as group:
         environment = {**os.environ, "MONARCH_NB_PRELOAD": "numpy"}
         program = Program("memory_runs_out", group.folder, 12, 200 << 20, preexec_fn=group.enter, env=environment)
@@ -168,7 +168,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
-def test_a_full_disk(small_disk: Path) -> None:
+def test_a_full_disk_leaves_no_run_folder_behind(small_disk: Path) -> None:
     with Program("full_disk", small_disk, env={**os.environ, "XDG_RUNTIME_DIR": str(small_disk)}) as program:
         program.line("done")
         assert program.end() == 0

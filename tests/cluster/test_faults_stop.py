@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.slow
-def test_stop_twice(host: Any, shown: list[MeshFailure]) -> None:
+def test_stopping_twice_is_no_failure(host: Any, shown: list[MeshFailure]) -> None:
     with spawned(host) as procs:
         actors = procs.spawn("twice", Worker)
         assert actors.rank.call().get(SOON).values() == [0, 1]

@@ -20,14 +20,14 @@ def template() -> int:
 
 
 @pytest.mark.slow
-def test_before_a_spawn(host: Any) -> None:
+def test_killing_the_template_before_a_spawn_does_no_harm(host: Any) -> None:
     kill(template())
     still_works(host)
     still_works(host)
 
 
 @pytest.mark.slow
-def test_during_spawns(host: Any) -> None:
+def test_killing_the_template_during_spawns_does_no_harm(host: Any) -> None:
     for _ in range(2):
         first = template()
         with spawned(host, 3, name="orphans") as procs:

@@ -89,7 +89,7 @@ def workers_of(agents: list[HostProcess], key: Path) -> Any:
     return hosts
 
 
-def test_hosts_that_only_the_gateway_can_dial_are_a_mesh_like_any_other(cluster: list[HostProcess], key: Path) -> None:
+def test_hosts_reached_only_through_the_gateway_form_an_ordinary_mesh(cluster: list[HostProcess], key: Path) -> None:
     procs = workers_of(cluster, key).spawn_procs(per_host={"slots": 2}, name="far")
     near = this_host().spawn_procs(name="near")
     members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
@@ -123,7 +123,7 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
 
 
 @pytest.mark.slow
-def test_hosts_behind_the_gateway_are_lost_one_by_one_or_all_with_it(
+def test_hosts_behind_a_gateway_are_lost_one_by_one_or_together(
     mortal: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cut, "REFUSED_S", 0.5)
@@ -174,7 +174,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_what_a_client_had_behind_the_gateway_ends_with_it(
+def test_processes_of_a_client_behind_the_gateway_end_with_it(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
@@ -202,7 +202,9 @@ def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(mortal: l
 
 
 @pytest.mark.slow
-def test_what_is_wrong_behind_the_gateway_is_told_by_it(cluster: list[HostProcess], tmp_path: Path, key: Path) -> None:
+def test_faults_behind_the_gateway_are_reported_through_it(
+    cluster: list[HostProcess], tmp_path: Path, key: Path
+) -> None:
     other = tmp_path / "other.key"
     Keys.load_or_create(other)
     refused = pytest.raises(AttachError, match=r"does not accept this key.*asked by the gateway")
@@ -258,7 +260,7 @@ class Relay(Actor):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unattached")
-def test_what_is_attached_through_a_worker_needs_its_address_no_more_and_this_host_is_still_here() -> None:
+def test_hosts_attached_through_a_worker_no_longer_need_its_address() -> None:
     with short_folder() as folder, workers_at(f"ipc://{folder}/worker"):
         attach(f"ipc://{folder}/worker")
         (folder / "worker").unlink()

@@ -39,12 +39,12 @@ def said(program: str, **environ: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_it_is_the_agent_of_the_controller() -> None:
+def test_the_agent_started_ahead_is_the_one_of_the_controller() -> None:
     assert said(BEGIN + USE, LANG="C") == ["C", "True"]
 
 
 @pytest.mark.slow
-def test_it_is_replaced_if_the_environment_that_libraries_read_has_changed() -> None:
+def test_the_agent_started_ahead_is_replaced_when_library_environment_changes() -> None:
     assert said(BEGIN + "os.environ['LANG'] = 'C.UTF-8'\n" + USE, LANG="C") == ["C.UTF-8", "False"]
 
 

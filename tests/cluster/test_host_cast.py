@@ -54,7 +54,7 @@ def test_a_broadcast_goes_out_under_its_senders_name() -> None:
 
 
 @pytest.mark.slow
-def test_those_who_live_answer_though_one_dies() -> None:
+def test_living_procs_answer_a_cast_though_one_dies() -> None:
     with hosted() as (_, client):
         layout = Layout("p", (client.host,), 3)
         addresses = client.spawn(3, "echoes", layout=layout)
@@ -93,7 +93,7 @@ def three_hosts() -> Iterator[tuple[list[Client], Layout]]:
 
 
 @pytest.mark.slow
-def test_a_cast_goes_down_a_tree_of_hosts_and_its_answers_come_back_up() -> None:
+def test_a_cast_goes_down_a_tree_of_hosts_and_answers_return() -> None:
     with three_hosts() as (clients, layout):
         found, messages = clients[0].answers(clients[0].cast(layout, [Run(0, 6)], "hello", fanout=1), 6)
         assert found == {n: [f"{n}.0.-1".encode(), b""] for n in range(6)}

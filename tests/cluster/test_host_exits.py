@@ -55,7 +55,7 @@ def test_everyone_who_watches_is_told_also_who_comes_late() -> None:
             third.close()
 
 
-def test_who_watches_a_proc_before_it_is_spawned_hears_of_its_end_alone() -> None:
+def test_watching_a_proc_before_it_is_spawned_reports_only_its_end() -> None:
     with hosted(prewarm=False) as (handle, client):
         layout = Layout("p9", (client.host,), 1)
         other = Client(handle.host, handle.run_folder, "other")
@@ -73,7 +73,7 @@ def test_watching_what_was_never_there_is_answered_soon() -> None:
         assert "never started here" in client.exited(f"{client.host}/p9.0.0")[0].reason
 
 
-def test_what_a_dead_proc_had_started_goes_with_it() -> None:
+def test_children_of_a_dead_proc_go_with_it() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "with_child")
         [started] = client.started(address)

@@ -17,7 +17,7 @@ def test_output_of_python_and_of_c_is_streamed_in_order() -> None:
         assert text.splitlines() == [*(f"line {n}" for n in range(30)), "from C"]
 
 
-def test_what_a_proc_wrote_last_arrives_though_it_is_dead() -> None:
+def test_the_last_output_of_a_dead_proc_still_arrives() -> None:
     with hosted() as (_, client):
         [address] = client.spawn(1, "returns_three")
         client.exited(address)

@@ -91,7 +91,7 @@ def test_when_the_agent_is_killed_its_procs_are_gone(kind: str) -> None:
         wait_until(lambda: not any(map(alive, pids)))
 
 
-def test_what_a_proc_owns_ends_with_it_and_so_on() -> None:
+def test_procs_owned_by_a_proc_end_with_it_recursively() -> None:
     with hosted() as (_, client):
         [grandparent] = client.spawn(1)
         [parent] = client.spawn(1, owner=grandparent)
@@ -161,7 +161,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
             far.close()
 
 
-def test_a_host_with_a_mesh_that_is_kept_outlives_its_owner_for_a_lease(tmp_path: Path) -> None:
+def test_hosts_with_a_kept_mesh_outlive_their_owner_for_a_lease(tmp_path: Path) -> None:
     with hosted() as (handle, client):
         [started] = client.started(*client.spawn(1))
         holder = protocol.Holder(address=client.address, pid=1, machine="here")

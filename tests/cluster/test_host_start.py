@@ -28,7 +28,7 @@ def parent_of(pid: int) -> int:
     return int(proc_stat(Path(f"/proc/{pid}"))[1])
 
 
-def test_procs_are_forked_from_a_single_threaded_template_and_adopted_by_the_agent() -> None:
+def test_procs_are_forked_from_a_single_threaded_template_under_the_agent() -> None:
     with hosted() as (handle, client):
         started = client.started(*client.spawn(3))
         assert [one.how for one in started] == ["fork"] * 3
@@ -127,7 +127,7 @@ def test_nothing_of_templates_outlives_an_agent_that_is_killed(tmp_path: Path) -
         pytest.param({"python": sys.executable}, "another interpreter", marks=pytest.mark.slow),
     ],
 )
-def test_what_a_fork_could_not_honour_takes_the_cold_path_and_says_why(wish: dict[str, Any], why: str) -> None:
+def test_spawns_that_no_fork_can_honour_start_cold_and_say_why(wish: dict[str, Any], why: str) -> None:
     with hosted(prewarm=False) as (_, client):
         [address] = client.spawn(1, "facts", **wish)
         [started] = client.started(address)

@@ -125,7 +125,7 @@ def nobody() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
-def test_a_tcp_endpoint_without_a_key_is_refused_with_a_line_that_says_how_to_get_one() -> None:
+def test_a_tcp_endpoint_without_a_key_is_refused_with_the_remedy() -> None:
     for endpoint in (nobody(), "tcp://10.0.0.1:22222"):
         with pytest.raises(TrustError, match=r"needs a key.*Keys\.load_or_create"):
             attach_hosts([endpoint])
@@ -139,7 +139,7 @@ def test_a_key_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["node7", "tcp://node7", "tcp://:5", "tcp://node7:http", "http://node7:80"])
-def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
+def test_a_text_that_is_no_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="not an address of a host"):
         attach_hosts([endpoint], key=Keys.create())
 
@@ -217,7 +217,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, key: Path) -> None:
             attach_hosts([agent.endpoint, agent.endpoint], key=key)
 
 
-def test_an_agent_with_the_name_of_one_that_is_attached_and_lives_does_not_take_its_place(
+def test_an_agent_with_the_name_of_a_living_host_is_refused(
     agents: list[HostProcess], tmp_path: Path, key: Path, apart: Path
 ) -> None:
     hosts = attach_hosts([agent.endpoint for agent in agents], key=key)  # `pair` is another cluster's by now

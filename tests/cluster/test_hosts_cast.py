@@ -89,7 +89,7 @@ def test_a_slice_of_many_and_a_slice_across_hosts(six: ProcMesh, many: ProcMesh,
     assert list(members.slice(hosts=slice(0, 3, 2), slots=0).nap.call(0, -1).get(SOON).values()) == [0, 4]
 
 
-def test_actors_cast_too(six: ProcMesh, many: ProcMesh) -> None:
+def test_actors_can_cast_across_hosts(six: ProcMesh, many: ProcMesh) -> None:
     members, callers = many.spawn("members", Member), six.spawn("callers", Caller)
     expected = members.where.call().get(SOON).values()
     assert callers.slice(hosts=2, slots=1).call.call_one(members).get(SOON) == list(expected)
@@ -225,7 +225,7 @@ def test_actors_of_every_host_that_fail_are_told_though_nobody_calls_them(
 
 @pytest.mark.slow
 # The last one: it ends the meshes that the tests above share.
-def test_this_machine_spawns_again_after_the_hosts_it_was_one_of_were_shut_down(faults: list[MeshFailure]) -> None:
+def test_this_machine_spawns_again_after_its_attached_hosts_shut_down(faults: list[MeshFailure]) -> None:
     hosts = local_hosts(2)
     before = this_host().spawn_procs(name="before")
     before.initialized.get(SOON)

@@ -152,7 +152,7 @@ def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, place: P
                 assert stranger.poll(300) == 0
 
 
-def test_scanners_and_garbage(unharmed: None, agent: HostProcess) -> None:
+def test_port_scanners_and_garbage_do_no_harm(unharmed: None, agent: HostProcess) -> None:
     generator = random.Random(9)
     greeting = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01CURVE" + bytes(15) + bytes(32)
     huge = [greeting + b"\x06" + (1 << 62).to_bytes(8, "big"), b"\xff" + b"\xff" * 8 + b"\x7f" + bytes(200)]
@@ -174,7 +174,9 @@ def test_strangers_who_hang_on_do_not_keep_others_out(unharmed: None, agent: Hos
             stranger.close()
 
 
-def test_those_who_have_the_key_and_talk_nonsense(unharmed: None, agent: HostProcess, keys: Keys, place: Path) -> None:
+def test_peers_with_the_key_that_send_nonsense_do_no_harm(
+    unharmed: None, agent: HostProcess, keys: Keys, place: Path
+) -> None:
     with context() as ctx:
         for name in (b"?", b"hbad/c|0|1", b"hbad/c|1|1", b"hbad/c|9|zz", b"|||"):
             with dealer(ctx, agent, name, keys) as mad:

@@ -80,7 +80,7 @@ def test_cuts_shorter_than_the_lease_lose_nothing_and_repeat_nothing(
 
 
 @pytest.mark.slow
-def test_a_cut_longer_than_the_lease_fails_the_host_by_name_and_it_can_be_healed(
+def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
     proxied: Any, key: Path, faults: list[MeshFailure]
 ) -> None:
     agents, proxies = proxied
@@ -155,9 +155,7 @@ def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
 
 
 @pytest.mark.slow
-def test_an_agent_that_was_started_anew_at_once_is_not_taken_for_the_old_one(
-    tmp_path: Path, key: Path, faults: list[MeshFailure]
-) -> None:
+def test_an_agent_restarted_at_once_is_known_to_be_new(tmp_path: Path, key: Path, faults: list[MeshFailure]) -> None:
     with user_hosts(tmp_path, 1, key=key) as agents:
         hosts = attach_hosts([agents[0].endpoint], key=key)
         members = hosts.spawn_procs(name="one").spawn("members", Member)
@@ -188,7 +186,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_procs_end_with_the_lease_of_a_controller_that_is_killed_and_the_host_lives(
+def test_procs_of_a_killed_controller_end_with_its_lease(
     tmp_path: Path, key: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "_STALE_AFTER_S", 0.0)
@@ -230,7 +228,7 @@ def restarted(agent: HostProcess, folder: Path, key: Path) -> HostProcess:
 @pytest.mark.parametrize(
     "rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])], ids=["few", "many"]
 )
-def test_hosts_whose_agents_were_started_anew_talk_to_each_other_once_a_heal_has_returned(
+def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
     rounds: int, tmp_path: Path, key: Path, faults: list[MeshFailure]
 ) -> None:
     dice = random.Random(rounds)

@@ -56,7 +56,7 @@ def notices() -> Iterator[list[str]]:
         engine.part(HostNotices).present(None)
 
 
-def test_sigterm_is_notice_to_all_who_use_a_host_and_a_second_one_ends_it(host: Any, notices: list[str]) -> None:
+def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, notices: list[str]) -> None:
     job = ProcessJob({"trainers": 1}, env={GRACE: "40"})
     try:
         hosts = job.state(cached_path=None).trainers
@@ -87,7 +87,7 @@ def test_sigterm_is_notice_to_all_who_use_a_host_and_a_second_one_ends_it(host: 
         job.kill()
 
 
-def test_a_host_of_a_job_that_nobody_uses_ends_at_the_first_sigterm() -> None:
+def test_an_unused_host_of_a_job_ends_at_the_first_sigterm() -> None:
     job = ProcessJob({"trainers": 1})
     job.apply()
     try:
@@ -99,7 +99,7 @@ def test_a_host_of_a_job_that_nobody_uses_ends_at_the_first_sigterm() -> None:
         job.kill()
 
 
-def test_a_spare_takes_the_place_of_a_host_that_dies_and_another_one_comes(
+def test_a_spare_replaces_a_dead_host_and_another_spare_comes(
     tmp_path: Any, caplog: pytest.LogCaptureFixture, shown: list[Any]
 ) -> None:
     job = ProcessJob({"trainers": Role(hosts=2, spares=1)})
@@ -170,7 +170,7 @@ def test_hosts_keep_their_places_when_others_are_replaced_or_come(tmp_path: Any,
 
 
 @pytest.mark.slow
-def test_an_agent_that_users_start_by_hand_gives_notice_too_and_ends_with_its_last_user(
+def test_agents_started_by_hand_give_notice_and_end_with_their_users(
     tmp_path: Any, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GRACE, "20")

@@ -90,7 +90,7 @@ def asked_for(cluster: Cluster, job: KubernetesJob) -> tuple[list[str], list[str
     return sorted(cluster.pods), sorted(agent.id.replace("/", "-") for agent in job._agents.values())
 
 
-def test_a_set_is_scaled_as_meshes_grow_and_only_its_last_pods_are_given_back(
+def test_a_set_scales_with_its_meshes_and_returns_its_last_pods(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.held = True  # no pod runs: what is asked for is enough here
@@ -131,7 +131,7 @@ def test_a_set_is_scaled_as_meshes_grow_and_only_its_last_pods_are_given_back(
 
 
 @pytest.mark.slow
-def test_meshes_grow_onto_more_pods_and_another_pod_comes_in_the_place_of_one_that_was_evicted(
+def test_meshes_grow_onto_more_pods_and_evicted_pods_are_replaced(
     cluster: Cluster, tmp_path: Path, shown: list[Any]
 ) -> None:
     job = job_on(cluster, env={"MARK": "of the user"})
@@ -234,7 +234,7 @@ def test_the_states_of_pods_are_told_in_words() -> None:
     assert rank_of({"metadata": {"name": "t-12"}}, "mine") is None
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_contradictory_arguments_are_refused() -> None:
     job = KubernetesJob("lab")
     for name in ("", "Trainers", "a_b", "1a", "a" * 64):
         with pytest.raises(ValueError, match="cannot name a mesh of pods"):

@@ -43,7 +43,7 @@ def end(pid: int) -> None:
     until(lambda: not alive(pid), "its end")
 
 
-def test_what_a_job_leaves_that_ended_by_itself_is_tidied_but_not_under_a_process_that_uses_it(
+def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job, other = ProcessJob({"trainers": 1}), ProcessJob({"loaders": 1})
@@ -72,7 +72,7 @@ def test_what_a_job_leaves_that_ended_by_itself_is_tidied_but_not_under_a_proces
         job.kill()
 
 
-def test_the_job_of_a_program_that_was_killed_can_be_had_and_is_tidied_with_its_file_once_it_has_ended(
+def test_the_job_of_a_killed_program_can_be_loaded_and_tidied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
@@ -94,7 +94,7 @@ def test_the_job_of_a_program_that_was_killed_can_be_had_and_is_tidied_with_its_
     assert not Path(".monarch/jobs/trainers.json").exists()
 
 
-def test_a_machine_keeps_the_logs_of_agents_that_ended_by_themselves_for_a_day(tmp_path: Path) -> None:
+def test_a_machine_keeps_logs_of_ended_agents_for_a_day(tmp_path: Path) -> None:
     folders = {}
     for name, agent in {"old": Agent("4194999@1"), "new": Agent("4194999@1"), "living": None}.items():
         folder = folders[name] = tmp_path / "state" / "monarch-nb" / "jobs" / f"mnb-agents-{name}"

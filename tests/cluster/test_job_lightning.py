@@ -142,7 +142,7 @@ def test_machines_are_asked_for_joined_told_of_and_stopped(service: Service, tmp
 
 
 @pytest.mark.slow
-def test_a_mesh_grows_by_another_lightning_job_which_is_stopped_when_its_hosts_go(service: Service) -> None:
+def test_meshes_grow_by_a_lightning_job_that_ends_with_its_hosts(service: Service) -> None:
     job = LightningJob({"trainers": 1}, "L4", python_exe=PYTHON, env={"MARK": "far", "MONARCH_NB_PRELOAD": ""})
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()
@@ -165,7 +165,7 @@ def test_a_mesh_grows_by_another_lightning_job_which_is_stopped_when_its_hosts_g
     assert {machine.status for machines in service.jobs.values() for machine in machines} == {"Stopped"}
 
 
-def test_what_lightning_refuses_is_told_and_a_machine_that_waits_is_told_as_that(service: Service) -> None:
+def test_refusals_of_lightning_and_a_waiting_machine_are_reported(service: Service) -> None:
     service.full = True
     job = make_job("lightning", {"trainers": 1}, machine="A100", python_exe=PYTHON)
     with pytest.raises(EngineError, match="Lightning has started no job: no credits are left"):

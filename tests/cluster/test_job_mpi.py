@@ -49,7 +49,7 @@ def test_each_rank_is_a_host_and_all_end_with_mpirun() -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_shrinks_while_its_mpirun_runs_and_grows_onto_the_hosts_of_another() -> None:
+def test_a_mesh_shrinks_under_its_mpirun_and_grows_onto_another() -> None:
     job, other = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT), MPIJob({"more": 1}, PYTHON, ARGS, env=LIGHT)
     try:
         procs = job.state(cached_path=None).trainers.spawn_procs()

@@ -182,7 +182,7 @@ print(job._agents["trainers_0"].id.partition("@")[0], flush=True)
 
 
 @pytest.mark.slow
-def test_a_host_that_no_program_uses_ends_after_its_time_but_not_while_a_mesh_was_left_there(folder: Path) -> None:
+def test_unused_hosts_end_in_time_unless_a_mesh_was_detached_there(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT, "XDG_STATE_HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env=env, check=True, timeout=60)
     left = time.monotonic()
@@ -267,7 +267,7 @@ def test_a_job_that_is_gone_is_noticed_and_told(folder: Path, job: ProcessJob, c
         again.kill()
 
 
-def test_a_process_that_has_its_id_by_chance_is_not_taken_for_the_job(folder: Path, job: ProcessJob) -> None:
+def test_processes_that_reuse_a_pid_are_not_taken_for_the_job(folder: Path, job: ProcessJob) -> None:
     job.apply()
     job.dump("saved.json")
     text = json.loads(Path("saved.json").read_text())
@@ -280,7 +280,7 @@ def test_a_process_that_has_its_id_by_chance_is_not_taken_for_the_job(folder: Pa
     other.kill()  # and it is not killed for it
 
 
-def test_a_job_that_is_not_what_is_wanted_now_is_ended_and_told(folder: Path, job: ProcessJob, caplog: Any) -> None:
+def test_a_job_of_another_specification_is_ended_with_a_notice(folder: Path, job: ProcessJob, caplog: Any) -> None:
     job.state()
     old = pids_of(job)
     larger = ProcessJob({"trainers": 2})
@@ -386,7 +386,7 @@ job.kill()
 
 
 @pytest.mark.slow
-def test_a_client_script_has_the_hosts_of_the_job_that_has_started_it(folder: Path) -> None:
+def test_a_client_script_gets_the_hosts_of_its_job(folder: Path) -> None:
     Path("client.py").write_text(CLIENT)
     job = LocalJob(hosts=("trainers", "loaders"))
     job.apply("client.py")
@@ -397,7 +397,7 @@ def test_a_client_script_has_the_hosts_of_the_job_that_has_started_it(folder: Pa
     assert not Path(".monarch/job_state.json").exists()
 
 
-def test_what_cannot_be_a_job_is_refused() -> None:
+def test_arguments_that_make_no_job_are_refused() -> None:
     for meshes in ({"a b": 1}, {"a": 0}, {"a": True}, {"a": 1.5}):
         with pytest.raises(ValueError, match="mesh"):
             ProcessJob(meshes)  # type: ignore[arg-type]
@@ -438,7 +438,7 @@ def test_hosts_from_config_are_two_workers() -> None:
 
 
 @pytest.mark.slow
-def test_each_state_gives_host_meshes_of_its_own_and_a_stop_ends_what_was_spawned_on_one() -> None:
+def test_each_state_has_host_meshes_of_its_own_that_stop_alone() -> None:
     job = ProcessJob({"hosts": 2})
     try:
         first, second = job.state(cached_path=None).hosts, job.state(cached_path=None).hosts
@@ -470,7 +470,7 @@ class OwnWorkers(ProcessJob):
 
 
 @pytest.mark.slow
-def test_a_job_may_start_its_workers_itself_and_a_host_mesh_tells_that_it_was_shut_down() -> None:
+def test_jobs_may_start_their_own_workers_and_learn_of_their_shutdown() -> None:
     job = OwnWorkers({"hosts": 1})
     try:
         hosts = job.state(cached_path=None).hosts

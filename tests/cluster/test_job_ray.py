@@ -147,7 +147,7 @@ def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
 
 
-def test_a_mesh_grows_onto_other_nodes_and_a_placement_group_goes_with_its_last_host(tmp_path: Path) -> None:
+def test_a_mesh_grows_onto_other_nodes_and_releases_its_placement_group(tmp_path: Path) -> None:
     done = run(tmp_path, SPREAD)
     assert done.stdout.splitlines() == [
         "grown 2 ['CREATED', 'CREATED'] 2",

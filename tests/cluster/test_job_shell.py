@@ -75,7 +75,9 @@ def test_a_job_is_started_listed_read_entered_handed_over_and_ended(
         saved.kill()
 
 
-def test_what_goes_wrong_is_said_in_one_line_with_what_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_mistakes_are_reported_in_one_line_with_the_remedy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refused(*words: str) -> str:
         assert main(words) == 1
         return capsys.readouterr().err
@@ -95,7 +97,7 @@ def test_what_goes_wrong_is_said_in_one_line_with_what_to_do(folder: Path, capsy
 
 
 @pytest.mark.slow
-def test_a_job_that_died_is_told_and_a_file_that_others_could_write_is_not_read(
+def test_dead_jobs_are_reported_and_writable_files_are_not_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["start", "lab", "--keep", "30s"]) == 0

@@ -54,7 +54,7 @@ def slurm_id(job: SlurmJob) -> str:
     return next(iter(job._agents.values())).id.partition("/")[0]
 
 
-def test_each_node_is_a_host_and_another_process_finds_and_ends_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_each_node_is_a_host_and_another_process_ends_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
     begun = time.monotonic()
     job = SlurmJob({"trainers": 2, "loaders": 1}, PYTHON, partition="all", time_limit="0:10:00", env=LIGHT)
     try:
@@ -183,7 +183,7 @@ def test_a_job_past_its_time_limit_is_told(slurm: SlurmCluster, shown: list[Any]
         job.kill()
 
 
-def test_a_job_that_slurm_refuses_or_that_cannot_start_is_told_with_its_words(slurm: SlurmCluster) -> None:
+def test_refused_or_unstartable_slurm_jobs_are_reported_in_slurms_words(slurm: SlurmCluster) -> None:
     with pytest.raises(EngineError, match=r"sbatch: .*[Ii]nvalid partition"):
         SlurmJob({"trainers": 1}, PYTHON, partition="nowhere").apply()
     job = SlurmJob({"trainers": 1}, "/no/such/python")

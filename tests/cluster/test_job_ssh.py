@@ -56,9 +56,7 @@ def workers_of(server: SSHServer) -> list[int]:
     return [pid for pid in map(int, found.stdout.split()) if mine in command_of(pid)]
 
 
-def test_hosts_are_started_over_ssh_and_found_again_and_ended_by_another_process(
-    server: SSHServer, tmp_path: Path
-) -> None:
+def test_hosts_start_over_ssh_and_another_process_finds_and_ends_them(server: SSHServer, tmp_path: Path) -> None:
     begun = time.monotonic()
     job = job_at(server, {"trainers": [server.name] * 2, "loaders": [server.name]}, env=LIGHT)
     try:
@@ -90,7 +88,7 @@ def test_hosts_are_started_over_ssh_and_found_again_and_ended_by_another_process
 
 
 @pytest.mark.slow
-def test_a_mesh_grows_onto_machines_that_are_free_or_named_and_gives_them_back(
+def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
     server: SSHServer, tmp_path: Path, shown: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     second, gone = SSHServer(server.folder), SSHServer(server.folder)
@@ -157,9 +155,7 @@ def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: 
 
 
 @pytest.mark.slow
-def test_a_mesh_behind_tunnels_is_attached_by_another_process_which_opens_its_own(
-    server: SSHServer, tmp_path: Path
-) -> None:
+def test_a_mesh_behind_tunnels_is_attached_by_another_process(server: SSHServer, tmp_path: Path) -> None:
     job = job_at(server, {"trainers": [server.name] * 2}, reach="tunnel", env=LIGHT)
     try:
         job.apply()
@@ -182,7 +178,7 @@ print("started", flush=True)
 
 
 @pytest.mark.slow
-def test_nothing_is_left_by_a_program_that_is_killed_while_it_starts_a_job(server: SSHServer) -> None:
+def test_a_program_killed_while_starting_a_job_leaves_nothing(server: SSHServer) -> None:
     words = [PYTHON, str(server.identity), str(server.known_hosts), server.name]
     with subprocess.Popen([sys.executable, "-c", KILLED, *words], stdout=subprocess.PIPE) as program:
         until(lambda: bool(workers_of(server)), "the first agent")
@@ -225,7 +221,7 @@ def test_a_worker_that_is_killed_there_is_told_with_where_it_was(server: SSHServ
     ],
     ids=["python", "key", "host-key", "port"],
 )
-def test_what_is_wrong_with_a_machine_is_told_with_what_to_do_and_nothing_stays(
+def test_faults_of_a_machine_are_reported_with_the_remedy_and_tidied(
     server: SSHServer, change: dict[str, Any], story: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # with no keys of the user's own
@@ -241,7 +237,7 @@ def test_what_is_wrong_with_a_machine_is_told_with_what_to_do_and_nothing_stays(
 
 
 @pytest.mark.slow
-def test_one_machine_of_two_that_fails_takes_the_agent_on_the_other_with_it(server: SSHServer) -> None:
+def test_one_failing_machine_of_two_takes_the_others_agent_along(server: SSHServer) -> None:
     job = job_at(server, {"trainers": [server.name, "127.0.0.1:1"]})
     with pytest.raises(EngineError, match="on 1 of 2 machines"):
         job.apply()
@@ -261,7 +257,7 @@ def test_arguments_of_ssh_that_are_not_understood_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_last_machine_is_a_spare_that_takes_the_place_of_one_that_is_lost(
+def test_the_last_machine_is_a_spare_that_replaces_a_lost_one(
     server: SSHServer, shown: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     job = job_at(server, {"trainers": [server.name] * 2}, env=LIGHT, spares=1)

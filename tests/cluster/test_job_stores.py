@@ -78,9 +78,7 @@ def test_each_machine_of_an_spmd_program_is_a_host(transport: str, tmp_path: Pat
     until(lambda: not any(map(alive, agents)), "all have ended")
 
 
-def test_a_job_is_given_on_rank_0_alone_and_what_does_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_given_on_rank_0_only_and_misfits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store(str(tmp_path))
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -69,7 +69,7 @@ sys.exit(shell(this_host(), env={"WORD": "gr\\u00fcn", "PS1": "> ", "SHELL": "/b
 """
 
 
-def test_a_shell_takes_what_is_typed_shows_what_is_said_and_gives_its_status() -> None:
+def test_a_shell_forwards_input_and_output_and_gives_its_status() -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
     typed = "test -t 0 && tty >/dev/null && echo is a ter''minal; echo $WORD in $PWD; stty size; exit 5\n"
     done = subprocess.run(
@@ -82,7 +82,7 @@ def test_a_shell_takes_what_is_typed_shows_what_is_said_and_gives_its_status() -
 
 
 @pytest.mark.slow
-def test_a_shell_ends_with_its_input_and_ctrl_c_reaches_what_runs_in_it() -> None:
+def test_a_shell_ends_with_its_input_and_gets_ctrl_c() -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
     with subprocess.Popen(
         [sys.executable, "-c", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
@@ -226,7 +226,7 @@ def test_stopping_the_forwarder_closes_what_it_forwarded(host: Any, echo: int) -
             socket.create_connection(("127.0.0.1", port), timeout=SOON)
 
 
-def test_a_connection_that_nobody_takes_over_there_is_cut_and_others_go_on(host: Any, echo: int) -> None:
+def test_a_connection_nobody_accepts_is_cut_and_others_go_on(host: Any, echo: int) -> None:
     closed, port, other = free_ports(3)
     with spawned(host, 1) as procs, forwarder() as forward:
         forward.forward.call(procs, closed, procs, f"127.0.0.1:{port}").get(SOON)
@@ -263,7 +263,7 @@ def test_a_forward_that_fails_on_one_rank_leaves_none_listening(host: Any, echo:
         assert exchange(other, b"x") == b"xend 1"
 
 
-def test_what_cannot_be_forwarded_is_refused(host: Any) -> None:
+def test_ports_that_cannot_be_forwarded_are_refused(host: Any) -> None:
     with spawned(host, 1) as one, spawned(host, 2) as two, forwarder() as forward:
         for arguments, told in (
             ((one, 80, two, "127.0.0.1:8080"), "the same shape"),

@@ -160,7 +160,7 @@ def test_a_connection_that_breaks_is_dialled_again_and_loses_nothing(tmp_path: P
         dialler.close()
 
 
-def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_back(
+def test_a_host_that_does_not_redial_is_lost_until_it_returns(
     tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure]
 ) -> None:
     proxy = Proxy(elsewhere)
@@ -187,7 +187,7 @@ def test_a_host_that_does_not_dial_again_is_lost_after_its_lease_and_may_come_ba
 
 
 @pytest.mark.slow
-def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
+def test_two_agents_of_one_name_have_it_one_after_the_other(
     tmp_path: Path, key: Path, elsewhere: str, faults: list[MeshFailure], apart: Path
 ) -> None:
     first = DiallingHost(tmp_path, elsewhere, key, "--host", "h0a0a0a")
@@ -216,7 +216,7 @@ def test_of_two_agents_of_one_name_the_first_has_it_until_it_ends(
             dialler.close()
 
 
-def test_who_has_not_come_is_told_with_what_to_do(key: Path, elsewhere: str) -> None:
+def test_hosts_that_did_not_join_are_reported_with_the_remedy(key: Path, elsewhere: str) -> None:
     with pytest.raises(TrustError, match="needs a key"):
         accept_hosts(1, at=elsewhere)
     with pytest.raises(AttachError, match=r"0 of 1 host joined .*--dial tcp://HERE:\d+"):

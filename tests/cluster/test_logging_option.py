@@ -51,7 +51,7 @@ def run(tmp_path: Path, body: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_lines_are_shown_as_they_are_asked_for_and_the_last_ones_before_the_end_of_their_mesh(tmp_path: Path) -> None:
+def test_lines_are_shown_as_asked_and_before_their_mesh_ends(tmp_path: Path) -> None:
     body = """
 talkers.say.call('before').get()
 option(stream_to_client=False)
@@ -121,6 +121,6 @@ def test_healed_processes_have_the_level_too(procs, monkeypatch) -> None:
         ({"level": "INFO"}, ValueError, "0 to 255"),
     ],
 )
-def test_what_makes_no_sense_is_refused(procs, given, error, told) -> None:
+def test_senseless_logging_options_are_refused(procs, given, error, told) -> None:
     with pytest.raises(error, match=told):
         asyncio.run(procs.logging_option(**given))

@@ -84,7 +84,7 @@ def test_a_folder_is_at_the_mount_point_of_each_host_and_follows(
     mount.close()
 
 
-def test_what_is_there_already_is_never_replaced(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
+def test_existing_files_are_never_replaced_by_a_mount(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "precious").write_text("x")
@@ -106,7 +106,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_program_has_left_makes_room(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
+def test_mounts_left_by_a_killed_program_make_room(hosts: HostMesh, source: Path, tmp_path: Path) -> None:
     point = tmp_path / "point"
     subprocess.run([sys.executable, "-c", KILLED, str(source), str(point)], check=False, timeout=60)
     assert point.is_symlink()

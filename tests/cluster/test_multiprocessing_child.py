@@ -84,9 +84,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("where", ["here", pytest.param("workers", marks=pytest.mark.slow)])
-def test_a_mesh_works_in_a_child_and_when_that_is_killed_what_it_spawned_ends_and_what_it_was_given_lives(
-    where: str, tmp_path: Path
-) -> None:
+def test_a_killed_child_process_ends_only_the_meshes_it_spawned(where: str, tmp_path: Path) -> None:
     script, folder = tmp_path / "program.py", tmp_path / "cleaned"
     script.write_text(PROGRAM)
     folder.mkdir()

@@ -110,7 +110,7 @@ def racks() -> Iterator[Racks]:
 
 
 @pytest.mark.slow
-def test_a_kind_of_jobs_from_outside_gives_hosts_is_listed_found_again_and_tells_who_died(racks: Racks) -> None:
+def test_an_external_job_kind_gives_hosts_is_listed_and_reports_deaths(racks: Racks) -> None:
     assert {"local", "process", "racks"} < set(kinds())
     job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
@@ -169,7 +169,7 @@ def test_hosts_that_are_missing_are_named_with_the_reason_until_they_come(racks:
 
 
 @pytest.mark.slow
-def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_one_are_refused(racks: Racks) -> None:
+def test_too_few_gpus_and_an_engine_that_never_starts_are_refused(racks: Racks) -> None:
     job = AdapterJob("racks", {"trainers": Role(gpus=4), "loaders": Role(gpus=2)})
     try:
         state = job.state(cached_path=None)
@@ -190,9 +190,7 @@ def test_a_host_with_fewer_gpus_than_asked_for_and_an_engine_that_never_starts_o
 
 
 @pytest.mark.slow
-def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine_once_it_does_not_answer(
-    racks: Racks, shown: list[Any]
-) -> None:
+def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, shown: list[Any]) -> None:
     job = AdapterJob("racks", {"trainers": 1}, env={"MONARCH_JOB_MARK": "r"})
     trainers = job.state(cached_path=None).trainers
     where = trainers.spawn_procs().spawn("where", Where)
@@ -209,7 +207,7 @@ def test_a_host_that_its_engine_takes_back_is_lost_in_the_words_of_the_engine_on
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_job_that_is_loaded_and_killed_beside_its_meshes_has_its_hosts_given_up_first(
+def test_killing_a_loaded_job_gives_up_its_hosts_first(
     racks: Racks,
     shown: list[Any],
     monkeypatch: pytest.MonkeyPatch,

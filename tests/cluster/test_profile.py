@@ -98,7 +98,7 @@ def paths(profile: Profile, rank: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_the_rank_that_loads_longer_is_a_group_of_its_own_and_loading_is_what_differs(trainers: Any) -> None:
+def test_the_rank_that_loads_longer_is_a_group_that_names_loading(trainers: Any) -> None:
     with monarch.profile(trainers, hz=200) as profile:
         trainers.step.call(0.4).get(SECONDS)
     assert set(profile.ranks) == set(range(RANKS))
@@ -117,7 +117,7 @@ def test_the_rank_that_loads_longer_is_a_group_of_its_own_and_loading_is_what_di
     assert all(each.place.users for each in (load, learn))
 
 
-def test_a_slice_is_sampled_alone_and_nothing_goes_on_when_the_block_has_ended(trainers: Any) -> None:
+def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> None:
     with monarch.profile(trainers.slice(gpus=2)) as profile:
         trainers.step.call(0.05).get(SECONDS)
     assert set(profile.ranks) == {2}
@@ -127,7 +127,7 @@ def test_a_slice_is_sampled_alone_and_nothing_goes_on_when_the_block_has_ended(t
     assert profile.samples == before
 
 
-def test_calls_into_c_that_let_nobody_look_count_for_all_of_their_time(trainers: Any) -> None:
+def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> None:
     with monarch.profile(trainers) as profile:
         trainers.hold.call(0.5).get(SECONDS)
     assert paths(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 0.4
@@ -175,7 +175,7 @@ def broken(trainers: Any, error: type[BaseException], found: list[Profile]) -> N
         raise error
 
 
-def test_what_was_seen_of_a_rank_that_dies_is_kept_and_its_death_is_told(faults: Faults) -> None:
+def test_samples_of_a_rank_that_dies_are_kept_with_its_death(faults: Faults) -> None:
     for own in spawned(2, "mortal"):
         mesh = own.spawn("mortals", Trainer)
         mesh.step.call(0.0).get(SECONDS)
@@ -203,7 +203,7 @@ def profile_of_broken(mesh: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_that_was_stopped_cannot_be_profiled_and_one_stopped_meanwhile_says_so(procs: Any) -> None:
+def test_a_mesh_stopped_before_or_during_a_profile_says_so(procs: Any) -> None:
     short = procs.spawn("short", Trainer)
     with monarch.profile(short) as profile:
         short.step.call(0.1).get(SECONDS)
@@ -213,7 +213,7 @@ def test_a_mesh_that_was_stopped_cannot_be_profiled_and_one_stopped_meanwhile_sa
         pass
 
 
-def test_what_is_no_mesh_and_an_odd_rate_are_refused(trainers: Any) -> None:
+def test_profiling_no_mesh_or_at_an_odd_rate_is_refused(trainers: Any) -> None:
     with pytest.raises(TypeError, match="not a str"), monarch.profile("trainers"):  # type: ignore[arg-type]
         pass
     with pytest.raises(ValueError, match="between 0 and 1000"), monarch.profile(trainers, hz=0):

@@ -97,7 +97,7 @@ def test_values_of_actors_are_for_others_too_and_end_with_them(procs: ProcMesh, 
         value.get()
 
 
-def test_a_dropped_value_is_said_to_be_dropped_and_what_was_got_stays(users: Any) -> None:
+def test_a_dropped_value_says_so_and_earlier_gets_stay_valid(users: Any) -> None:
     value = put({"x": np.ones(50_000)})
     mine = value.get()
     value.drop()
@@ -140,7 +140,7 @@ def _is_gone(value: Put[Any]) -> bool:
     return False
 
 
-def test_who_has_put_a_value_and_is_killed_takes_it_along(users: Any, faults: Faults) -> None:
+def test_a_value_goes_with_the_killed_process_that_put_it(users: Any, faults: Faults) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
     mortal = procs.spawn("mortal", User)
     value, pid = mortal.own.call_one(1000).get(30), mortal.pid.call_one().get(30)

@@ -71,7 +71,9 @@ def owner(request: pytest.FixtureRequest, procs: ProcMesh) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_every_mover(owner: Any, mover: str, check: Callable[[Any], None]) -> None:
+def test_every_mover_reads_and_writes_memory_of_another_process(
+    owner: Any, mover: str, check: Callable[[Any], None]
+) -> None:
     check(owner)
     assert mover_of(owner) == mover
 
@@ -168,7 +170,7 @@ def test_a_read_only_buffer_is_not_written(holder: Any) -> None:
     assert RDMABuffer(b"bytes").readonly
 
 
-def test_what_does_not_fit_is_refused_at_once(holder: Any) -> None:
+def test_requests_that_do_not_fit_the_buffer_are_refused_at_once(holder: Any) -> None:
     buffer = holder.slice(gpus=0).offer.call_one(10, 1).get()
     with pytest.raises(ValueError, match="dst has 9 bytes, and must have at least the 10"):
         buffer.read_into(bytearray(9))
@@ -184,7 +186,7 @@ def test_what_does_not_fit_is_refused_at_once(holder: Any) -> None:
         action.read_remote(memoryview(target)[9:], buffer)
 
 
-def test_a_stopped_owner_is_read_and_written_by_who_needs_nothing_of_it(holder: Any) -> None:
+def test_a_paused_owners_memory_is_read_and_written_without_its_help(holder: Any) -> None:
     buffer, pid = holder.slice(gpus=1).offer.call_one(100, 5).get(), holder.slice(gpus=1).pid.call_one().get()
     target = bytearray(100)
     buffer.read_into(target).get(20)
@@ -239,7 +241,7 @@ def test_routes_are_shown_as_a_table(holder: Any) -> None:
     assert "cross-memory" in repr(routes())
 
 
-def test_when_sockets_are_not_allowed_the_error_says_why_and_what_to_change(holder: Any) -> None:
+def test_forbidden_sockets_are_named_in_the_error_with_the_setting(holder: Any) -> None:
     buffer = holder.slice(gpus=0).offer.call_one(10, 2).get()
     monarch_nb.configure(rdma_movers="streams", rdma_allow_tcp_fallback=False)
     try:

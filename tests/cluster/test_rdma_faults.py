@@ -84,7 +84,7 @@ def test_an_owner_killed_in_the_middle_ends_every_transfer_with_its_name(mover: 
     procs.stop().get()
 
 
-def test_a_drop_in_the_middle_is_an_error_and_not_somebody_elses_bytes(mover: str) -> None:
+def test_a_drop_in_mid_read_is_an_error_without_foreign_bytes(mover: str) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
     mesh = procs.spawn("dropper", Dropper)
     target = bytearray(LARGE)

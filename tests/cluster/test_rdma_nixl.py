@@ -91,7 +91,7 @@ def test_an_owner_whose_memory_nobody_uses_takes_no_time_of_a_processor(owner: A
     assert owner.seconds.call_one().get() - before < 0.3, "NIXL's own thread would have taken all of that second"
 
 
-def test_a_stopped_owner_is_waited_for_until_time_is_up_and_serves_afterwards(owner: Any) -> None:
+def test_a_paused_owner_is_waited_for_until_the_timeout_then_serves(owner: Any) -> None:
     buffer, pid = owner.offer.call_one(LARGE, 5).get(), owner.pid.call_one().get()
     target = bytearray(LARGE)
     buffer.read_into(target).get(20)
@@ -178,7 +178,7 @@ def without_nixl() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::monarch_nb.rdma.RDMATcpFallbackWarning")
-def test_an_owner_that_lacks_it_is_reached_by_another_mover_and_the_reason_is_kept(procs: ProcMesh) -> None:
+def test_owners_without_nixl_are_reached_by_another_mover_with_the_reason(procs: ProcMesh) -> None:
     poor = this_host().spawn_procs(per_host={"gpus": 1}, name="poor", bootstrap=without_nixl)
     try:
         buffer = poor.spawn("holder", Holder).offer.call_one(1000, 3).get(SOON)

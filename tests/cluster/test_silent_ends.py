@@ -43,7 +43,7 @@ def test_no_program_says_anything_at_its_end_whenever_that_is() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_what_a_program_itself_raises_at_its_end_is_told(tmp_path: Path) -> None:
+def test_exceptions_that_a_program_raises_at_its_end_are_shown(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import atexit, threading\n"

@@ -98,7 +98,7 @@ def test_a_command_that_is_no_proc_fails_the_mesh_with_its_status() -> None:
         missing.initialized.get(20)
 
 
-def test_what_is_no_command_is_refused_at_once() -> None:
+def test_a_bootstrap_command_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="not a BootstrapCommand"):
         this_host().spawn_procs(bootstrap_command=lambda point: "python")  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="no command line"):

@@ -103,7 +103,7 @@ def test_a_graph_that_fails_says_so_and_the_mesh_goes_on(mesh: Mesh) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, g++, and there is none here")
-def test_what_inductor_makes_of_a_step_gives_what_the_step_gives(mesh: Mesh) -> None:
+def test_inductor_gives_the_same_result_as_the_plain_step(mesh: Mesh) -> None:
     def losses(run: Step, batch: tuple[MeshTensor, ...]) -> list[float]:
         return [run(*batch).item() for _ in range(5)]
 
@@ -200,7 +200,7 @@ def test_a_learning_rate_that_is_a_tensor_may_change(mesh: Mesh) -> None:
     assert run.calls == 3
 
 
-def test_a_step_that_waits_for_a_value_runs_as_it_is_written_and_says_so_once(mesh: Mesh) -> None:
+def test_steps_that_wait_for_a_value_run_uncompiled_with_one_notice(mesh: Mesh) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:
             return x + 1
@@ -215,7 +215,7 @@ def test_a_step_that_waits_for_a_value_runs_as_it_is_written_and_says_so_once(me
     assert run(-x).tolist() == [-2.0] * 4
 
 
-def test_what_fails_in_a_compiled_step_names_the_line_that_issued_it(mesh: Mesh) -> None:
+def test_an_error_in_a_compiled_step_names_the_issuing_line(mesh: Mesh) -> None:
     table = nn.Embedding(4, 2).to(mesh.device)
 
     def step(tokens: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,7 +239,7 @@ def test_what_fails_in_a_compiled_step_names_the_line_that_issued_it(mesh: Mesh)
     assert run(good, other)[1].tolist() == [2.0, 2.0]
 
 
-def test_a_step_that_does_something_else_by_now_is_found_by_the_check(mesh: Mesh) -> None:
+def test_the_check_finds_a_step_that_no_longer_does_the_same(mesh: Mesh) -> None:
     hidden = [["+"]]
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -289,7 +289,7 @@ def test_nothing_of_a_compiled_step_stays_behind(mesh: Mesh) -> None:
     assert len(mesh.stream.table.live()) == before
 
 
-def test_a_result_whose_graph_is_used_up_says_so_and_one_whose_is_not_is_refused(mesh: Mesh) -> None:
+def test_results_with_a_consumed_or_a_live_graph_are_explained(mesh: Mesh) -> None:
     weight = mesh.ones(4).requires_grad_()
 
     def used(x: torch.Tensor) -> torch.Tensor:
@@ -317,7 +317,7 @@ def test_a_result_whose_graph_is_used_up_says_so_and_one_whose_is_not_is_refused
     assert weight.grad.tolist() == [4.0] * 4
 
 
-def test_what_a_step_keeps_must_be_returned(mesh: Mesh) -> None:
+def test_a_step_must_return_the_tensors_it_keeps(mesh: Mesh) -> None:
     kept: list[torch.Tensor] = []
 
     def step(x: torch.Tensor) -> None:
@@ -330,7 +330,7 @@ def test_what_a_step_keeps_must_be_returned(mesh: Mesh) -> None:
         run(x)
 
 
-def test_leaves_are_known_by_their_use_however_deep_they_are_and_go_with_their_tensor(mesh: Mesh) -> None:
+def test_deeply_nested_leaves_are_recognised_and_released_with_their_tensor(mesh: Mesh) -> None:
     hidden = [[[[[{"weight": mesh.ones(4).requires_grad_()}]]]]]  # deeper than a step is looked into
     number = hidden[0][0][0][0][0]["weight"].reference.number
 

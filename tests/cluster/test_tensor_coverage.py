@@ -46,7 +46,7 @@ def test_the_page_lists_every_operation_once_and_most_of_them_as_right() -> None
 
 
 @pytest.mark.timeout(120)
-def test_what_plain_dtensor_gets_wrong_is_right_for_uneven_shards(tmp_path: Path) -> None:
+def test_results_that_plain_dtensor_gets_wrong_are_right_for_uneven_shards(tmp_path: Path) -> None:
     found = results(tmp_path / "results", ",".join(SMOKE), "2", "uneven")
     assert found.keys() == set(SMOKE)
     assert wrong(found) == {}
@@ -56,7 +56,7 @@ def test_what_plain_dtensor_gets_wrong_is_right_for_uneven_shards(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_no_operation_gives_a_wrong_value_and_none_is_refused_that_the_page_has_as_right(tmp_path: Path) -> None:
+def test_no_operation_gives_a_wrong_value_or_refuses_what_docs_promise(tmp_path: Path) -> None:
     found = results(tmp_path / "results", "", "1", "uneven")
     assert wrong(found) == {}
     assert sorted_out(found).refused <= read(PAGE.read_text()).refused, page(found)

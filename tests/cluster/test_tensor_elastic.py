@@ -24,9 +24,7 @@ def procs() -> Iterator[ProcMesh]:
         job.kill()
 
 
-def test_a_mesh_for_tensors_keeps_its_tensors_when_its_processes_grow_and_another_one_has_them_all(
-    procs: ProcMesh, shown: list[object]
-) -> None:
+def test_tensors_survive_growth_and_a_new_mesh_has_all_processes(procs: ProcMesh, shown: list[object]) -> None:
     before = Mesh.of(procs, ("dp",))
     t = before.arange(6, sharding_spec=["dp"])
     procs.grow(hosts=2)
@@ -59,9 +57,7 @@ def test_a_mesh_for_tensors_keeps_its_tensors_when_its_processes_grow_and_anothe
     assert rest.ones(2, sharding_spec=["dp"]).sum().item() == 2
 
 
-def test_what_is_left_after_a_shrink_goes_on_and_a_heal_of_what_was_says_what_to_do(
-    procs: ProcMesh, shown: list[object]
-) -> None:
+def test_survivors_of_a_shrink_go_on_and_healing_the_lost_explains(procs: ProcMesh, shown: list[object]) -> None:
     procs.grow(hosts=1)
     mesh = Mesh.of(procs, ("dp",))
     t = mesh.ones(4, sharding_spec=["dp"])

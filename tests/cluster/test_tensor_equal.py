@@ -47,7 +47,7 @@ def rows(mesh: Mesh, *shape: int) -> Any:
     return monarch_nb.distribute(numbers(*shape), mesh, [S0])
 
 
-def test_a_view_across_a_cut_dimension_shows_what_is_written_to_the_tensor_later(mesh: Mesh) -> None:
+def test_a_view_across_a_cut_dimension_sees_later_writes(mesh: Mesh) -> None:
     t = rows(mesh, 5, 3)
     first, (a, b), part = t[0], t.split([2, 3]), t[1:4].T
     t.add_(10)
@@ -59,7 +59,7 @@ def test_a_view_across_a_cut_dimension_shows_what_is_written_to_the_tensor_later
     assert part.tolist() == expected[1:4].T.tolist()
 
 
-def test_what_is_written_to_a_view_is_seen_in_the_tensor_and_in_its_other_views(mesh: Mesh) -> None:
+def test_writes_to_views_are_seen_in_their_tensor_and_other_views(mesh: Mesh) -> None:
     t = rows(mesh, 5, 3)
     expected = numbers(5, 3)
     last, column = t[4], t[:, 1]
@@ -74,7 +74,7 @@ def test_what_is_written_to_a_view_is_seen_in_the_tensor_and_in_its_other_views(
     assert column.tolist() == expected[:, 1].tolist()
 
 
-def test_what_is_written_to_an_expanded_tensor_and_its_views_is_written_once_for_all_that_is_one_in_memory(
+def test_a_write_to_an_expanded_tensor_counts_once_per_memory_cell(
     mesh: Mesh,
 ) -> None:
     def writes(t: Any, mask: Any) -> None:
@@ -201,7 +201,7 @@ def test_functions_in_the_processes_and_compiled_steps_change_what_views_show(me
     assert view.tolist() == [11.0, 12.0]
 
 
-def test_a_view_by_strides_of_a_view_is_refused_where_memory_is_in_parts(mesh: Mesh) -> None:
+def test_a_strided_view_of_a_view_is_refused_on_split_memory(mesh: Mesh) -> None:
     t = rows(mesh, 4, 2)
     assert t.as_strided((2,), (3,)).tolist() == [0.0, 3.0]
     with pytest.raises(PropagationError, match=r"view\.clone\(\)"):
@@ -225,7 +225,7 @@ DEPENDENT: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
-def test_a_shape_that_depends_on_values_is_refused_at_the_line_with_what_to_do(mesh: Mesh, name: str) -> None:
+def test_a_data_dependent_shape_is_refused_with_line_and_remedy(mesh: Mesh, name: str) -> None:
     for placement in (R, S0):
         t = monarch_nb.distribute(numbers(4, 3), mesh, [placement])
         with pytest.raises(DataDependentShapeError, match=r"test_tensor_equal\.py:\d+[\s\S]*full_tensor\(\)"):
@@ -233,7 +233,7 @@ def test_a_shape_that_depends_on_values_is_refused_at_the_line_with_what_to_do(m
     assert t.sum().item() == 66.0
 
 
-def test_what_is_not_dense_is_refused_on_its_way_there_and_when_it_would_be_made(mesh: Mesh) -> None:
+def test_tensors_that_are_not_dense_are_refused_on_arrival_and_creation(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match=r"to_dense\(\)"):
         monarch_nb.distribute(numbers(4, 3).to_sparse(), mesh)
     with pytest.raises(PropagationError, match=r"test_tensor_equal\.py:\d+.*no dense tensor"):
@@ -251,7 +251,7 @@ def test_values_under_a_mask_are_written_in_place(mesh: Mesh) -> None:
         assert torch.equal(t.full_tensor(), expected)
 
 
-def test_what_is_gathered_is_told_once_at_the_line_or_refused(mesh: Mesh) -> None:
+def test_gathers_are_announced_once_per_line_or_refused(mesh: Mesh) -> None:
     one, other = rows(mesh, 6, 2), rows(mesh, 6, 2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -415,9 +415,7 @@ def test_a_shape_that_changes_in_place_leaves_gradients_right_or_is_refused(
 
 
 @pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-def test_a_write_that_reads_other_elements_of_the_same_memory_is_refused_as_local_torch_refuses_it(
-    mesh: Mesh, placed: Any
-) -> None:
+def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh, placed: Any) -> None:
     writes: list[Callable[[Any], Any]] = [
         lambda t: t[1:].add_(t[:-1]),
         lambda t: t[:1, ::3].copy_(t[:1, :1]),

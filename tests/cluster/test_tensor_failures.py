@@ -61,7 +61,7 @@ def fails_on_the_last_rank(shard: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: Mesh) -> None:
+def test_a_rank_that_fails_alone_is_reported_and_nobody_waits(mesh: Mesh) -> None:
     whole = torch.randn(8, 8)
     t, kept = rows(mesh, whole), mesh.zeros(4)
     for round_ in range(2):
@@ -77,9 +77,7 @@ def test_a_rank_that_fails_alone_is_told_and_the_others_wait_for_nothing(mesh: M
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_in_a_compiled_step_breaks_the_mesh_until_it_is_healed(
-    mesh: Mesh, faults: Faults, tmp_path: Path
-) -> None:
+def test_a_death_in_a_compiled_step_breaks_the_mesh_until_healed(mesh: Mesh, faults: Faults, tmp_path: Path) -> None:
     nn = torch.nn
     net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
     model = monarch_nb.module_to_mesh(net, mesh, Plan({"0": "column", "2": "row"}, data=("dp",)))
@@ -143,7 +141,7 @@ print("went on", int(mesh.ones(4).sum().item()))
 
 
 @pytest.mark.slow
-def test_a_script_goes_on_after_a_rank_has_died_and_the_mesh_is_healed(faults: Faults) -> None:
+def test_a_script_goes_on_after_a_rank_died_and_was_healed(faults: Faults) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "went on 4\n"), done.stderr
     faults.left()
@@ -179,9 +177,7 @@ def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_stays_in_a_group_that_has_ended_is_ended_too(
-    faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_stuck_in_an_ended_group_is_ended_too(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, limit in ((keeper, "LEAVE_S"), (keeper, "ANSWER_S"), (keeper, "_SILENT_S"), (verdict, "MOST_S")):
         monkeypatch.setattr(module, limit, 0.5)
     for procs in spawned(2, "stayed"):
@@ -202,7 +198,7 @@ def test_a_process_that_stays_in_a_group_that_has_ended_is_ended_too(
     faults.left()
 
 
-def test_what_is_left_of_a_mesh_goes_on_without_the_rank_that_died(faults: Faults) -> None:
+def test_survivors_of_a_mesh_go_on_without_the_dead_rank(faults: Faults) -> None:
     for procs in spawned(2, "halved"):
         whole = Mesh.of(procs, ("dp",))
         t = whole.zeros(4, sharding_spec=["dp"])

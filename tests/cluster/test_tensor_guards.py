@@ -46,14 +46,14 @@ def found(born_for_tensors: None, tmp_path_factory: pytest.TempPathFactory) -> O
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_plain_dtensor_gets_wrong_without_a_word_is_right(found: Outcomes, name: str) -> None:
+def test_results_that_plain_dtensor_silently_gets_wrong_are_right(found: Outcomes, name: str) -> None:
     plain, ours = found[name]
     assert plain in ("wrong", "right")
     assert ours == "right"
 
 
 @pytest.mark.parametrize("name", RAISES)
-def test_what_plain_dtensor_has_no_answer_for_is_right(found: Outcomes, name: str) -> None:
+def test_operations_that_plain_dtensor_cannot_do_are_right(found: Outcomes, name: str) -> None:
     plain, ours = found[name]
     assert plain.startswith(("raises", "right"))
     assert ours == "right"

@@ -93,7 +93,7 @@ def test_a_function_runs_on_every_shard(mesh: Mesh) -> None:
     assert mesh.execute(lambda shard, by: float(shard.sum() * by), t, 2).values() == [6.0, 24.0]
 
 
-def test_what_fails_on_the_workers_names_the_line_and_the_mesh_goes_on(mesh: Mesh) -> None:
+def test_worker_failures_name_the_line_and_the_mesh_survives(mesh: Mesh) -> None:
     table = torch.nn.Embedding(4, 2).to(mesh.device)
     wrong = monarch_nb.distribute(torch.tensor([0, 99]), mesh)
     out = table(wrong)
@@ -128,7 +128,7 @@ def test_each_process_reads_its_own_part_of_a_file(mesh: Mesh, tmp_path: Path) -
     assert loaded["bias"].tolist() == [1.0] * 4
 
 
-def test_a_part_that_does_not_fit_is_told_with_the_line_that_wanted_it(mesh: Mesh) -> None:
+def test_a_shard_that_does_not_fit_is_reported_with_its_line(mesh: Mesh) -> None:
     made = mesh.from_parts(lambda part: torch.ones(5), size=(4,), sharding_spec=["data"])
     with pytest.raises(TensorError, match=r"a part of size \(2,\) and torch.float32 is wanted here, and \(5,\)"):
         made.full_tensor()
@@ -248,7 +248,7 @@ def test_a_step_is_verified_against_one_process(mesh: Mesh) -> None:
     assert not torch.equal(model.weight.full_tensor(), before)  # the step was taken, once
 
 
-def test_what_a_mesh_computes_otherwise_is_named_with_its_place(mesh: Mesh) -> None:
+def test_differences_from_local_results_are_named_with_their_index(mesh: Mesh) -> None:
     t = rows(mesh, torch.zeros(4, 2))
 
     def other() -> torch.Tensor:

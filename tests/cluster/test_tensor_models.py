@@ -66,7 +66,7 @@ def test_the_page_says_of_every_model_that_all_its_trainings_are_equal() -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
-def test_every_module_of_pytorch_is_on_a_mesh_what_it_is_in_one_process(mesh: Mesh) -> None:
+def test_every_pytorch_module_gives_the_same_on_a_mesh(mesh: Mesh) -> None:
     wrong: dict[tuple[str, str, bool, str | None], str] = {}
     tried = set()
     for name, kind, sample, training in modules.samples():
@@ -86,9 +86,7 @@ def test_every_module_of_pytorch_is_on_a_mesh_what_it_is_in_one_process(mesh: Me
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
-def test_whole_numbers_are_counted_in_bins_though_a_cpu_counts_floating_point_numbers_only(
-    mesh: Mesh, dtype: torch.dtype
-) -> None:
+def test_integer_histograms_work_though_the_cpu_kernel_takes_floats_only(mesh: Mesh, dtype: torch.dtype) -> None:
     numbers = torch.randint(0, 9, (6, 7), generator=torch.Generator().manual_seed(1)).to(dtype)
     sharded = monarch_nb.distribute(numbers, mesh, ["data", None])
     for bins, low, high in ((9, 0, 8), (4, 2, 6), (5, 0, 0), (3, 4, 4)):
@@ -97,7 +95,7 @@ def test_whole_numbers_are_counted_in_bins_though_a_cpu_counts_floating_point_nu
         assert counted.tolist() == torch.histc(numbers.double(), bins, low, high).tolist(), (bins, low, high)
 
 
-def test_products_in_a_wider_type_and_groups_of_products_are_what_they_are_locally(mesh: Mesh) -> None:
+def test_wider_and_grouped_matrix_products_equal_local_ones(mesh: Mesh) -> None:
     torch.manual_seed(1)
     one, other = torch.randn(8, 16).bfloat16(), torch.randn(16, 8).bfloat16()
     wide = torch.mm(
@@ -118,7 +116,7 @@ def test_products_in_a_wider_type_and_groups_of_products_are_what_they_are_local
             torch.testing.assert_close(tensor.grad.full_tensor(), leaf.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_an_operation_that_exists_for_other_devices_only_is_refused_by_name_where_it_is_issued(mesh: Mesh) -> None:
+def test_operations_of_other_devices_are_refused_by_name_when_issued(mesh: Mesh) -> None:
     stats = torch.ops.aten.batch_norm_stats
     with pytest.raises(PropagationError, match=r"batch_norm_stats.default \(at .*test_tensor_models.py.* no kernel"):
         stats(mesh.zeros(4, 3), 1e-5)
@@ -139,7 +137,7 @@ def test_an_operation_of_another_device_runs_by_the_decomposition_that_is_regist
     assert operation(x, 2.0).placements == (Shard(0), R)
 
 
-def test_an_empty_tensor_of_one_dimension_joins_tensors_of_any_shape_as_caches_begin(mesh: Mesh) -> None:
+def test_an_empty_one_dimensional_tensor_concatenates_with_any_shape(mesh: Mesh) -> None:
     whole = torch.randn(4, 3, 2)
     empty = torch.tensor([], device=mesh.device)
     for spec in (None, ["data", None, None], ["data", "model", None]):
@@ -184,9 +182,7 @@ def test_norms_of_groups_and_gradients_of_pools_keep_a_batch_cut(mesh: Mesh) -> 
 
 
 @pytest.mark.parametrize("placements", [(R, _StridedShard(0, split_factor=3)), (Shard(1), Partial())])
-def test_files_and_parts_know_tensors_of_which_ranks_hold_several_pieces_or_parts_of_a_sum(
-    mesh: Mesh, tmp_path: Path, placements: Any
-) -> None:
+def test_files_and_shards_describe_multi_piece_and_partial_tensors(mesh: Mesh, tmp_path: Path, placements: Any) -> None:
     whole = torch.arange(24.0 * 4).view(24, 4)
     saved = monarch_nb.distribute(whole, mesh, placements)
     save({"t": saved}, tmp_path / "once")
@@ -217,7 +213,7 @@ def layer_of(kind: Any, **options: Any) -> nn.Module:
     return kind(32, 4, 64, dropout=0.0, batch_first=True, **options)
 
 
-def test_a_transformer_layer_by_columns_has_its_heads_cut_and_two_sums_in_each_pass(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_column_parallel_transformer_layer_cuts_heads_and_reduces_twice(mesh: Mesh, tmp_path: Path) -> None:
     local = layer_of(nn.TransformerEncoderLayer)
     layer: Any = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh, Plan({"": "column"}, data=()))
     attention = layer.self_attn
@@ -248,7 +244,7 @@ def test_a_transformer_layer_by_columns_has_its_heads_cut_and_two_sums_in_each_p
     torch.testing.assert_close(attention.in_proj_weight.full_tensor(), whole.detach())
 
 
-def test_a_plan_of_a_models_own_is_taken_where_parameters_and_modules_are_named(mesh: Mesh) -> None:
+def test_a_models_own_plan_is_used_for_named_parameters_and_modules(mesh: Mesh) -> None:
     model: Any = monarch_nb.module_to_mesh(MODELS["mixtral"].make(), mesh, "auto")
     first = model.model.layers[0]
     assert first.self_attn.q_proj.weight.placements == (R, Shard(0))

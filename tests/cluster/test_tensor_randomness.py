@@ -68,7 +68,7 @@ def procs() -> Iterator[ProcMesh]:
     made.stop().get(SECONDS)
 
 
-def test_all_ranks_of_all_meshes_draw_different_numbers_whatever_the_client_has_imported(procs: ProcMesh) -> None:
+def test_all_ranks_of_all_meshes_draw_different_numbers(procs: ProcMesh) -> None:
     other = spawned("right")
     draws = [*drawn(procs.spawn("dice", Dice)), *drawn(other.spawn("dice", Dice))]
     assert len(draws) == 8

@@ -187,7 +187,7 @@ def test_a_plan_that_does_not_fit_changes_nothing(mesh: Mesh, plan: Any, told: s
 
 
 @pytest.mark.slow
-def test_gradients_are_summed_up_once_and_with_no_sync_only_at_the_end(mesh: Mesh, text: torch.Tensor) -> None:
+def test_gradients_are_summed_once_or_at_the_end_of_no_sync(mesh: Mesh, text: torch.Tensor) -> None:
     local = model_of(blocks=1)
     model = monarch_nb.module_to_mesh(copy.deepcopy(local), mesh)
     halves = text.view(2, 4, -1)[:, :2].flatten(0, 1), text.view(2, 4, -1)[:, 2:].flatten(0, 1)  # of each rank
@@ -242,9 +242,7 @@ def test_autocast_computes_products_in_lower_precision(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_with_checkpoints_and_dropout_and_one_under_autocast_have_the_losses_they_should(
-    mesh: Mesh, text: torch.Tensor
-) -> None:
+def test_checkpointing_dropout_and_autocast_give_the_expected_losses(mesh: Mesh, text: torch.Tensor) -> None:
     words = monarch_nb.distribute(text, mesh, ["data", None])
     gradients = []
     for checkpointed in (False, True):
@@ -291,9 +289,7 @@ def test_a_module_takes_local_inputs_and_losses_do_not(mesh: Mesh, text: torch.T
 
 
 @pytest.mark.slow
-def test_state_is_saved_by_its_ranks_and_loaded_on_a_mesh_of_another_shape(
-    mesh: Mesh, text: torch.Tensor, tmp_path: Path
-) -> None:
+def test_state_saved_by_ranks_loads_on_a_mesh_of_another_shape(mesh: Mesh, text: torch.Tensor, tmp_path: Path) -> None:
     def trained(where: Mesh, plan: Any) -> tuple[nn.Module, torch.optim.Optimizer, MeshTensor]:
         model = monarch_nb.module_to_mesh(model_of(blocks=1), where, plan)
         words = monarch_nb.distribute(text, where)

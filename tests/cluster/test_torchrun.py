@@ -26,7 +26,7 @@ if sys.argv[3] == "fail" and os.environ["RANK"] == "1":
 """
 
 
-def test_the_script_runs_on_all_processes_of_all_hosts_with_what_torchrun_would_set(
+def test_the_script_runs_on_all_processes_with_the_environment_of_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -124,7 +124,7 @@ def test_an_alias_binds_elsewhere_and_a_process_id_is_no_hindrance() -> None:
 
 
 @pytest.mark.slow
-def test_all_interfaces_without_a_key_are_those_of_this_machine_where_it_is_dialled_there() -> None:
+def test_binding_all_interfaces_without_a_key_means_loopback_only() -> None:
     ports = free_ports(2)
     addresses = [
         f"tcp://{name}:{port}@tcp://0.0.0.0:{port}"
@@ -163,14 +163,14 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize("how", ["public", pytest.param("private", marks=pytest.mark.slow)])
-def test_a_program_that_is_a_worker_keeps_its_signals_and_ends_when_its_host_is_shut_down(how: str) -> None:
+def test_a_worker_program_keeps_its_signals_and_ends_with_its_host(how: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/kernel_ext"}
     command = [sys.executable, "-c", EMBEDDED, how, f"tcp://127.0.0.1:{free_port()}"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "handled\ntidied up\n", "")
 
 
-def test_a_worker_that_cannot_listen_says_so_by_its_future_and_a_wrong_address_at_once() -> None:
+def test_workers_that_cannot_listen_or_have_wrong_addresses_say_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         started = start_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:{port}")
@@ -186,7 +186,7 @@ def test_a_worker_that_cannot_listen_says_so_by_its_future_and_a_wrong_address_a
 
 
 @pytest.mark.slow
-def test_a_worker_listens_by_a_socket_it_is_given_whose_port_needed_no_luck() -> None:
+def test_a_worker_listens_on_a_socket_that_it_is_given() -> None:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port, fd = door.getsockname()[1], door.fileno()
@@ -282,7 +282,7 @@ def test_addresses_may_be_futures_of_any_kind(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_a_lost_host_and_its_place_can_be_taken(folder: Path, shown: list[Any]) -> None:
+def test_a_killed_worker_is_a_lost_host_that_can_be_replaced(folder: Path, shown: list[Any]) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address) as processes:
         hosts = attach(address)
@@ -378,7 +378,7 @@ def test_a_terminated_worker_takes_its_link_away_later_or_its_successor_does(fol
         hosts.shutdown().get(SOON)
 
 
-def test_the_script_that_pods_run_is_a_worker_with_the_key_of_its_secret(tmp_path: Path) -> None:
+def test_the_pod_script_runs_a_worker_with_its_secrets_key(tmp_path: Path) -> None:
     from monarch._src.job.kubernetes import _WORKER_BOOTSTRAP_SCRIPT
 
     key, port = tmp_path / "key", free_port()

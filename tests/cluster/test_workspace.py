@@ -215,7 +215,7 @@ def file_of(module: str) -> str:
     return str(importlib.import_module(module).__file__)
 
 
-def test_what_is_installed_counts_as_nobodys_code():
+def test_installed_packages_count_as_nobodys_code():
     local = modules.local_modules()
     assert "pytest" not in local
     assert "os" not in local

@@ -74,9 +74,7 @@ LOST = (
 COUNTS = "counters.add.call().get(90).values()"
 
 
-def test_a_tunnel_whose_cable_is_pulled_for_25_seconds_costs_nothing_but_time(
-    machines: Machines, console: Console
-) -> None:
+def test_a_tunnel_cut_for_25_seconds_costs_only_time(machines: Machines, console: Console) -> None:
     first = console.ask(machines.job("reach='tunnel'") + SPAWN)
     machines.network.pull(1)
     console.tell(COUNTS)
@@ -100,9 +98,7 @@ def test_sshd_that_is_killed_and_started_again_costs_nothing_either(machines: Ma
     console.ask("job.kill()")
 
 
-def test_an_agent_that_is_killed_behind_a_tunnel_is_lost_for_what_was_seen_there(
-    machines: Machines, console: Console
-) -> None:
+def test_agents_killed_behind_a_tunnel_are_lost_with_the_remote_reason(machines: Machines, console: Console) -> None:
     console.ask(machines.job("reach='tunnel'") + SPAWN)
     [agent] = machines.agents(2)
     os.kill(agent, signal.SIGKILL)
@@ -118,9 +114,7 @@ def test_an_agent_that_is_killed_behind_a_tunnel_is_lost_for_what_was_seen_there
     console.ask("job.kill()")
 
 
-def test_a_tunnel_that_stays_cut_loses_the_host_when_its_lease_is_over_and_says_what_was_seen(
-    machines: Machines, console: Console
-) -> None:
+def test_tunnels_cut_past_the_lease_lose_the_host_with_the_reason(machines: Machines, console: Console) -> None:
     console.ask("from monarch_nb import settings\n" + machines.job("reach='tunnel'") + SPAWN)
     console.ask(LEASE)
     machines.servers[0].cut()

@@ -71,13 +71,13 @@ def taker(quad: ProcMesh) -> Any:
     return quad.slice(gpus=0).spawn("taker", Taker)
 
 
-def test_what_cannot_be_pickled_is_told_at_the_call(taker: Any) -> None:
+def test_arguments_that_cannot_be_pickled_fail_at_the_call(taker: Any) -> None:
     with pytest.raises(Exception, match="stays here") as caught:
         taker.take.call_one(CannotGo())
     assert not isinstance(caught.value, ActorError)
 
 
-def test_what_cannot_be_unpickled_is_told_by_the_actor(taker: Any) -> None:
+def test_arguments_that_cannot_be_unpickled_fail_in_the_actor(taker: Any) -> None:
     future = taker.take.call_one(CannotArrive())
     with pytest.raises(ActorError, match="not welcome"):
         future.get(20)
@@ -141,7 +141,7 @@ def test_objects_of_native_modules_at_the_top_of_a_script_travel(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_is_unpickled_is_not_seen_by_the_modes_of_torch(quad: ProcMesh) -> None:
+def test_unpickling_runs_outside_of_torch_modes(quad: ProcMesh) -> None:
     torch = pytest.importorskip("torch")
 
     class InModes(Actor):

@@ -104,7 +104,7 @@ def test_buffers_work_where_nobody_is_an_actor() -> None:
     buffer.drop().get()
 
 
-def test_what_does_not_fit_is_a_value_error() -> None:
+def test_sizes_that_do_not_fit_are_value_errors() -> None:
     with pytest.raises(ValueError):
         RDMABuffer(torch.zeros(0))
     buffer = RDMABuffer(torch.zeros(8))
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_a_value_error() -> None:
         buffer.write_from(torch.zeros(9))
 
 
-def test_what_there_is_is_said_by_its_names() -> None:
+def test_available_movers_are_listed_by_name() -> None:
     assert get_rdma_backend() in ("ibverbs", "tcp", "none")
     assert is_ibverbs_available() is (get_rdma_backend() == "ibverbs")
     with pytest.warns(DeprecationWarning, match="get_rdma_backend"):

@@ -96,7 +96,7 @@ def test_parameters_have_the_names_and_the_order_that_programs_use(name: str) ->
         ("monarch._src.actor.shape", "NDSlice"),
     ],
 )
-def test_what_is_hidden_upstream_is_the_same_object_in_public(module: str, name: str) -> None:
+def test_hidden_upstream_names_are_the_same_objects_in_public(module: str, name: str) -> None:
     assert getattr(importlib.import_module(module), name) is getattr(monarch.actor, name)
 
 

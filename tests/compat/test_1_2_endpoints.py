@@ -187,7 +187,7 @@ def test_a_method_without_decorator_is_called_as_an_endpoint(quad: ProcMesh) -> 
     assert list(as_endpoint(counters.plain).call().get(20).values()) == [0, 1, 2, 3]
 
 
-def test_what_an_endpoint_with_a_port_returns_is_ignored(quad: ProcMesh) -> None:
+def test_the_return_value_of_an_endpoint_with_a_port_is_ignored(quad: ProcMesh) -> None:
     assert quad.slice(gpus=0).spawn("task", Task).answers_once.call_one().get(20) == "through the port"  # type: ignore[call-arg]
 
 
@@ -205,7 +205,7 @@ def test_an_actor_without_endpoints_is_async(quad: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("propagate", [None, "cached", "inspect", "mocked", len])
-def test_what_propagates_shapes_is_kept(propagate: Any) -> None:
+def test_a_propagator_of_shapes_is_kept(propagate: Any) -> None:
     class Shaped(Actor):
         @endpoint(propagate=propagate)
         def forward(self, x: Any) -> Any: ...

@@ -63,7 +63,7 @@ def test_an_extent_is_a_mapping_of_sizes() -> None:
     assert len(extent.region.slice()) == 8
 
 
-def test_this_host_has_no_dimensions_and_a_dimension_called_hosts_may_be_asked_for() -> None:
+def test_this_host_has_no_dimensions_unless_one_called_hosts_is_requested() -> None:
     assert dict(this_host().extent) == {}
     assert len(this_host()) == 1
     single = this_host().spawn_procs()
@@ -127,7 +127,7 @@ def test_processes_of_a_process_mesh_know_their_host(quad: ProcMesh) -> None:
         _ = quad.host_mesh
 
 
-def test_what_a_mesh_of_processes_does_not_do_says_where_to_go(quad: ProcMesh) -> None:
+def test_operations_that_a_proc_mesh_lacks_say_where_to_go(quad: ProcMesh) -> None:
     with pytest.raises(NotImplementedError, match=r"HostMesh\.sync_workspace"):
         asyncio.run(quad.sync_workspace(None))
     with pytest.raises(AttributeError, match="not part of Monarch-NB yet"):

@@ -34,13 +34,13 @@ def sleeper(quad: ProcMesh) -> Any:
     return quad.slice(gpus=0).spawn("sleeper", Sleeper)
 
 
-def test_result_is_get(sleeper: Any) -> None:
+def test_result_is_an_alias_of_get(sleeper: Any) -> None:
     future = sleeper.nap.call_one(0)
     value = future.result(timeout=20)
     assert future.result() == future.get() == value
 
 
-def test_a_time_out_is_that_of_the_builtins_and_the_call_goes_on(sleeper: Any) -> None:
+def test_a_timeout_is_the_builtin_error_and_the_call_goes_on(sleeper: Any) -> None:
     future = sleeper.nap.call_one(1.0)
     with pytest.raises(TimeoutError):
         future.get(timeout=0.01)

@@ -118,7 +118,7 @@ def test_a_port_is_pickled_with_what_it_was_told() -> None:
     assert receiver.recv().get(20) == 3
 
 
-def test_what_was_sent_in_vain_says_who_sent_it_whereto_and_why_it_did_not_arrive(quad: ProcMesh) -> None:
+def test_an_undeliverable_message_names_sender_destination_and_reason(quad: ProcMesh) -> None:
     told, receiver = Channel[tuple[str, str, str]].open()
     gone, _ = Channel[int].open()
     del _

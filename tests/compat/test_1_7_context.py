@@ -48,7 +48,7 @@ def test_the_client_is_the_root_with_a_place_of_its_own() -> None:
     assert current_actor_name() == str(context().actor_instance.actor_id)
 
 
-def test_the_rank_of_birth_stays_and_that_of_a_message_is_of_the_slice(quad: ProcMesh) -> None:
+def test_the_spawn_rank_is_fixed_and_message_ranks_are_the_slices(quad: ProcMesh) -> None:
     tellers = quad.spawn("tellers", Teller)
     assert tellers.slice(gpus=slice(2, 4)).ranks.call().get(20).item(gpus=1) == (
         "{'gpus': 3/4}",

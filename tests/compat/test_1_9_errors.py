@@ -102,7 +102,7 @@ def test_an_abort_tells_its_reason(quad: ProcMesh, faults: Any, reason: Any, tol
     assert failure.mesh is None
 
 
-def test_an_exit_within_an_endpoint_is_an_error_of_its_call_with_its_status(quad: ProcMesh) -> None:
+def test_an_exit_in_an_endpoint_fails_its_call_with_the_status(quad: ProcMesh) -> None:
     fails: Any = quad.slice(gpus=0).spawn("fails", Fails)
     for _ in range(2):
         with pytest.raises(ActorError, match="SystemExit: 3"):
@@ -124,7 +124,7 @@ def test_a_hook_that_is_assigned_is_called(quad: ProcMesh, monkeypatch: pytest.M
     assert "heard" in heard.get(timeout=20).report()
 
 
-def test_a_hook_may_be_assigned_through_the_module_that_was_imported_by_name() -> None:
+def test_a_hook_may_be_assigned_through_the_imported_module() -> None:
     from monarch import actor
 
     assert actor is monarch.actor

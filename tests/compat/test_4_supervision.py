@@ -213,7 +213,7 @@ def test_a_stop_cancels_a_supervise_that_has_not_ended(quad: ProcMesh, faults: A
     assert faults.left() == []
 
 
-def test_an_answer_that_has_come_is_given_though_its_actor_has_died_since(quad: ProcMesh, faults: Any) -> None:
+def test_an_answer_that_came_is_returned_though_its_actor_died_since(quad: ProcMesh, faults: Any) -> None:
     worker = quad.slice(gpus=0).spawn("worker", Worker)
     answered = worker.ping.call_one()
     worker.ping.call_one().get(20)  # so that the first answer, which comes before this one, is there
@@ -238,7 +238,7 @@ def test_an_error_of_a_call_is_the_callers_and_the_actor_lives(quad: ProcMesh) -
     assert worker.ping.call_one().get(20) == 0
 
 
-def test_a_system_exit_is_an_error_of_its_call_and_fails_no_rank(quad: ProcMesh) -> None:
+def test_a_system_exit_fails_its_call_and_no_rank(quad: ProcMesh) -> None:
     worker = quad.slice(gpus=0).spawn("worker", Worker)
     with pytest.raises(ActorError, match="SystemExit: 3"):
         worker.leave.call_one().get(20)
@@ -397,7 +397,7 @@ class Nest(Actor):
         self.inner.slice(a_dim=1).fail.broadcast()
 
 
-def test_a_nested_failure_names_its_actor_with_its_coordinates_and_then_the_owner(quad: ProcMesh, faults: Any) -> None:
+def test_a_nested_failure_names_its_actor_with_coordinates_then_its_owner(quad: ProcMesh, faults: Any) -> None:
     nest: Any = quad.slice(gpus=2).spawn("nest", Nest)
     nest.fail.call_one().get(30)
     failure = faults.next()

@@ -216,7 +216,7 @@ def test_a_client_that_is_killed_takes_its_processes_and_no_others(quad: ProcMes
     assert quad.slice(gpus=0).spawn("keeper", Keeper).pid.call_one().get(20) == own
 
 
-def test_a_controller_that_was_made_within_an_actor_is_that_of_the_client(quad: ProcMesh) -> None:
+def test_a_controller_made_in_an_actor_is_the_clients(quad: ProcMesh) -> None:
     class Makes(Actor):
         @endpoint
         async def make(self) -> Any:

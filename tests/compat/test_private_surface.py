@@ -119,7 +119,7 @@ def test_a_mesh_knows_the_class_of_its_actors(quad: ProcMesh) -> None:
     assert (workers._shape.labels, workers.slice(gpus=slice(1, 3))._shape.ranks()) == (["gpus"], [1, 2])
 
 
-def test_who_runs_is_known_in_an_actor_and_nobody_in_the_client(quad: ProcMesh) -> None:
+def test_the_running_actor_is_known_inside_it_and_nowhere_else(quad: ProcMesh) -> None:
     context()
     assert actor_mesh._context.get() is None
     workers: Any = quad.spawn("workers", Worker)
@@ -207,7 +207,7 @@ class Outer(Actor):
         return found
 
 
-def test_another_actor_stands_in_for_one_here_and_in_processes_that_are_spawned() -> None:
+def test_an_actor_class_can_be_replaced_here_and_in_spawned_processes() -> None:
     with patch_actor(Inner, FakeInner):
         here: Any = this_proc().spawn("inner", Inner)
         one: Any = get_or_spawn_controller("inner_of_test", Inner).get(20)
@@ -228,7 +228,7 @@ def test_bootstrap_main_is_the_program_of_a_process() -> None:
     procs.stop().get(20)
 
 
-def test_a_message_to_an_address_written_by_hand_comes_back_to_its_sender() -> None:
+def test_a_message_to_a_handwritten_address_returns_to_its_sender() -> None:
     class Sender(Actor):
         def __init__(self) -> None:
             self.lost: list[str] = []
@@ -292,7 +292,7 @@ def test_a_handle_is_settled_once_and_seen_by_many() -> None:
         left.get()
 
 
-def test_modules_of_private_paths_travel_and_what_is_not_kept_says_so_when_it_is_used() -> None:
+def test_modules_of_private_paths_travel_and_absent_ones_say_so() -> None:
     assert pickle.loads(pickle.dumps(actor_mesh)) is actor_mesh
     assert actor_mesh._actor_kind(Waiting) == actor_mesh.ActorKind.ASYNC
     assert actor_mesh._client_context.try_get() is context()
@@ -312,7 +312,7 @@ def test_meshes_are_found_behind_each_other(quad: ProcMesh) -> None:
     assert this_host()._hy_host_mesh.block_on() == this_host()
 
 
-def test_a_mesh_that_did_not_come_up_raises_where_it_is_looked_for() -> None:
+def test_meshes_that_failed_to_start_raise_when_looked_up() -> None:
     async def fails() -> None:
         raise OSError("no room")
 

@@ -25,7 +25,7 @@ def note(uid: str, name: str = "twins", **more: object) -> Path:
     return path
 
 
-def test_of_several_meshes_of_one_name_the_one_is_asked_for_by_its_id() -> None:
+def test_meshes_of_the_same_name_are_attached_by_id() -> None:
     paths = [note("p1", left_at=1.0), note("p2", actors=("counter",), left_at=2.0)]
     for ask in (come_back, end_mesh):
         with pytest.raises(AttachError, match=r"several meshes called twins: .* p[12] \(gpus=2, left at .* p[12] \("):
@@ -35,7 +35,7 @@ def test_of_several_meshes_of_one_name_the_one_is_asked_for_by_its_id() -> None:
     assert all(path.exists() for path in paths)
 
 
-def test_a_mesh_of_another_version_is_refused_with_both_by_its_id_as_well() -> None:
+def test_a_mesh_of_another_version_is_refused_naming_both_versions() -> None:
     note("p1")
     note("p2", python="2.7")
     with pytest.raises(AttachError, match=rf"twins runs monarch-nb \S+ on Python 2.7, .* {python_version()}"):

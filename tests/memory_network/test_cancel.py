@@ -151,7 +151,7 @@ def test_a_queued_call_is_dropped_and_those_behind_it_run(workers: Any) -> None:
     assert workers.seen.call().get(20).values() == [["cancelled", "third"]] * 4
 
 
-def test_a_def_that_runs_is_left_to_finish_and_what_waits_behind_it_dropped(quad: ProcMesh, keeper: Any) -> None:
+def test_a_running_sync_endpoint_finishes_and_queued_calls_are_dropped(quad: ProcMesh, keeper: Any) -> None:
     port, receiver = Channel[Port[int]].open()
     running = keeper.hold.call_one(port)
     key = receiver.recv().get(20)
@@ -181,7 +181,7 @@ def test_a_cancelled_call_with_an_explicit_port_does_not_harm_the_actor(workers:
     assert workers.seen.call().get(20).values() == [[]] * 4
 
 
-def test_a_stream_is_cancelled_as_a_whole_and_keeps_the_answers_that_came(workers: Any) -> None:
+def test_cancelling_a_stream_keeps_the_answers_that_came(workers: Any) -> None:
     stream = list(hung(1, lambda port: workers.hang.stream(port, (2,))))
     assert sorted(future.get(20) for future in stream[:3]) == [0, 1, 3]
     assert not stream[0].cancel()
@@ -226,7 +226,7 @@ def test_an_answered_call_cannot_be_cancelled(workers: Any) -> None:
     assert future.get().values() == [[]] * 4
 
 
-def test_what_others_rely_on_cannot_be_cancelled(workers: Any) -> None:
+def test_calls_that_others_rely_on_cannot_be_cancelled(workers: Any) -> None:
     assert not workers.initialized.cancel()
     stop = workers.stop()
     assert not stop.cancel()
@@ -280,7 +280,7 @@ def test_an_endpoint_whose_own_call_is_cancelled_raises_an_ordinary_error(quad: 
 # -- a limit for one call ----------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_is_late_names_who_has_not_answered_and_is_cancelled_there(workers: Any) -> None:
+def test_a_late_call_names_silent_ranks_and_is_cancelled_there(workers: Any) -> None:
     port, _receiver = Channel[int].open()
     future = workers.hang.options(timeout=3).call(port, (1, 3))  # in which the others answer, on a busy machine, too
     with pytest.raises(TimeoutError, match=r"workers.hang\(\) was not answered within 3 s by ranks 1, 3 of mesh wor"):
@@ -289,7 +289,7 @@ def test_a_call_that_is_late_names_who_has_not_answered_and_is_cancelled_there(w
     assert workers.seen.call().get(20).values() == [[], ["cancelled"], [], ["cancelled"]]
 
 
-def test_a_call_in_time_is_left_alone_and_the_limit_is_of_that_call_alone(workers: Any) -> None:
+def test_a_call_in_time_is_unaffected_by_the_limit_of_another(workers: Any) -> None:
     quick = workers.seen.options(timeout=3)
     assert quick.call().get().values() == [[]] * 4
     assert quick.choose().get() == []
@@ -329,7 +329,7 @@ def of_one(mesh: Any, **changes: Any) -> Any:
     return ActorMesh(msgspec.structs.replace(mesh._state, **changes), mesh._region).slice(gpus=1)
 
 
-def test_a_call_to_an_actor_that_has_stopped_itself_says_which_and_where(quad: ProcMesh) -> None:
+def test_a_call_to_an_actor_that_stopped_itself_names_it(quad: ProcMesh) -> None:
     actors: Any = quad.spawn("brief", Sync)
     actors.slice(gpus=2).end.call_one().get(20)
     with pytest.raises(SupervisionError) as caught:

@@ -116,7 +116,7 @@ def test_an_async_endpoint_and_what_it_waits_for_are_cancelled(quad: ProcMesh, l
     assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["async", "last"]
 
 
-def test_an_async_endpoint_that_does_not_wait_yet_sees_its_own_cancellation_too(quad: ProcMesh, last: Any) -> None:
+def test_an_async_endpoint_sees_its_cancellation_at_its_next_await(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
     assert cancelled(lambda *ports: middle.ask_slowly.call_one(last, *ports), 2) == ["async", "last"]
 
@@ -128,7 +128,7 @@ def test_a_def_that_waits_for_a_call_is_woken_by_its_cancellation(quad: ProcMesh
     assert "last.hang() was cancelled" in told
 
 
-def test_it_goes_on_through_several_actors(quad: ProcMesh, last: Any) -> None:
+def test_a_cancellation_passes_through_several_actors(quad: ProcMesh, last: Any) -> None:
     class Over(Actor):
         @endpoint
         async def ask(self, middle: Any, *args: Any) -> None:
@@ -139,7 +139,7 @@ def test_it_goes_on_through_several_actors(quad: ProcMesh, last: Any) -> None:
     assert cancelled(lambda *ports: over.ask.call_one(middle, last, *ports), 2) == ["last", "sync"]
 
 
-def test_a_call_that_was_not_answered_in_its_time_takes_what_it_waits_for_with_it(quad: ProcMesh, last: Any) -> None:
+def test_a_call_that_times_out_cancels_the_calls_it_waits_for(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
     for actor in (middle, last):  # the limit is for the calls alone, which both have to begin in that time
         actor.initialized.get(20)
@@ -162,7 +162,7 @@ def test_calls_of_other_messages_of_the_actor_go_on(quad: ProcMesh, last: Any) -
     assert middle.done.call_one().get(20) is False
 
 
-def test_who_is_cancelled_may_tidy_up(quad: ProcMesh, last: Any) -> None:
+def test_a_cancelled_endpoint_may_clean_up(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Async)
     assert cancelled(lambda *ports: middle.recover.call_one(last, *ports), 2) == ["last", "tidy"]
 

@@ -131,7 +131,7 @@ def test_the_client_is_the_root() -> None:
         context().actor_instance.stop()
 
 
-def test_this_proc_of_the_client_is_the_client() -> None:
+def test_this_proc_of_the_client_is_the_client_process() -> None:
     here: Any = this_proc().spawn("here", Self)
     who = here.who.call_one().get(20)
     assert who["pid"] == os.getpid()

@@ -121,7 +121,7 @@ def test_a_wait_with_a_time_limit_is_no_deadlock(quad: ProcMesh) -> None:
     assert a.patiently.call_one(b, a).get(20) == "gave up"
 
 
-def test_an_actor_that_waits_for_itself_is_told_at_once_though_the_wait_has_a_limit(quad: ProcMesh) -> None:
+def test_actors_that_wait_for_themselves_fail_at_once_despite_a_timeout(quad: ProcMesh) -> None:
     a: Any = quad.slice(gpus=0).spawn("alice", Caller)
     with pytest.raises(ActorError) as caught:  # with_timeout would have caught a TimeoutError
         a.with_timeout.call_one(a).get(20)

@@ -97,7 +97,7 @@ def hosts_of(workers: Any) -> list[str]:
     return [host for _, _, host in workers.where.call().get(20).values()]
 
 
-def test_a_mesh_grows_with_its_actors_and_calls_from_then_on_go_to_all(procs: ProcMesh, workers: Any) -> None:
+def test_calls_reach_the_actors_on_all_ranks_of_a_grown_mesh(procs: ProcMesh, workers: Any) -> None:
     before = workers.where.call()
     told = procs.grow(hosts=2)
     assert repr(told) == "<'trainers' {hosts=4, gpus=1}: 2 hosts more (m2, m3), with workers created there>"
@@ -120,7 +120,7 @@ def test_slices_mean_the_ranks_they_meant_before(procs: ProcMesh, workers: Any) 
     assert hosts_of(both.slice(hosts=0)) == ["m0"]
 
 
-def test_who_holds_a_reference_elsewhere_follows(simulated: Cluster, procs: ProcMesh, workers: Any) -> None:
+def test_references_elsewhere_follow_a_resize(simulated: Cluster, procs: ProcMesh, workers: Any) -> None:
     beside = simulated.this_host().spawn_procs({"one": 1}, name="beside")
     holder = beside.spawn("holder", Holder, workers).slice(one=0)
     assert holder.hosts.call_one().get(20) == ["m0", "m1"]
@@ -131,9 +131,7 @@ def test_who_holds_a_reference_elsewhere_follows(simulated: Cluster, procs: Proc
     beside.stop().get(20)
 
 
-def test_places_count_anew_after_a_host_of_the_middle_has_gone_and_its_room_is_used_again(
-    procs: ProcMesh, workers: Any
-) -> None:
+def test_ranks_are_renumbered_after_a_middle_host_leaves_and_is_replaced(procs: ProcMesh, workers: Any) -> None:
     procs.grow(hosts=1)
     told = procs.shrink(hosts=["m1"])
     assert (told.gone, told.hosts, told.actors, told.freed) == ("hosts=1", ("m1",), ("workers",), ())
@@ -164,7 +162,7 @@ def test_where_an_actor_does_not_start_nothing_has_changed(procs: ProcMesh, work
     assert hosts_of(workers) == ["m0", "m1"]
 
 
-def test_a_host_that_dies_meanwhile_ends_the_growth_and_what_was_there_works(
+def test_a_host_dying_during_a_growth_ends_it_and_harms_nothing(
     simulated: Cluster, procs: ProcMesh, workers: Any
 ) -> None:
     simulated.kill_host(5)
@@ -176,7 +174,7 @@ def test_a_host_that_dies_meanwhile_ends_the_growth_and_what_was_there_works(
     assert hosts_of(workers) == ["m0", "m1", "m2"]
 
 
-def test_what_has_failed_is_healed_and_a_mesh_grows_beside_it(
+def test_a_failed_rank_is_healed_while_the_mesh_grows(
     simulated: Cluster, procs: ProcMesh, workers: Any, kill: Callable[[ProcMesh], None]
 ) -> None:
     hosts_of(workers)
@@ -202,7 +200,9 @@ def test_what_has_failed_is_healed_and_a_mesh_grows_beside_it(
         (lambda mesh: mesh.slice(hosts=0).grow(hosts=1), "only a whole mesh can grow, not a slice of trainers"),
     ],
 )
-def test_what_cannot_be_meant_is_said(procs: ProcMesh, ask: Callable[[ProcMesh], object], told: str) -> None:
+def test_impossible_sizes_are_refused_with_the_reason(
+    procs: ProcMesh, ask: Callable[[ProcMesh], object], told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         ask(procs)
 
@@ -291,7 +291,7 @@ def test_hosts_come_from_the_job_and_go_back_to_it(fleet: HostMesh, source: Sour
     assert hosts_of(trainers) == ["m0", "m3"]
 
 
-def test_hosts_that_do_not_come_change_nothing_and_those_that_came_for_nothing_go_back(
+def test_hosts_that_do_not_come_change_nothing_and_extras_go_back(
     fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     procs = procs_of(trainers)
@@ -328,7 +328,7 @@ def test_another_host_comes_in_the_place_of_one_that_is_lost(
     assert hosts_of(trainers) == ["m0", "m1"]
 
 
-def test_a_heal_asks_for_another_host_only_where_the_engine_says_that_one_has_ended_and_says_so_first(
+def test_a_heal_replaces_only_hosts_that_ended_by_their_engine(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     told: list[str] = []
@@ -361,7 +361,7 @@ def test_a_heal_asks_for_another_host_only_where_the_engine_says_that_one_has_en
     procs.shrink(hosts=-1)
 
 
-def test_a_spare_takes_the_place_of_a_lost_host_at_once_and_another_one_is_asked_for(
+def test_spares_replace_lost_hosts_at_once_and_another_is_requested(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     procs = procs_of(trainers)
@@ -454,7 +454,7 @@ def meanwhile(work: Callable[[], object]) -> "Future[object]":
     return done
 
 
-def test_a_host_that_dies_in_the_middle_of_a_growth_ends_it_and_the_next_one_succeeds(
+def test_a_host_dying_in_mid_growth_ends_only_that_growth(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
 ) -> None:
     source.hosts[:] = ["m8", "m9"]
@@ -471,7 +471,7 @@ def test_a_host_that_dies_in_the_middle_of_a_growth_ends_it_and_the_next_one_suc
     assert simulated.failures == []
 
 
-def test_a_host_that_dies_in_the_middle_of_a_shrink_is_gone_and_the_others_go_on(
+def test_a_host_dying_in_mid_shrink_leaves_the_others_running(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
 ) -> None:
     source.hosts[:] = ["m4", "m9"]
@@ -499,7 +499,7 @@ class Told(Slow):
         self._wait("m0")
 
 
-def test_an_interrupt_while_survivors_are_told_of_new_ranks_leaves_the_mesh_as_it_was(
+def test_an_interrupt_while_survivors_are_renumbered_leaves_the_mesh_unchanged(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any, slow: type[Slow]
 ) -> None:
     source.hosts[:] = ["m14", "m15"]
@@ -524,7 +524,7 @@ def test_an_interrupt_while_survivors_are_told_of_new_ranks_leaves_the_mesh_as_i
 
 
 @pytest.mark.slow
-def test_interrupts_at_random_leave_a_mesh_that_has_grown_or_not_and_no_host_is_lost(
+def test_random_interrupts_leave_a_mesh_grown_or_not_without_lost_hosts(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     procs, main, random = procs_of(trainers), threading.main_thread().ident, Random(5)

@@ -131,9 +131,7 @@ def as_at_first(job: Job, engine: Engine) -> bool:
     return list(engine.agents) == list(job.agents) == ["fleet_0", "fleet_1"]
 
 
-def test_hosts_that_do_not_come_in_time_are_let_go_and_why_they_did_not_is_told(
-    hosts: JobHosts, job: Job, engine: Engine
-) -> None:
+def test_hosts_that_are_late_are_released_with_the_reason(hosts: JobHosts, job: Job, engine: Engine) -> None:
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 has given fleet no 2 more hosts within 0.2 s: 0/2 hosts.*"
                                                r"fleet_2.*waits for a node.* monarch-nb job ls"):  # fmt: skip
         hosts.more(2, 0.2)
@@ -165,7 +163,7 @@ def test_machines_are_named_only_to_engines_that_let_users_choose(hosts: JobHost
     assert [wanted.places for wanted in engine.asked] == [("node7", "node8")]
 
 
-def test_the_engine_says_which_lost_hosts_have_ended_or_is_said_not_to_answer(
+def test_engines_say_which_lost_hosts_ended_or_are_silent(
     hosts: JobHosts, job: Job, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.joined({"fleet_0": "node4", "fleet_1": "node5"})
@@ -195,7 +193,7 @@ def test_the_engine_says_which_lost_hosts_have_ended_or_is_said_not_to_answer(
 
 
 @pytest.mark.parametrize("when", ["while the engine is asked", "while hosts are waited for"])
-def test_an_interrupt_ends_the_wait_at_once_and_what_was_started_ends_after_it(
+def test_an_interrupt_ends_the_wait_and_later_what_was_started(
     hosts: JobHosts, job: Job, engine: Engine, when: str
 ) -> None:
     if when == "while the engine is asked":
@@ -216,9 +214,7 @@ def test_an_interrupt_ends_the_wait_at_once_and_what_was_started_ends_after_it(
         hosts.more(1, 20)
 
 
-def test_a_job_that_is_killed_meanwhile_ends_the_wait_and_nothing_is_left_of_it(
-    hosts: JobHosts, job: Job, engine: Engine
-) -> None:
+def test_killing_the_job_ends_the_wait_and_leaves_nothing(hosts: JobHosts, job: Job, engine: Engine) -> None:
     told: list[BaseException] = []
 
     def grow() -> None:
@@ -257,9 +253,7 @@ def told(job: Job) -> Iterator[list[str]]:
     runtime().part(HostNotices).present(None)
 
 
-def test_spares_that_come_to_nothing_are_told_and_others_asked_for_only_a_few_times(
-    job: Job, engine: Engine, told: list[str]
-) -> None:
+def test_spares_that_fail_are_reported_and_retried_a_few_times(job: Job, engine: Engine, told: list[str]) -> None:
     engine.ended = "has failed: no such image"
     hosts = JobHosts(job, "fleet")
     until(lambda: told and told[-1].endswith("has no spare host any more: 3 came to nothing within 600 s"), str(told))
@@ -270,9 +264,7 @@ def test_spares_that_come_to_nothing_are_told_and_others_asked_for_only_a_few_ti
     hosts.close()
 
 
-def test_a_spare_that_is_asked_for_while_the_job_is_killed_ends_at_once(
-    job: Job, engine: Engine, told: list[str]
-) -> None:
+def test_a_spare_requested_while_the_job_is_killed_ends_at_once(job: Job, engine: Engine, told: list[str]) -> None:
     engine.may_answer.clear()
     engine.ended = "has failed"
     hosts = JobHosts(job, "fleet")
@@ -292,9 +284,7 @@ def test_an_engine_that_gives_no_other_spare_says_so(job: Job, engine: Engine, t
     assert told[1] == "TestJob 7: there is no new spare host for fleet: the budget is spent"
 
 
-def test_two_meshes_of_a_job_that_are_given_hosts_at_once_both_have_them_written_down(
-    hosts: JobHosts, job: Job, engine: Engine
-) -> None:
+def test_two_meshes_given_hosts_at_once_are_both_recorded(hosts: JobHosts, job: Job, engine: Engine) -> None:
     others = JobHosts(job, "loaders")
     engine.may_answer.clear()
     growing = [threading.Thread(target=lambda mesh=mesh: _refused(mesh), daemon=True) for mesh in (hosts, others)]

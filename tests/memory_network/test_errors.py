@@ -148,7 +148,7 @@ def one(quad: ProcMesh) -> Any:
     return quad.slice(gpus=0).spawn("one", Raiser)
 
 
-def test_an_exception_goes_to_the_caller_with_its_story_and_the_actor_lives(raisers: Any) -> None:
+def test_an_exception_goes_to_the_caller_and_the_actor_lives(raisers: Any) -> None:
     with pytest.raises(ActorError) as caught:
         raisers.plain.call().get(20)
     error = caught.value
@@ -234,7 +234,7 @@ def test_an_exception_that_escapes_with_an_explicit_port_fails_the_actor(one: An
         one.alive.call_one().get(20)
 
 
-def test_what_is_not_an_ordinary_exception_fails_the_actor(one: Any, faults: Faults) -> None:
+def test_an_extraordinary_exception_fails_the_actor(one: Any, faults: Faults) -> None:
     with pytest.raises(SupervisionError, match="NotOrdinary: 3"):
         one.exits.call_one().get(20)
     failure = faults.next()
@@ -250,7 +250,7 @@ def test_the_same_holds_for_async_actors(quad: ProcMesh, faults: Faults) -> None
 
 
 @pytest.mark.parametrize("name", ["leaves", "leaves_a_loop"])
-def test_sys_exit_is_an_error_of_its_call_and_none_with_status_0(quad: ProcMesh, faults: Faults, name: str) -> None:
+def test_sys_exit_fails_its_call_unless_the_status_is_0(quad: ProcMesh, faults: Faults, name: str) -> None:
     leavers: Any = quad.spawn("leavers", Leaver if name == "leaves" else AsyncLeaver)
     for status in (0, None):
         assert leavers.leaves.call(status).get(20).values() == [None] * 4
@@ -275,7 +275,7 @@ def test_a_dead_actor_does_not_hurt_its_neighbours(quad: ProcMesh, faults: Fault
     assert quad.spawn("c", Raiser).alive.call().get(20).values() == [True] * 4  # type: ignore[attr-defined]
 
 
-def test_a_rank_that_dies_after_another_has_raised_says_so_with_what_was_raised(quad: ProcMesh, faults: Faults) -> None:
+def test_a_rank_dying_after_another_raised_is_reported_with_the_error(quad: ProcMesh, faults: Faults) -> None:
     raisers: Any = quad.spawn("mixed", Mixed)
     with pytest.raises(SupervisionError) as caught:
         raisers.raise_then_leave.call().get(20)

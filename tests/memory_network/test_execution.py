@@ -132,7 +132,7 @@ def test_a_sync_actor_has_a_thread_of_its_own_without_a_loop(quad: ProcMesh) -> 
     assert actor.same_thread.call_one().get(20)
 
 
-def test_an_async_actor_has_a_loop_of_its_own_that_runs_between_messages(quad: ProcMesh) -> None:
+def test_an_async_actor_has_its_own_loop_that_runs_between_messages(quad: ProcMesh) -> None:
     actor = quad.slice(gpus=0).spawn("async", Async)
     assert actor.on_its_loop.call_one().get(20)
     assert actor.until_beats.call_one(5).get(20) >= 5

@@ -70,9 +70,7 @@ def nothing_else(mesh: Any, told: list[tuple[str, int]]) -> None:
     assert [kind for kind, _ in told[before:]] == ["TypeError(\"unsupported operand type(s) for /: 'int' and 'str'\")"]
 
 
-def test_the_error_of_a_call_that_is_dropped_is_told_when_it_comes(
-    procs: ProcMesh, told: list[tuple[str, int]]
-) -> None:
+def test_the_error_of_a_dropped_call_is_shown_when_it_comes(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("a", Divider)
     mesh.initialized.get(SECONDS)
     mesh.late.call(0)
@@ -83,9 +81,7 @@ def test_the_error_of_a_call_that_is_dropped_is_told_when_it_comes(
     assert told == [("ZeroDivisionError('division by zero')", 1)]
 
 
-def test_a_future_that_is_kept_is_not_forgotten_and_one_that_is_dropped_unread_is(
-    procs: ProcMesh, told: list[tuple[str, int]]
-) -> None:
+def test_only_futures_dropped_unread_count_as_unretrieved(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("b", Divider)
     kept, dropped, read = (mesh.divide.call(0) for _ in range(3))
     with pytest.raises(ActorError, match="division by zero"):
@@ -101,7 +97,7 @@ def test_a_future_that_is_kept_is_not_forgotten_and_one_that_is_dropped_unread_i
     nothing_else(mesh, told)
 
 
-def test_an_error_that_is_told_in_another_way_is_not_told_for_its_future_being_dropped(
+def test_an_error_reported_elsewhere_is_not_reported_for_a_dropped_future(
     procs: ProcMesh, told: list[tuple[str, int]]
 ) -> None:
     mesh = procs.spawn("f", Divider)
@@ -114,7 +110,7 @@ def test_an_error_that_is_told_in_another_way_is_not_told_for_its_future_being_d
     nothing_else(mesh, told)
 
 
-def test_what_is_forgotten_together_is_told_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
+def test_futures_dropped_together_are_reported_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("c", Divider)
     for _ in range(50):
         mesh.divide.call(0)
@@ -125,7 +121,7 @@ def test_what_is_forgotten_together_is_told_once(procs: ProcMesh, told: list[tup
     until(lambda: sum(count for _, count in told) == 52)
 
 
-def test_what_was_cancelled_or_interrupted_is_not_told(
+def test_cancelled_or_interrupted_calls_are_not_reported_when_dropped(
     procs: ProcMesh, told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "SILENT_AFTER", 0.3)

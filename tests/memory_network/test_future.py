@@ -77,7 +77,7 @@ def test_a_timeout_is_a_number_of_seconds(held: Any, timeout: Any) -> None:
     assert future.get(math.inf) == 42
 
 
-def test_an_error_is_raised_each_time_and_can_be_had_as_an_object(gate: Any) -> None:
+def test_an_error_is_raised_at_each_get_and_available_as_object(gate: Any) -> None:
     future = gate.fail.call_one()
     for _ in range(2):
         with pytest.raises(ActorError, match="no"):

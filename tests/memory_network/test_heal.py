@@ -234,7 +234,7 @@ def test_references_held_elsewhere_work_again(own_procs: ProcMesh, quad: ProcMes
     holders.stop().get(20)
 
 
-def test_whoever_holds_a_reference_may_heal(own_procs: ProcMesh, quad: ProcMesh, counters: Any, killed: Kill) -> None:
+def test_any_holder_of_a_reference_may_heal(own_procs: ProcMesh, quad: ProcMesh, counters: Any, killed: Kill) -> None:
     holder: Any = quad.slice(gpus=0).spawn("holder", Holder, counters)
     assert holder.try_ask.call_one().get(20) == "[12, 12]"
     killed(own_procs.slice(gpus=0))
@@ -307,7 +307,7 @@ def test_healing_over_and_over_is_refused(quad: ProcMesh, faults: Faults) -> Non
     assert counters.slice(gpus=0).add.call_one().get(20) == 1
 
 
-def test_what_fails_again_while_it_is_healed_is_told_by_the_heal(quad: ProcMesh, faults: Faults, tmp_path: Any) -> None:
+def test_a_second_failure_during_a_heal_is_raised_by_it(quad: ProcMesh, faults: Faults, tmp_path: Any) -> None:
     path = str(tmp_path / "there")
     actors: Any = quad.slice(gpus=slice(0, 2)).spawn("actors", FailsLater, path)
     assert actors.ping.call().get(20).values() == ["pong"] * 2

@@ -65,7 +65,7 @@ class Clash(Actor):
     def slice(self) -> None: ...
 
 
-def test_an_unknown_dimension(workers: Any) -> None:
+def test_slicing_an_unknown_dimension_is_refused(workers: Any) -> None:
     with pytest.raises(TypeError, match="hosts") as caught:
         workers.slice(hosts=0)
     assert "gpus" in str(caught.value)  # what there is
@@ -77,7 +77,7 @@ def test_an_empty_or_out_of_range_slice(workers: Any, what: Any) -> None:
         workers.slice(gpus=what)
 
 
-def test_an_uneven_split(workers: Any) -> None:
+def test_an_uneven_split_is_refused(workers: Any) -> None:
     with pytest.raises(ValueError, match="gpus"):
         workers.split(gpus=("node", "local"), local=3)
 
@@ -107,7 +107,7 @@ def test_endpoints_are_all_sync_or_all_async(duo: ProcMesh) -> None:
         duo.spawn("mixed", Mixed)
 
 
-def test_what_is_no_actor(duo: ProcMesh) -> None:
+def test_spawning_a_class_that_is_no_actor_is_refused(duo: ProcMesh) -> None:
     with pytest.raises(ValueError, match="must be a class derived from"):
         duo.spawn("thread", threading.Thread)
 

@@ -49,7 +49,7 @@ def procs(simulated: Cluster) -> Iterator[ProcMesh]:
     mesh.stop().get(20)
 
 
-def test_it_runs_once_in_each_environment_and_leaves_no_mark(procs: ProcMesh, shared: Path) -> None:
+def test_pip_runs_once_per_environment_and_leaves_no_mark(procs: ProcMesh, shared: Path) -> None:
     told = run_pip(procs, ["install", "toy"])
     assert sorted(ran) == [("m0", ("install", "toy")), ("m2", ("install", "toy"))]
     first, second = repr(told).splitlines()
@@ -59,7 +59,7 @@ def test_it_runs_once_in_each_environment_and_leaves_no_mark(procs: ProcMesh, sh
     assert [path for path in shared.rglob("*") if path.is_file()] == []
 
 
-def test_what_ranks_have_loaded_while_it_changed_is_told_with_what_to_do(procs: ProcMesh, shared: Path) -> None:
+def test_packages_that_ranks_loaded_before_they_changed_are_named(procs: ProcMesh, shared: Path) -> None:
     told = repr(run_pip(procs, ["install", "--upgrade", "toy"])).splitlines()
     assert told[0].endswith(": toy 1.0 → 2.0")
     assert told[2].startswith(

@@ -192,7 +192,7 @@ def test_only_an_exception_is_sent_as_one() -> None:
         receiver.recv().get(20)
 
 
-def test_a_value_for_a_receiver_that_is_gone_goes_back_to_its_sender(senders: Any) -> None:
+def test_a_value_for_a_closed_receiver_returns_to_its_sender(senders: Any) -> None:
     port, receiver = Channel[int].open()
     del receiver
     one = senders.slice(gpus=1)

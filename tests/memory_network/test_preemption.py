@@ -96,7 +96,7 @@ def keeper(simulated: Cluster) -> Iterator[Callable[[HostMesh, str], Any]]:
 
 
 @pytest.mark.parametrize("how", ["handles", "does not handle", "raises"])
-def test_the_owner_is_told_with_the_seconds_left_and_whatever_it_does_nothing_fails_of_it(
+def test_the_owner_gets_notice_with_the_seconds_left_and_nothing_fails(
     simulated: Cluster, keeper: Callable[[HostMesh, str], Any], hosts: HostMesh, how: str
 ) -> None:
     owner = keeper(hosts, how)
@@ -109,7 +109,7 @@ def test_the_owner_is_told_with_the_seconds_left_and_whatever_it_does_nothing_fa
     assert simulated.failures == []
 
 
-def test_a_failure_that_follows_is_told_as_ever_and_says_how_long_ago_the_notice_was(
+def test_a_failure_after_a_notice_says_how_long_ago_it_was(
     simulated: Cluster, keeper: Callable[[HostMesh, str], Any], shown: list[str]
 ) -> None:
     owner = keeper(simulated.hosts().slice(hosts=slice(0, 3, 2)), "handles")
@@ -123,7 +123,7 @@ def test_a_failure_that_follows_is_told_as_ever_and_says_how_long_ago_the_notice
     assert len(shown) == 1
 
 
-def test_people_are_told_which_host_how_long_it_has_and_what_to_do(
+def test_the_notice_names_the_host_its_time_and_the_remedy(
     simulated: Cluster, hosts: HostMesh, shown: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     procs = hosts.spawn_procs(name="trained")

@@ -86,7 +86,7 @@ def test_references_travel_inside_of_containers(holders: Any) -> None:
     assert holders.slice(gpus=3).ask_nested.call_one(box).get(20) == [[0], [0, 1]]
 
 
-def test_what_comes_back_is_the_mesh_that_was_sent(quad: ProcMesh, holders: Any) -> None:
+def test_a_mesh_that_travels_back_is_the_same_object(quad: ProcMesh, holders: Any) -> None:
     one = holders.slice(gpus=1)
     for mesh in (holders, one, holders.rename(gpus="ranks"), quad, quad.slice(gpus=0), this_host(), this_proc()):
         back = one.back.call_one(mesh).get(20)

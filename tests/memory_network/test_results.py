@@ -68,7 +68,7 @@ def test_a_call_gives_what_its_future_would_have_given(workers: Any) -> None:
     assert repr(monarch.results(workers)) == "no call of workers has ended while nobody was there"
 
 
-def test_what_was_raised_is_raised_with_its_rank_and_the_others_values_are_there(workers: Any) -> None:
+def test_partial_results_raise_with_the_rank_and_keep_the_others(workers: Any) -> None:
     leave(workers)
     call = workers.fail_on.call(1)
     [found] = back(workers)
@@ -82,7 +82,7 @@ def test_what_was_raised_is_raised_with_its_rank_and_the_others_values_are_there
     assert "raised ValueError: not on 1 on gpus=1" in repr(found)
 
 
-def test_of_a_call_that_some_ranks_had_answered_before_the_others_are_there(workers: Any) -> None:
+def test_an_incomplete_result_keeps_the_answers_that_had_come(workers: Any) -> None:
     leave(workers.slice(gpus=1))
     workers.double.call("ab")
     [found] = back(workers)
@@ -92,7 +92,7 @@ def test_of_a_call_that_some_ranks_had_answered_before_the_others_are_there(work
 
 
 @pytest.mark.usefixtures("simulated")  # processes have their settings from when they were spawned
-def test_what_is_too_large_to_be_kept_is_told(workers: Any) -> None:
+def test_results_too_large_to_store_are_reported(workers: Any) -> None:
     with configured(kept_results_size=1000):
         leave(workers)
         workers.double.call(bytes(600))

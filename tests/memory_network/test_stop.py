@@ -181,7 +181,7 @@ def test_a_clean_up_that_raises_is_a_failure_of_the_actor(quad: ProcMesh, faults
     assert faults.left() == []
 
 
-def test_what_was_stopped_long_ago_is_forgotten_and_who_still_has_it_is_told(
+def test_old_stopped_meshes_are_forgotten_but_their_handles_still_say_so(
     quad: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "KEPT", 2)

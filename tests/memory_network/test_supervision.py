@@ -296,7 +296,7 @@ def test_a_sender_that_minds_no_lost_message_lives(quad: ProcMesh, faults: Fault
 
 
 @pytest.mark.parametrize("kind", [Stubborn, AsyncStubborn])
-def test_what_is_lost_while_a_loss_is_judged_is_not_judged(quad: ProcMesh, kind: type[Stubborn]) -> None:
+def test_messages_lost_while_a_loss_is_judged_are_not_judged(quad: ProcMesh, kind: type[Stubborn]) -> None:
     port, receiver = Channel[str].open()
     sender: Any = quad.slice(gpus=0).spawn("stubborn", kind, gone_port(), port)
     for _ in range(3):
@@ -317,7 +317,7 @@ def test_a_sender_that_says_it_minds_fails(quad: ProcMesh, faults: Faults, how: 
         sender.ping.call_one().get(20)
 
 
-def test_what_was_broadcast_to_a_failed_actor_goes_back_to_its_sender(quad: ProcMesh, faults: Faults) -> None:
+def test_broadcasts_to_a_failed_actor_return_to_their_sender(quad: ProcMesh, faults: Faults) -> None:
     port, receiver = Channel[Any].open()
     sender: Any = quad.slice(gpus=0).spawn("sender", Sender, "handles", port)
     child: Any = quad.slice(gpus=1).spawn("child", Child)

@@ -88,7 +88,7 @@ def pair(quad: ProcMesh) -> ProcMesh:
 @pytest.mark.parametrize("cls", [Sync, Async])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["step", "refuses"])
-def test_an_error_that_has_no_text_to_give_is_raised_by_its_call_and_the_actors_go_on(
+def test_an_error_without_a_text_is_raised_and_its_actor_lives(
     pair: ProcMesh, faults: Faults, cls: Any, way: str, method: str
 ) -> None:
     actors = pair.spawn("mutes", cls)
@@ -102,9 +102,7 @@ def test_an_error_that_has_no_text_to_give_is_raised_by_its_call_and_the_actors_
 
 @pytest.mark.parametrize("cls", [Sync, Async])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_exit_that_has_no_text_to_give_fails_the_actor_by_name(
-    pair: ProcMesh, faults: Faults, cls: Any, way: str
-) -> None:
+def test_an_exit_without_a_text_fails_the_actor_by_name(pair: ProcMesh, faults: Faults, cls: Any, way: str) -> None:
     actors = pair.slice(gpus=0).spawn("leavers", cls)
     for _ in range(2):  # the second is refused: nothing waits for ever
         with pytest.raises(SupervisionError, match="Mute"):
@@ -210,7 +208,7 @@ class Loop(Actor):
 
 
 @pytest.mark.parametrize("method", ["end_by_task", "end_by_callback", "end_by_stop"])
-def test_whatever_ends_the_loop_of_an_actor_fails_the_actor_and_is_told_once(
+def test_anything_that_ends_an_actors_loop_fails_it_once(
     pair: ProcMesh, faults: Faults, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = pair.slice(gpus=0).spawn("loops", Loop)

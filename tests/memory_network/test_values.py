@@ -72,7 +72,7 @@ def keepers(quad: ProcMesh) -> Any:
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_the_caller_does_to_an_argument_later_is_not_seen(keepers: Any, form: str, nbytes: int) -> None:
+def test_later_changes_by_the_caller_to_an_argument_are_not_seen(keepers: Any, form: str, nbytes: int) -> None:
     one = keepers.slice(gpus=0)
     port, receiver = Channel[Port[None]].open()
     busy = one.hold.call_one(port)  # so that the argument is not looked at before it is changed here
@@ -129,7 +129,7 @@ def test_constructor_arguments_are_kept_for_a_heal_as_they_were(quad: ProcMesh) 
     assert one.total.call_one().get(60) == 0
 
 
-def test_what_a_port_carries_is_a_snapshot_too() -> None:
+def test_values_sent_through_ports_are_snapshots() -> None:
     port, receiver = Channel[Any].open()
     value = np.zeros(LARGE, np.uint8)
     port.send(value)

@@ -79,7 +79,7 @@ def test_a_changed_init_and_changed_arguments_are_said(actors: Notebook) -> None
     assert actors.run("counters.add.call(1).get().get(0)").text == "2"
 
 
-def test_fresh_spawns_anew(actors: Notebook) -> None:
+def test_the_fresh_option_spawns_anew(actors: Notebook) -> None:
     actors.run(counter()).ok()
     actors.run("counters.add.call(5).get()").ok()
     assert actors.run(counter("counters on w start=100 --fresh")).ok().stdout == ""
@@ -115,7 +115,7 @@ def test_one_of_several_classes_is_named_and_bases_are_helpers(actors: Notebook)
     assert actors.run("counters.who.call().get().get(0)").text == "'Two'"
 
 
-def test_an_init_that_raises_ends_the_cell_and_the_mended_cell_spawns_anew(actors: Notebook) -> None:
+def test_a_raising_init_ends_the_cell_and_the_mended_one_respawns(actors: Notebook) -> None:
     broken = counter().replace("self.n, self.name = start, name", "self.n = start / 0")
     cell = actors.run(broken)
     assert cell.error is not None
@@ -166,7 +166,7 @@ def test_a_syntax_error_is_told_at_its_line_and_changes_nothing(actors: Notebook
         ("counters on w speed=1", "unexpected keyword argument 'speed'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(actors: Notebook, line: str, told: str) -> None:
+def test_mistakes_in_the_line_are_reported_in_one_line(actors: Notebook, line: str, told: str) -> None:
     cell = actors.run(counter(line))
     assert told in cell.stderr
     assert cell.stderr.startswith("UsageError: ")

@@ -64,7 +64,7 @@ async def story(served: Served, proxy: Proxy) -> None:
         each.close()
 
 
-def test_a_view_behind_a_proxy_that_holds_back_and_drops_has_all_that_happened_in_order(tmp_path: Path) -> None:
+def test_views_behind_a_lossy_proxy_get_every_event_in_order(tmp_path: Path) -> None:
     with serve(tmp_path, {"MONARCH_NB_PRELOAD": ""}) as served:
         proxy = Proxy(served.url.rstrip("/"))
         try:
@@ -126,7 +126,7 @@ async def large(served: Served, proxy: FrameProxy) -> None:
     page.close()
 
 
-def test_messages_to_views_pass_a_proxy_that_cuts_at_10_mb_and_what_it_loses_is_known(tmp_path: Path) -> None:
+def test_messages_to_views_pass_a_proxy_with_a_10_mb_limit(tmp_path: Path) -> None:
     with serve(tmp_path, {"MONARCH_NB_PRELOAD": ""}) as served:
         proxy = FrameProxy(served.url.rstrip("/"))
         try:

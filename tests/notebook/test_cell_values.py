@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("mesh", ["w", "a"])
-def test_what_cannot_be_sent_is_shown_as_a_local_cell_shows_it(nb: Notebook, mesh: str) -> None:
+def test_unsendable_values_are_shown_as_a_local_cell_shows_them(nb: Notebook, mesh: str) -> None:
     shown = nb.run(f"%%on {mesh}\nimport threading\n(x for x in range(3))").ok()
     assert "all 4 ranks: <generator object <genexpr>>" in shown.text
     wrong = nb.run("_.get(0).gi_frame").traceback
@@ -74,7 +74,7 @@ sys.path.insert(0, str(folder))
 """
 
 
-def test_an_answer_whose_package_takes_long_to_import_says_so_and_leaves_nothing(nb: Notebook, tmp_path: Path) -> None:
+def test_an_answer_whose_package_imports_slowly_says_so(nb: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     nb.run(SLOW.format(folder=str(tmp_path), gate=str(gate), pid=nb.pid)).ok()
     nb.run(f"%%on w\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})").ok()

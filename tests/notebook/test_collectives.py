@@ -69,7 +69,7 @@ KINDS = ("all_reduce", "ddp", "fsdp2")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_cell_after_an_error_of_one_rank_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
+def test_the_cell_after_one_ranks_error_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
     assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
     failed = nb.run(f"%%on workers\ntrain({kind!r}, {{1: fail}})", timeout=60)
@@ -95,7 +95,7 @@ def test_the_cell_after_stop_was_pressed_twice_works_in_the_same_processes(nb: N
     assert nb.run(PID).ok().text == before
 
 
-def test_interrupt_ends_a_wait_in_a_process_group_that_not_all_ranks_join(nb: Notebook) -> None:
+def test_interrupt_ends_a_wait_in_an_incomplete_process_group(nb: Notebook) -> None:
     source = "%%on workers gpus=0,2\nimport torch.distributed as d\nd.is_initialized() and d.destroy_process_group()\n"
     nb.run(source.replace(" gpus=0,2", "") + "kept.clear()").ok()
     request = nb.start(f"{source}print('joins', flush=True)\nd.init_process_group('gloo')")

@@ -24,7 +24,7 @@ def debugger(notebook: Notebook) -> Iterator[Debugger]:
     switched_on.off()
 
 
-def test_a_gutter_breakpoint_stops_ranks_whose_variables_are_read_set_and_stepped_over(debugger: Debugger) -> None:
+def test_a_gutter_breakpoint_stops_ranks_and_shows_their_variables(debugger: Debugger) -> None:
     (mark,) = debugger.mark(TRAINER, "loss = x + rank")
     assert mark["verified"]
     cell = debugger.start("t.step.call(10).get().values()")
@@ -46,7 +46,7 @@ def test_a_gutter_breakpoint_stops_ranks_whose_variables_are_read_set_and_steppe
     assert "200" in debugger.finish(cell).ok().text
 
 
-def test_ranks_at_other_places_are_threads_of_their_own_and_the_focus_moves_to_each(debugger: Debugger) -> None:
+def test_ranks_at_other_lines_are_threads_that_can_take_the_focus(debugger: Debugger) -> None:
     debugger.mark(TRAINER, "doubled = self.learn(loss)", "result = loss * 2", condition="@gpus=0 loss > 0")
     cell = debugger.start("t.step.call(10).get().values()")
     debugger.event("stopped")
@@ -116,7 +116,7 @@ def test_exceptions_stop_where_they_are_raised_and_where_an_endpoint_fails(debug
     assert "TypeError" in debugger.finish(cell).traceback
 
 
-def test_breakpoints_hold_in_the_init_of_actors_that_come_and_in_ranks_that_are_healed(debugger: Debugger) -> None:
+def test_breakpoints_hold_in_init_of_new_actors_and_healed_ranks(debugger: Debugger) -> None:
     debugger.mark(TRAINER, "self.scale = scale")
     cell = debugger.start("late = w.spawn('late', Trainer, 3)\nlate.step.call(1).get().values()")
     debugger.event("stopped")
@@ -147,7 +147,7 @@ def test_breakpoints_hold_in_the_init_of_actors_that_come_and_in_ranks_that_are_
     debugger.finish(debugger.start("late.stop().get()")).ok()
 
 
-def test_switching_the_debugger_off_lets_all_go_on_and_nothing_stops_any_more(notebook: Notebook) -> None:
+def test_switching_the_debugger_off_resumes_everything_and_nothing_stops_again(notebook: Notebook) -> None:
     debugger = Debugger(notebook).on()
     debugger.mark(TRAINER, "loss = x + rank")
     cell = debugger.start("t.step.call(1).get().values()")
@@ -170,7 +170,7 @@ Breakpoints.set_everywhere = slow
 """
 
 
-def test_a_cell_that_waits_does_not_ask_while_the_debugger_is_being_switched_off(notebook: Notebook) -> None:
+def test_a_waiting_cell_does_not_ask_while_the_debugger_switches_off(notebook: Notebook) -> None:
     debugger = Debugger(notebook).on()
     debugger.mark(TRAINER, "loss = x + rank")
     notebook.run(SLOW).ok()
@@ -182,7 +182,7 @@ def test_a_cell_that_waits_does_not_ask_while_the_debugger_is_being_switched_off
     notebook.run("Breakpoints.set_everywhere = real").ok()
 
 
-def test_a_step_that_is_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Notebook) -> None:
+def test_a_step_under_way_stops_nowhere_once_the_debugger_is_off(notebook: Notebook) -> None:
     code = TRAINER.replace("doubled = self.learn(loss)", "time.sleep(0.5)").replace("return doubled", "return loss")
     code = f"import time\n{named('Sleeper', code)}"
     notebook.run(code).ok()
@@ -198,7 +198,7 @@ def test_a_step_that_is_under_way_stops_nowhere_once_the_debugger_is_off(noteboo
     notebook.run("slept.stop().get()").ok()
 
 
-def test_ranks_that_a_page_has_stopped_go_on_when_it_is_gone_and_the_cell_says_so(notebook: Notebook) -> None:
+def test_ranks_stopped_by_a_page_resume_when_the_page_is_gone(notebook: Notebook) -> None:
     notebook.run("from monarch.config import configure\nconfigure(debug_page_lease='1500ms')").ok()
     debugger = Debugger(notebook).on()
     debugger.mark(TRAINER, "loss = x + rank")
@@ -219,7 +219,7 @@ def test_ranks_that_a_page_has_stopped_go_on_when_it_is_gone_and_the_cell_says_s
     notebook.run("configure(debug_page_lease='3m')").ok()
 
 
-def test_two_front_ends_have_one_debugger_and_one_that_switches_it_off_does_so_for_both(notebook: Notebook) -> None:
+def test_switching_off_in_one_front_end_switches_off_in_both(notebook: Notebook) -> None:
     first, second = Debugger(notebook).on(), Debugger(notebook).on()
     first.mark(TRAINER, "loss = x + rank")
     cell = first.start("t.step.call(1).get().values()")
@@ -232,7 +232,7 @@ def test_two_front_ends_have_one_debugger_and_one_that_switches_it_off_does_so_f
     first.off()
 
 
-def test_who_asks_for_stopped_ranks_is_not_told_to_ask_again(debugger: Debugger) -> None:
+def test_asking_for_stopped_ranks_is_not_answered_with_ask_again(debugger: Debugger) -> None:
     debugger.mark(TRAINER, "loss = x + rank")
     cell = debugger.start("t.step.call(10).get()")
     debugger.event("stopped")
@@ -250,7 +250,7 @@ def test_who_asks_for_stopped_ranks_is_not_told_to_ask_again(debugger: Debugger)
     debugger.finish(cell).ok()
 
 
-def test_the_bug_button_shows_ranks_that_were_stopped_before_but_vs_code_hears_of_none(notebook: Notebook) -> None:
+def test_the_bug_button_shows_earlier_stops_but_vs_code_does_not(notebook: Notebook) -> None:
     notebook.run("f = t.slice(gpus=0).step.call_one(1)").ok()
     debugger = Debugger(notebook)
     assert debugger.do("debugInfo")["stoppedThreads"] == []
@@ -267,7 +267,7 @@ def test_the_bug_button_shows_ranks_that_were_stopped_before_but_vs_code_hears_o
     debugger.off()
 
 
-def test_the_bug_button_pressed_while_a_cell_asks_shows_what_is_stopped_and_either_lets_it_go_on(
+def test_stops_are_resumed_by_button_or_prompt_while_a_cell_asks(
     notebook: Notebook,
 ) -> None:
     notebook.run("import monarch.debug\nb = monarch.debug.set_breakpoint('Trainer.learn', t.slice(gpus=1))").ok()
@@ -295,7 +295,7 @@ def test_the_bug_button_pressed_while_a_cell_asks_shows_what_is_stopped_and_eith
     notebook.run("monarch.debug.clear_breakpoint(b)").ok()
 
 
-def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours(debugger: Debugger) -> None:
+def test_notebook_code_stops_in_the_kernels_debugger_and_actors_in_ours(debugger: Debugger) -> None:
     own = "def helper(x):\n    y = x + 1\n    return y\n"
     debugger.finish(debugger.start(own)).ok()
     debugger.mark(own, "y = x + 1")
@@ -312,7 +312,7 @@ def test_notebooks_own_code_stops_in_the_kernels_own_debugger_and_actors_in_ours
     assert "4, 6, 8" in debugger.finish(cell).ok().text
 
 
-def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded(debugger: Debugger) -> None:
+def test_breakpoints_in_an_edited_cell_hold_once_its_actors_are_reloaded(debugger: Debugger) -> None:
     before = named("Edited")
     debugger.finish(debugger.start(before)).ok()
     debugger.finish(debugger.start("edited = w.slice(gpus=0).spawn('edited', Edited)")).ok()
@@ -328,7 +328,7 @@ def test_breakpoints_in_a_cell_that_was_edited_hold_once_its_actors_are_reloaded
     debugger.finish(debugger.start("edited.stop().get()")).ok()
 
 
-def test_what_the_kernel_itself_answers_comes_as_it_is(debugger: Debugger) -> None:
+def test_answers_of_the_kernels_own_debugger_pass_unchanged(debugger: Debugger) -> None:
     assert debugger.do("modules")["modules"]
     assert "t" in {row["name"] for row in debugger.do("inspectVariables")["variables"]}
 
@@ -351,7 +351,7 @@ TRACED = """\
 """
 
 
-def test_a_debugger_that_was_on_before_the_extension_was_loaded_takes_no_process_over_and_suspends_no_engine() -> None:
+def test_a_debugger_switched_on_before_the_extension_stops_no_engine() -> None:
     notebook = Notebook(load=False)
     try:
         debugger = Debugger(notebook).on()  # the kernel's own

@@ -40,7 +40,7 @@ class Looper(Actor):
 """
 
 
-def test_a_gutter_breakpoint_in_an_async_endpoint_stops_its_loop_and_steps_over_what_it_awaits(
+def test_a_breakpoint_in_an_async_endpoint_steps_over_awaits(
     debugger: Debugger,
 ) -> None:
     code = LOOPER
@@ -58,7 +58,7 @@ def test_a_gutter_breakpoint_in_an_async_endpoint_stops_its_loop_and_steps_over_
     debugger.finish(debugger.start("loop.stop().get()")).ok()
 
 
-def test_actors_that_are_reloaded_while_they_are_stopped_end_what_they_run_and_stop_in_the_new_code_then(
+def test_actors_reloaded_while_stopped_end_and_stop_in_new_code(
     debugger: Debugger,
 ) -> None:
     before = named("Stale")
@@ -83,7 +83,7 @@ def test_actors_that_are_reloaded_while_they_are_stopped_end_what_they_run_and_s
     debugger.finish(debugger.start("stale.stop().get()")).ok()
 
 
-def test_a_hanging_repr_and_a_million_elements_are_bounded_and_tensors_are_told_by_what_they_are_like(
+def test_hanging_reprs_and_huge_values_are_bounded_and_tensors_summarised(
     debugger: Debugger,
 ) -> None:
     code = TRAINER.replace("doubled = self.learn(loss)", "hang, many = Hang(), list(range(1_000_000))").replace(

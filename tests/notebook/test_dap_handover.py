@@ -17,7 +17,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # tests/unit/test_debug_actors.py has that of the names of cells.
-def test_ranks_of_a_mesh_that_was_left_are_shown_to_the_next_kernel_and_breakpoints_in_that_cell_hold_there() -> None:
+def test_the_next_kernel_sees_stopped_ranks_of_a_detached_mesh() -> None:
     notebook = Notebook()
     try:
         notebook.run(TRAINER).ok()
@@ -50,7 +50,7 @@ def ranks(debugger: Debugger) -> int:
     return sum(len(row["ranks"]) for row in debugger.do("monarchThreads")["threads"])
 
 
-def test_a_notebook_that_takes_a_mesh_over_has_its_stopped_ranks_and_the_other_one_nothing_that_hangs() -> None:
+def test_a_takeover_hands_stopped_ranks_to_the_new_notebook() -> None:
     first, second = Notebook(), Notebook()
     try:
         first.run("%detach --keep 2m").ok()
@@ -100,7 +100,7 @@ def test_a_notebook_that_takes_a_mesh_over_has_its_stopped_ranks_and_the_other_o
         second.close()
 
 
-def test_a_kernel_that_is_restarted_while_its_debugger_has_stopped_ranks_begins_anew_and_no_button_hangs() -> None:
+def test_a_kernel_restarted_with_stopped_ranks_begins_anew_and_nothing_hangs() -> None:
     with training() as notebook:
         debugger = Debugger(notebook).on()
         debugger.mark(TRAINER, "loss = x + rank")

@@ -29,7 +29,7 @@ def nb(kernel: Notebook) -> Iterator[Notebook]:
 
 
 @pytest.mark.slow
-def test_a_call_all_of_whose_ranks_are_stopped_raises_with_the_table_and_can_be_waited_for_again(nb: Notebook) -> None:
+def test_a_call_whose_ranks_are_all_stopped_raises_and_stays_valid(nb: Notebook) -> None:
     for wait in ("f.get()", "await f"):
         nb.run("f = t.step.call(2)").ok()
         cell = nb.run(wait)
@@ -43,7 +43,7 @@ def test_a_call_all_of_whose_ranks_are_stopped_raises_with_the_table_and_can_be_
         assert "gpus=3: 3" in nb.run(wait).ok().text
 
 
-def test_ranks_that_wait_for_those_that_stopped_do_not_hang_the_cell_for_ever(nb: Notebook) -> None:
+def test_ranks_waiting_for_stopped_ranks_do_not_hang_the_cell(nb: Notebook) -> None:
     nb.run("monarch.configure(debug_patience='300ms')").ok()
     cell = nb.run(
         "f = t.only.call([1]); t.slice(gpus=0).step.broadcast(1); f2 = t.only.call([])\nmonarch.debug.wait(2); f2.get()"
@@ -120,7 +120,7 @@ def test_stacks_show_where_every_rank_is(nb: Notebook) -> None:
         ("%mpm trainers", "has 4 ranks: say which"),
     ],
 )
-def test_what_is_written_wrong_is_told(nb: Notebook, line: str, told: str) -> None:
+def test_mistyped_commands_are_explained(nb: Notebook, line: str, told: str) -> None:
     cell = nb.run(line)
     assert told in cell.stderr + cell.traceback
     assert nb.run("1 + 1").ok().text == "2"
@@ -140,7 +140,7 @@ def test_what_is_written_wrong_is_told(nb: Notebook, line: str, told: str) -> No
         ("%mpm trainers ", {"gpus="}),
     ],
 )
-def test_what_can_follow_is_completed(nb: Notebook, line: str, offered: set[str]) -> None:
+def test_commands_and_their_arguments_are_completed(nb: Notebook, line: str, offered: set[str]) -> None:
     found = set(nb.complete(line))
     assert offered <= found
     assert "print" not in found

@@ -87,7 +87,7 @@ def test_the_table_of_an_open_question_takes_in_ranks_that_stop_later(nb: Debugg
     assert talk.cell.error is None
 
 
-def test_looking_at_what_is_stopped_asks_nothing_while_another_rank_does_not_answer(nb: Debugged) -> None:
+def test_inspecting_a_stop_does_not_prompt_while_another_rank_is_silent(nb: Debugged) -> None:
     pid = int(nb.run("f = t.slice(gpus=0).step.call_one(2)\nt.slice(gpus=1).pid.call_one().get()").ok().text)
     nb.run("monarch.debug.wait(1);").ok()
     freeze(pid)
@@ -117,7 +117,7 @@ def test_under_on_a_breakpoint_in_the_cell_itself_stops_there(nb: Debugged, tmp_
     assert "10" in talk.cell.text
 
 
-def test_an_interrupt_at_the_prompt_asks_whether_to_leave_or_to_go_on(nb: Debugged) -> None:
+def test_an_interrupt_at_the_prompt_asks_to_leave_or_go_on(nb: Debugged) -> None:
     talk = nb.talk("f = t.slice(gpus=0).step.call_one(2); f.get()", None, "", "p x", None, "l")
     assert "leave them stopped (l), continue them (c)" in talk.prompts[1]
     assert talk.cell.error is not None
@@ -136,7 +136,7 @@ def test_another_call_while_ranks_are_stopped_is_not_held_up(nb: Debugged) -> No
     assert nb.run("f.get()").text == "0"
 
 
-def test_after_an_error_the_frames_open_at_a_prompt_also_by_ipythons_own_word(nb: Debugged) -> None:
+def test_frames_of_an_error_open_at_a_prompt_by_ipythons_debug(nb: Debugged) -> None:
     for magic in ("%mpm", "%debug"):
         assert nb.run("t.slice(gpus=2).forward.call_one([1, 2, 3]).get()").error is not None
         talk = nb.talk(magic, "p total", "u", "p scaled", "q")
@@ -147,7 +147,7 @@ def test_after_an_error_the_frames_open_at_a_prompt_also_by_ipythons_own_word(nb
         assert talk.cell.error is None
 
 
-def test_a_rank_that_is_killed_at_the_prompt_ends_the_cell_with_its_story(nb: Debugged) -> None:
+def test_killing_a_rank_at_the_prompt_ends_the_cell(nb: Debugged) -> None:
     nb.run("v = w.spawn('victims', Trainer); v.pid.call().get()").ok()
     talk = nb.talk("v.slice(gpus=7).step.call_one(2).get()", "import signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert talk.cell.error is not None
@@ -169,7 +169,7 @@ def test_a_question_that_nobody_needs_answered_any_more_is_given_up(nb: Debugged
     assert nb.talk("t.slice(gpus=0).step.call_one(2).get()", "p rank", "c").cell.text == "0", "questions work as before"
 
 
-def test_a_rank_that_is_killed_from_outside_while_the_prompt_is_open_ends_the_cell(nb: Debugged) -> None:
+def test_a_rank_killed_externally_during_the_prompt_ends_the_cell(nb: Debugged) -> None:
     nb.run("killed = w.spawn('killed', Trainer)").ok()
     pid = int(nb.run("killed.slice(gpus=6).pid.call_one().get()").ok().text)
     request = nb.start("killed.slice(gpus=6).step.call_one(2).get()", asks=True)
@@ -181,7 +181,7 @@ def test_a_rank_that_is_killed_from_outside_while_the_prompt_is_open_ends_the_ce
     nb.run("%heal w").ok()
 
 
-def test_a_front_end_whose_clicks_wait_for_the_cell_sees_what_is_stopped_and_each_step_of_the_prompt(
+def test_front_ends_without_subshells_see_stops_and_steps_of_the_prompt(
     nb: Debugged,
 ) -> None:
     view = ViewClient(nb, subshell=False)
@@ -201,7 +201,7 @@ def test_a_front_end_whose_clicks_wait_for_the_cell_sees_what_is_stopped_and_eac
     view.close()
 
 
-def test_after_its_cell_has_ended_a_wait_asks_nobody_and_the_next_cell_debugs(nb: Debugged) -> None:
+def test_a_wait_after_its_cell_asks_nobody_and_the_next_debugs(nb: Debugged) -> None:
     nb.run(
         "found = []\nf = t.slice(gpus=0).step.call_one(2)\n"
         "waiting = threading.Thread(target=lambda: found.append(f.get()))\nwaiting.start()"
@@ -219,7 +219,7 @@ def test_pdb_in_the_notebook_itself_stays_what_it_was(nb: Debugged) -> None:
     assert nb.run("monarch.debug.sessions()").text == "[]"
 
 
-def test_with_debug_prompt_off_no_cell_asks_and_the_next_cells_have_the_commands(nb: Debugged) -> None:
+def test_with_debug_prompt_off_no_cell_asks_but_commands_work(nb: Debugged) -> None:
     nb.run("from monarch.config import configure\nconfigure(debug_prompt=False)").ok()
     try:
         stopped = nb.finish(nb.start("g = t.only.call([2])\ng.get()", asks=True))

@@ -51,9 +51,7 @@ def needs_subshell(view: ViewClient) -> None:
         pytest.skip("what a view asks for waits for the cell in this kernel")
 
 
-def test_a_view_shows_what_is_stopped_and_drives_it_while_the_cell_waits_which_then_ends(
-    kernel: Debugged, view: ViewClient
-) -> None:
+def test_a_view_drives_stopped_ranks_while_the_cell_waits(kernel: Debugged, view: ViewClient) -> None:
     needs_subshell(view)
     assert now(view)["groups"] == []
     request = str(kernel.client.execute("t.step.call(2).get()", allow_stdin=True))
@@ -93,9 +91,7 @@ def test_a_prompt_and_a_view_take_turns(kernel: Debugged, view: ViewClient) -> N
     assert now(view.until(lambda view: now(view)["stopped"] == 0))["groups"] == []
 
 
-def test_frames_are_looked_at_by_all_and_requests_that_mean_nothing_are_refused(
-    kernel: Debugged, view: ViewClient
-) -> None:
+def test_frames_are_shown_to_all_views_and_senseless_requests_refused(kernel: Debugged, view: ViewClient) -> None:
     needs_subshell(view)
     kernel.run("%break Trainer.loss on trainers gpus=0\nf = t.slice(gpus=0).forward.call_one([1, 2])").ok()
     group = stopped(view, 1)["groups"][0]

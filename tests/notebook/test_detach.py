@@ -43,7 +43,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(files: Path) -> None:
+def test_a_restarted_kernel_goes_on_with_its_mesh_and_names(files: Path) -> None:
     notebook = Notebook()
     try:
         assert notebook.run(COUNTER).ok().text == "[5, 5]"
@@ -81,7 +81,7 @@ def test_a_kernel_is_restarted_and_goes_on_with_its_mesh_under_the_same_names(fi
 
 
 @pytest.mark.slow
-def test_with_keep_a_killed_kernel_leaves_its_mesh_and_a_thief_is_told_to_the_one_that_had_it(
+def test_a_killed_kernel_leaves_its_kept_mesh_and_takeovers_are_reported(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = secrets.token_hex(8)

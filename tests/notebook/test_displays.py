@@ -68,7 +68,7 @@ def test_equal_figures_of_all_ranks_are_one_image_with_their_ranks(nb: Notebook)
 
 @pytest.mark.slow
 @figures
-def test_who_has_chosen_a_backend_has_that_and_child_processes_have_none_of_ours(nb: Notebook) -> None:
+def test_plot_backends_of_users_stay_and_children_have_none_of_ours(nb: Notebook) -> None:
     look = "import matplotlib.pyplot, os\n(matplotlib.pyplot.get_backend(), os.environ.get('MPLBACKEND'))"
     assert "module://monarch_nb" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
     assert "None" in nb.run(f"%%on w gpus=0\n{look}", 60).ok().text
@@ -101,7 +101,7 @@ def test_figures_that_are_values_are_shown_and_only_once(nb: Notebook) -> None:
     assert seen(opened) == []
 
 
-def test_what_an_endpoint_displays_stands_between_the_lines_it_prints(nb: Notebook) -> None:
+def test_displays_of_an_endpoint_stand_between_its_printed_lines(nb: Notebook) -> None:
     show = "def show(text):\n    print('before')\n    display(Table(text))\n    print('after')\n"
     nb.run(TABLE + show).ok()
     for number in range(3):
@@ -123,7 +123,7 @@ def test_values_with_rich_forms_are_shown_so_equal_ones_once(nb: Notebook) -> No
     assert "<td>7</td>" in nb.run("w.run(Table, 7).get()").ok().html
 
 
-def test_what_processes_of_a_rank_display_comes_too(nb: Notebook) -> None:
+def test_displays_of_child_processes_of_a_rank_arrive_too(nb: Notebook) -> None:
     source = """
 def nested():
     from monarch.actor import this_host
@@ -139,7 +139,7 @@ def nested():
     ]
 
 
-def test_what_is_displayed_late_goes_to_the_cell_that_made_the_call(nb: Notebook, tmp_path: Path) -> None:
+def test_late_displays_go_to_the_cell_that_made_the_call(nb: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     nb.run(f"{TABLE}\ndef late():\n    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.01)\n"
            "    display(Table('late'))\n").ok()  # fmt: skip
@@ -187,7 +187,7 @@ def bars():
     assert "IntSlider(value=5)" in cell.stdout
 
 
-def test_what_is_too_large_is_said_in_a_line(nb: Notebook) -> None:
+def test_displays_that_are_too_large_become_a_line(nb: Notebook) -> None:
     cell = nb.run("w.run(lambda: display({'image/png': 'x' * 5_000_000, 'text/plain': 'pic'}, raw=True)).get()").ok()
     assert ranks(cell.stdout, "pic (4.8 MB are not shown: a display may have 4 MB)") == [0, 1, 2, 3]
     assert cell.displays == []

@@ -59,7 +59,7 @@ def pids_of(nb: Notebook) -> set[int]:
     return {int(pid) for pid in nb.run("print(*engine.pids)").ok().stdout.split()}
 
 
-def test_hosts_come_and_go_from_a_cell_and_an_interrupt_ends_the_wait_for_one_that_never_comes(
+def test_hosts_come_and_go_and_an_interrupt_ends_the_wait(
     notebook: Notebook,
 ) -> None:
     nb = notebook

@@ -10,7 +10,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
-def test_a_query_trains_a_model_and_a_run_that_was_broken_off_goes_on(fresh: Notebook) -> None:
+def test_a_query_trains_a_model_and_an_interrupted_run_resumes(fresh: Notebook) -> None:
     pytest.importorskip("duckdb", reason="NOT TESTED HERE: the example asks DuckDB")
     example = Example("data_loading.ipynb").run(fresh)
     told = example.text("found")

@@ -20,7 +20,7 @@ def test_the_breakpoint_stops_the_one_rank_whose_loss_is_not_a_number(example: E
     assert "1 of 4  at Cell In[4]:30 in Trainer.learn  trainers gpus=2" in example.text("list")
 
 
-def test_its_frames_show_the_bad_sample(example: Example) -> None:
+def test_the_frames_show_the_bad_sample(example: Example) -> None:
     looked = example.text("look")
     assert "64 NaN" in looked
     assert "» p (batch.norm(dim=1) == 0).nonzero().flatten()\n[8]" in looked

@@ -15,7 +15,7 @@ def example(blank: Notebook) -> Example:
     return Example("quickstart.ipynb").run(blank)
 
 
-def test_it_ends_above_95_percent_of_test_accuracy(example: Example) -> None:
+def test_the_quickstart_ends_above_95_percent_of_test_accuracy(example: Example) -> None:
     told = example.text("result")
     found = re.search(r"test accuracy +([\d.]+)%", told)
     assert found is not None, told

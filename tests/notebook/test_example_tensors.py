@@ -10,7 +10,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
-def test_a_tensor_is_seen_where_it_lies_and_the_mesh_survives_a_death(fresh: Notebook) -> None:
+def test_tensors_are_shown_by_shard_and_survive_a_death(fresh: Notebook) -> None:
     example = Example("tensors.ipynb").run(fresh)
     assert "data_parallel=4   Shard(0)     cuts dimension 0: 1024 → 4 × 256" in example.text("mesh")
     for picture in ("mesh", "matmul", "both", "parts", "uneven", "lost"):  # saved, for who looks without a kernel

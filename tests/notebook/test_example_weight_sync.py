@@ -10,7 +10,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
-def test_the_policy_learns(fresh: Notebook) -> None:
+def test_the_policy_of_the_example_learns(fresh: Notebook) -> None:
     example = Example("weight_sync.ipynb").run(fresh)
     told = example.text("train")
     rewards = re.search(r"reward (-[\d.]+) -> (-[\d.]+), version 151, the last game by \[150, 150\]", told)

@@ -22,7 +22,7 @@ def pid_of(nb: Notebook, rank: int) -> int:
     return int(nb.run(f"a.slice(gpus={rank}).pid.call_one().get()").ok().text)
 
 
-def test_a_rank_killed_during_a_call_ends_the_cell_with_the_whole_story(nb: Notebook) -> None:
+def test_killing_a_rank_during_its_call_ends_the_cell_informatively(nb: Notebook) -> None:
     victim = pid_of(nb, 2)
     request = nb.start("a.work.call(30, 'working').get()")
     nb.until(request, Cell(), "working")
@@ -42,7 +42,7 @@ def test_a_rank_killed_during_a_call_ends_the_cell_with_the_whole_story(nb: Note
     nb.run("%interrupt a").ok()
 
 
-def test_a_broken_mesh_says_so_at_once_and_its_healthy_part_goes_on(nb: Notebook) -> None:
+def test_a_broken_mesh_fails_at_once_and_its_healthy_slice_works(nb: Notebook) -> None:
     nb.run("a.slice(gpus=1).die.call_one().get()")
     assert "a, gpus=1 died" in nb.run("a.work.call().get()").traceback
     assert nb.run("a.slice(gpus=0).work.call_one().get()").ok().text == "0"
@@ -85,7 +85,7 @@ def until_there(gate: Path) -> str:
     return f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
 
 
-def test_a_death_during_an_unrelated_cell_is_shown_in_it_and_does_not_end_it(nb: Notebook, tmp_path: Path) -> None:
+def test_a_death_during_an_unrelated_cell_is_shown_without_ending_it(nb: Notebook, tmp_path: Path) -> None:
     victim, gate = pid_of(nb, 0), tmp_path / "gate"
     request = nb.start(f"print('running', flush=True)\n{until_there(gate)}print('done')")
     cell = Cell()
@@ -110,7 +110,7 @@ def test_a_broadcast_that_raises_is_shown_with_its_traceback(nb: Notebook, tmp_p
     assert "return 1 / x" in cell.displays[0]["text/html"]
 
 
-def test_an_exception_in_an_endpoint_shows_the_line_of_the_cell_it_is_in(nb: Notebook) -> None:
+def test_an_endpoints_exception_shows_the_line_of_its_cell(nb: Notebook) -> None:
     cell = nb.run("a.divide.call(0).get()")
     assert "a.divide failed on 4 of 4 ranks: gpus=0-3; the same error (host " in cell.traceback
     assert "): ZeroDivisionError: division by zero" in cell.traceback
@@ -123,7 +123,7 @@ def test_an_exception_in_an_endpoint_shows_the_line_of_the_cell_it_is_in(nb: Not
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def test_what_some_ranks_raised_names_them_and_its_bar_opens_the_frames(nb: Notebook) -> None:
+def test_errors_of_some_ranks_name_them_and_the_bar_opens_frames(nb: Notebook) -> None:
     pytest.importorskip("anywidget")
     source = "if rank in (1, 3):\n    raise ValueError(f'bad batch {rank}')"
     cell = nb.finish(nb.start(f"%%on a\n{source}", asks=True))
@@ -190,7 +190,7 @@ def test_a_cell_left_alone_on_the_ranks_can_be_interrupted_later(nb: Notebook) -
     assert nb.run("%%on w\nrank").ok().text.startswith("ValueMesh")
 
 
-def test_ranks_that_do_not_stop_come_with_the_command_that_kills_and_heals_them(nb: Notebook) -> None:
+def test_ranks_that_resist_interrupts_come_with_the_command_that_heals_them(nb: Notebook) -> None:
     source = """
 import os, signal, time
 print('begun', flush=True)
@@ -329,7 +329,7 @@ def settled(nb: Notebook, request: str) -> list[dict[str, Any]]:
     return list(shown.values())
 
 
-def test_a_death_nobody_waited_for_is_told_in_short_by_a_call_that_fails_of_it(eight: Notebook) -> None:
+def test_a_call_failing_of_an_unclaimed_death_reports_it_briefly(eight: Notebook) -> None:
     request = eight.start("leavers.leave.broadcast()")
     eight.finish(request)
     [shown] = settled(eight, request)
@@ -364,7 +364,7 @@ def notice(**said):  # as its agent sends it
 """
 
 
-def test_a_host_that_is_about_to_be_taken_away_is_one_card_and_the_mesh_says_so_until_it_stays(nb: Notebook) -> None:
+def test_preempted_hosts_are_one_card_until_they_stay(nb: Notebook) -> None:
     nb.run(NOTICED).ok()
     request = nb.start("notice(seconds=30.0, at=1.0)")
     nb.finish(request)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.slow
-def test_what_the_guide_says_to_type_first_works_when_it_is_typed() -> None:
+def test_commands_the_guide_suggests_first_work_when_typed() -> None:
     notebook = Notebook()
     try:
         guide = notebook.run("%monarch").ok()
@@ -46,7 +46,7 @@ class Trainer(Actor):
 """
 
 
-def test_what_is_running_can_be_typed_under_the_name_that_the_guide_uses(nb: Notebook) -> None:
+def test_running_meshes_can_be_typed_under_the_names_the_guide_uses(nb: Notebook) -> None:
     """A variable may hold a mesh under another name than it was spawned with, and hold something else under that."""
     nb.run("%stop --all").ok()
     nb.run("from monarch.actor import this_host\nheld = {'procs': this_host().spawn_procs(name='few')}\nfew = 1").ok()
@@ -97,7 +97,7 @@ _told()
 """
 
 
-def test_what_the_doctor_says_that_a_front_end_gives_is_what_this_kernel_does(nb: Notebook) -> None:
+def test_doctor_reports_the_front_ends_abilities_as_this_kernel_has_them(nb: Notebook) -> None:
     view = ViewClient(nb)
     past_cells = view.subshell is not None
     view.close()
@@ -120,6 +120,6 @@ def test_what_the_doctor_says_that_a_front_end_gives_is_what_this_kernel_does(nb
         assert "StoppedAtBreakpoint" not in told["debugger"]
 
 
-def test_a_word_that_the_guide_does_not_know_is_refused_with_those_it_knows(nb: Notebook) -> None:
+def test_an_unknown_word_is_refused_with_the_list_of_known_ones(nb: Notebook) -> None:
     assert "Write %monarch, or %monarch doctor" in nb.run("%monarch help me").stderr
     assert nb.complete("%monarch do")[0] == "doctor"

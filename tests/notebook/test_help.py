@@ -33,7 +33,7 @@ def test_help_shows_the_signature_and_docstring_of_the_users_method(helped: Note
     assert "One step of training; gives the loss." in told
 
 
-def test_what_an_adverb_gives_is_part_of_its_signature(helped: Notebook) -> None:
+def test_the_signature_shows_what_each_adverb_returns(helped: Notebook) -> None:
     assert "-> Future[ValueMesh[float]]" in helped.inspect("helped.learn.call")
     assert "-> Future[float]" in helped.inspect("helped.learn.call_one")
 

@@ -53,7 +53,7 @@ def commands(cell: object) -> str:
     return "".join(char for char in SGR.sub("", shown) if char in "\x1b\x07\x9b")
 
 
-def test_an_error_of_a_rank_without_a_text_is_shown_and_the_kernel_goes_on(nb: Notebook) -> None:
+def test_an_error_without_a_text_is_shown_and_the_kernel_survives(nb: Notebook) -> None:
     nb.run(EVIL).ok()
     nb.run("evil = w.spawn('evil', Evil)").ok()
     cell = nb.run("evil.mute.call().get()")

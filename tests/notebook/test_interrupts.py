@@ -81,7 +81,7 @@ def test_a_sleep_of_a_sync_endpoint_is_ended(nb: Notebook) -> None:
     assert last(nb, request, "Interrupted") == "Interrupted a.nap() on a gpus=0-3."
 
 
-def test_a_call_in_c_that_nothing_wakes_is_told_with_what_ends_it(nb: Notebook) -> None:
+def test_an_uninterruptible_c_call_is_named_with_what_ends_it(nb: Notebook) -> None:
     nb.run("from monarch_kernel import waited; waited.GIVE_UP_SECONDS = 2.0").ok()
     request, _ = stopped(nb, "left = a.slice(gpus=1).receive.call_one()\nleft.get()", "waiting for a byte")
     nb.interrupt()
@@ -162,7 +162,7 @@ def test_code_that_a_front_end_runs_unseen_takes_no_offer_back(nb: Notebook) -> 
     assert last(nb, request, "Interrupted") == "Interrupted a.work() on a gpus=0-3."
 
 
-def test_a_cell_that_goes_on_after_it_was_stopped_is_stopped_by_the_press_after_the_second(nb: Notebook) -> None:
+def test_cells_that_survive_their_stop_end_at_the_third_press(nb: Notebook) -> None:
     source = """
 try:
     a.work.call(60, 'begun').get()
@@ -205,7 +205,7 @@ def test_after_the_offer_stop_means_nothing_to_an_idle_kernel(nb: Notebook, soon
 
 
 @pytest.mark.parametrize("way", ["get", "await"])
-def test_where_an_idle_kernel_takes_no_press_the_cell_waits_two_seconds_for_it(nb: Notebook, way: str) -> None:
+def test_cells_wait_two_seconds_where_idle_kernels_take_no_press(nb: Notebook, way: str) -> None:
     nb.run("from monarch_kernel.front import Front; kept, Front.idle_handler = Front.idle_handler, None").ok()
     request, cell = nb.start(WAITS[way]), Cell()
     nb.until(request, cell, "begun")

@@ -19,7 +19,7 @@ env = { MARK = "lab" }
 
 
 @pytest.mark.slow
-def test_a_mesh_lies_on_the_hosts_of_a_job_by_kind_and_by_name(nb: Notebook, tmp_path: Path) -> None:
+def test_meshes_use_hosts_of_jobs_by_kind_and_name(nb: Notebook, tmp_path: Path) -> None:
     nb.run(f"import os; here = os.getcwd(); os.chdir({str(tmp_path)!r})").ok()
     (tmp_path / "monarch.toml").write_text(TOML)
     try:

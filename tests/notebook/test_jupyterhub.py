@@ -104,7 +104,7 @@ async def not_kept(place: Hub, mark: str) -> None:
     place.stop()
 
 
-def test_a_mesh_that_is_kept_trains_on_while_its_server_is_culled_and_is_found_by_the_next(
+def test_a_kept_mesh_trains_on_while_its_server_is_culled(
     programs: tuple[Path, Path], mark: str, tmp_path: Path
 ) -> None:
     with hub(tmp_path, *programs, mark) as place:

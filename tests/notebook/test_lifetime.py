@@ -65,7 +65,7 @@ SOON = "import time\nwhile not runtime().part(LocalAgents).running: time.sleep(0
 
 
 @pytest.mark.slow
-def test_loading_the_extension_starts_the_host_agent_ahead_and_changed_settings_start_it_anew() -> None:
+def test_loading_the_extension_starts_an_agent_that_changed_settings_replace() -> None:
     notebook = Notebook()
     try:
         notebook.run(IMPORTS + SOON).ok()

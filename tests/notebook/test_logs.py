@@ -57,7 +57,7 @@ def talk(nb: Notebook) -> Notebook:
     return nb
 
 
-def test_what_a_broadcast_writes_later_goes_to_the_cell_that_sent_it(talk: Notebook, tmp_path: Path) -> None:
+def test_late_output_of_a_broadcast_goes_to_its_cell(talk: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = talk.start(f"t.late.broadcast({str(gate)!r}, 'late words')")
     assert talk.finish(first).ok().stdout == ""
@@ -71,7 +71,7 @@ def test_what_a_broadcast_writes_later_goes_to_the_cell_that_sent_it(talk: Noteb
     talk.run("None").ok()
 
 
-def test_c_code_and_children_are_heard_in_their_cell_and_stderr_stays_stderr(talk: Notebook) -> None:
+def test_output_of_c_code_and_children_reaches_its_cell_and_stream(talk: Notebook) -> None:
     cell = talk.run("t.raw.call().get();").ok()
     assert ranks(cell.stdout, "from C") == ranks(cell.stdout, "from a child") == [0, 1, 2, 3]
     assert ranks(cell.stderr, "from its stderr") == [0, 1, 2, 3]
@@ -92,7 +92,7 @@ def test_warnings_and_records_of_logging_come_on_stderr(talk: Notebook) -> None:
     assert "UserWarning: warned" in cell.stderr
 
 
-def test_what_no_call_wrote_is_in_the_logs_only(talk: Notebook) -> None:
+def test_output_of_no_call_is_in_the_logs_only(talk: Notebook) -> None:
     cell = talk.run("t.slice(gpus=1).background.call_one().get()").ok()
     shown = cell.stdout
     deadline = time.monotonic() + 15
@@ -128,7 +128,7 @@ def test_equal_lines_are_not_merged_where_that_is_not_wanted(nb: Notebook) -> No
         nb.run("%stop apart").ok()
 
 
-def test_tqdm_on_ranks_is_one_bar_each_in_place_and_one_line_each_at_the_end(nb: Notebook) -> None:
+def test_tqdm_is_one_live_bar_per_rank_and_a_final_line(nb: Notebook) -> None:
     cell = nb.run(
         "%%on w\nimport time\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(50), desc='epoch'):\n    time.sleep(0.05)"
     )
@@ -186,6 +186,6 @@ def test_logs_can_be_followed_until_they_are_interrupted(nb: Notebook) -> None:
         ("%logs w gpus=9", "gpus"),
     ],
 )
-def test_what_cannot_be_understood_is_said(nb: Notebook, line: str, told: str) -> None:
+def test_log_arguments_that_make_no_sense_are_refused(nb: Notebook, line: str, told: str) -> None:
     cell = nb.run(line)
     assert told in cell.traceback + cell.stderr

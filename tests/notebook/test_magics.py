@@ -145,7 +145,7 @@ def test_a_syntax_error_in_on_is_told_before_anything_runs(nb: Notebook) -> None
         ("%meshes w", "takes no arguments"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said_in_one_line(nb_quick: Notebook, line: str, told: str) -> None:
+def test_mistakes_in_a_line_are_reported_in_one_line(nb_quick: Notebook, line: str, told: str) -> None:
     cell = nb_quick.run(line)
     assert told in cell.stderr
     assert cell.stderr.startswith("UsageError: ")

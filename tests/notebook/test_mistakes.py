@@ -40,7 +40,7 @@ def test_all_frames_are_to_be_had(nb: Notebook) -> None:
         nb.run("%xmode Context").ok()
 
 
-def test_code_of_the_user_that_the_engine_calls_is_shown_with_what_it_had_caught(nb: Notebook) -> None:
+def test_user_code_called_by_the_engine_is_shown_with_its_cause(nb: Notebook) -> None:
     cell = nb.run(
         "class Sour:\n    def __reduce__(self):\n        try:\n            {}['a']\n        except KeyError:\n"
         "            raise ValueError('sour')\na.work.call(Sour()).get()"

@@ -53,7 +53,7 @@ def registered(nb: Notebook) -> Iterator[Notebook]:
     nb.run("VIEWS.get('clocks') and unregister('clocks')").ok()
 
 
-def test_a_view_from_outside_has_a_magic_a_widget_a_topic_and_a_section_of_the_panel(registered: Notebook) -> None:
+def test_external_views_get_a_magic_a_widget_and_a_panel_section(registered: Notebook) -> None:
     shown = seen(registered, "%clocks w")
     assert shown.text == "the clock of w"
     assert WIDGET in shown.result
@@ -76,7 +76,7 @@ def test_a_view_from_outside_has_a_magic_a_widget_a_topic_and_a_section_of_the_p
 
 
 @pytest.mark.parametrize("name", ["clocks", "time", "two words"])
-def test_a_name_that_is_taken_or_none_is_refused_and_nothing_of_the_view_stays(registered: Notebook, name: str) -> None:
+def test_a_taken_or_invalid_view_name_is_refused_and_leaves_nothing(registered: Notebook, name: str) -> None:
     before = registered.run("len(list(VIEWS))").text
     refused = registered.run(f"from dataclasses import replace\nregister(replace(CLOCKS, name={name!r}))")
     assert refused.error is not None

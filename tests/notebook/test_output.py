@@ -34,7 +34,7 @@ def test_lines_of_an_endpoint_come_before_what_the_cell_prints_after_it(nb: Note
         assert cell.stdout.splitlines()[-1] == "from the cell"
 
 
-def test_lines_of_a_call_that_is_over_before_it_is_waited_for_come_first_too(nb: Notebook) -> None:
+def test_lines_of_a_finished_call_come_before_its_wait_returns(nb: Notebook) -> None:
     for wait in ("future.get()", "await future"):
         begin = "import time\nfuture = a.work.call(0, 'from the rank')\n"
         ready = "while not future.done(): time.sleep(0.001)\n"  # lines are shown a moment after they came
@@ -125,7 +125,7 @@ def test_output_of_a_mesh_can_be_switched_off_and_gathered(nb: Notebook) -> None
     nb.run("%stop quiet").ok()
 
 
-def test_last_words_of_a_mesh_are_shown_in_the_cell_that_stops_it(nb: Notebook) -> None:
+def test_the_last_words_of_a_mesh_appear_in_the_stopping_cell(nb: Notebook) -> None:
     source = "from monarch.actor import *\nclass Last(Actor):\n"
     source += "    def __cleanup__(self, error):\n        print('last words')\n"
     nb.run(

@@ -72,9 +72,7 @@ def _here(text: str, ports: dict[str, int]) -> str:
 
 
 @pytest.mark.last
-def test_what_the_chapter_on_hosts_does_with_machines_works_on_agents_started_as_it_says(
-    fresh: Notebook, tmp_path: Path
-) -> None:
+def test_the_hosts_chapter_works_on_agents_started_as_it_says(fresh: Notebook, tmp_path: Path) -> None:
     page = "docs/manual/hosts.md"
     ports = _machines(page)
     listening, dialling = (block.text for block in blocks(page) if block.kind == "sh")

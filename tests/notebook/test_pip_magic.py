@@ -10,7 +10,7 @@ from tests.notebook.notebook import Notebook
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
-def test_pip_is_ipythons_own_without_a_mesh_and_runs_on_its_hosts_with_one(nb: Notebook, tmp_path: Path) -> None:
+def test_pip_is_ipythons_or_runs_on_the_hosts_of_a_mesh(nb: Notebook, tmp_path: Path) -> None:
     assert "you may need to restart the kernel" in nb.run("%pip --version").ok().stdout
     done = nb.run(f"%pip install --no-index --target {tmp_path} {wheel(tmp_path, '1.0')} --mesh w").ok()
     assert "Successfully installed toy-of-test-1.0" in done.stdout

@@ -19,7 +19,7 @@ def test_the_cell_runs_here_and_the_profile_is_its_result(nb: Notebook) -> None:
     assert nb.run("(len(seen), type(_).__name__)").ok().text == "(4, 'Profile')"
 
 
-def test_the_panel_has_a_section_of_profiles_from_the_first_one_on_with_the_newest_on_top(nb: Notebook) -> None:
+def test_the_panel_lists_profiles_newest_first(nb: Notebook) -> None:
     nb.run("%%prof a\na.work.call(0.05).get()").ok()
     view = ViewClient(nb)
     try:
@@ -39,7 +39,7 @@ def test_the_panel_has_a_section_of_profiles_from_the_first_one_on_with_the_newe
         view.close()
 
 
-def test_the_profile_is_in_the_underscore_though_loops_use_that_name_but_functions_of_that_name_stay(
+def test_the_underscore_has_the_profile_beside_loops_and_functions_named_so(
     nb: Notebook,
 ) -> None:
     nb.run("for _ in range(5): pass").ok()

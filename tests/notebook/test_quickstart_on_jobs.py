@@ -114,7 +114,7 @@ def definitions(source: str) -> str:
     return "\n\n".join(ast.unparse(part) for part in kept)
 
 
-def test_it_trains_on_two_hosts_goes_on_after_a_restart_of_the_kernel_and_survives_a_kill(lab: Path) -> None:
+def test_training_on_two_hosts_survives_a_kernel_restart_and_a_kill(lab: Path) -> None:
     cells = {cell.id: cell.source for cell in Example("quickstart.ipynb").cells}
     notebook = Notebook(folder=lab)
     try:

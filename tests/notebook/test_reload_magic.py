@@ -90,6 +90,6 @@ def test_another_class_imported_over_the_name_is_no_new_definition(nb: Notebook,
         ("nothing", "there is no mesh 'nothing'"),
     ],
 )
-def test_what_cannot_be_reloaded_is_said(nb: Notebook, name: str, told: str) -> None:
+def test_classes_that_cannot_be_reloaded_are_named(nb: Notebook, name: str, told: str) -> None:
     nb.run("import json").ok()
     assert told in nb.run(f"%reload {name}").stderr

@@ -44,7 +44,7 @@ def test_a_class_changed_in_the_cell_that_calls_is_told_there(nb: Notebook) -> N
     nb.run("%stop one").ok()
 
 
-def test_a_name_that_is_spawned_again_tells_of_the_mesh_that_nothing_refers_to(nb: Notebook) -> None:
+def test_spawning_a_name_again_mentions_the_unreferenced_mesh(nb: Notebook) -> None:
     spawn = "twice = w.spawn('twice', Stepper)"
     assert nb.run(CLASS.format(gives=1) + spawn).ok().stdout == ""
     told = nb.run(spawn).ok().stdout

@@ -45,7 +45,7 @@ def nb(blank: Notebook) -> Notebook:
     return blank
 
 
-def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Notebook) -> None:
+def test_a_cell_on_the_processes_sees_its_shard_under_its_name(nb: Notebook) -> None:
     assert nb.run("%%on mesh\nt.mul_(10)\n(type(t).__name__, t.tolist())").ok().text.count("Tensor") == 2
     assert nb.run("t.tolist()").text == "[0.0, 10.0, 20.0, 30.0]"
     assert nb.run("%%on mesh data=1\nt.tolist()").ok().text.endswith("[20.0, 30.0]")
@@ -58,7 +58,7 @@ def test_a_cell_on_the_processes_has_its_part_of_a_tensor_under_its_name(nb: Not
     [("mesh.execute(alone, other)", "begun", "data=(0-)?1"), ("mesh.execute(asleep)", "asleep", "data=0-1")],
     ids=["a collective that nobody else enters", "a function"],
 )
-def test_an_interrupt_stops_waiting_and_a_second_one_ends_what_runs_and_leaves_tensors_as_they_are(
+def test_interrupting_a_wait_and_then_the_ranks_leaves_tensors_unchanged(
     nb: Notebook, what: str, told: str, ranks: str
 ) -> None:
     request = nb.start(what)
@@ -114,7 +114,7 @@ pid = mesh.execute(os.getpid).values()[1]
 
 
 @pytest.mark.slow
-def test_an_interrupt_frees_the_ranks_of_a_compiled_step_from_one_that_does_nothing(nb: Notebook) -> None:
+def test_an_interrupt_frees_ranks_in_a_compiled_step(nb: Notebook) -> None:
     nb.run(COMPILED).ok()
     request, cell = nb.start("leave = waiting.join(waiter=Say())\nos.kill(pid, signal.SIGSTOP)\nstep(x).item()"), Cell()
     nb.until(request, cell, "waits")
@@ -133,7 +133,7 @@ def test_an_interrupt_frees_the_ranks_of_a_compiled_step_from_one_that_does_noth
     assert nb.run("step(x).item()").ok().text == "25.0"
 
 
-def test_tensors_tells_what_ranks_have_and_how_long_the_last_cell_moved_shards(nb: Notebook) -> None:
+def test_tensors_magic_reports_memory_and_the_shards_moved_last(nb: Notebook) -> None:
     nb.run("def product(t):\n    return (t * t.sum()).sum()\nagain = monarch.compile(product)").ok()
     nb.run("for _ in range(5):\n    again(t)").ok()
     for cell in ("product(t).item()", "again(t).item()"):
@@ -182,7 +182,7 @@ def look(nb: Notebook, view: ViewClient, name: str) -> dict[str, Any]:
     return view.ask("values", tensors=key, number=int(number))
 
 
-def test_a_view_shows_values_while_a_cell_runs_and_says_why_there_are_none(nb: Notebook) -> None:
+def test_views_show_values_during_a_cell_or_why_there_are_none(nb: Notebook) -> None:
     nb.run(LOOKED_AT).ok()
     assert "full_tensor() gives its values" in nb.run("repr(t)").text
     assert nb.run("t").ok().text.endswith("its values: t.full_tensor(), by rank: t.local_shards()")
@@ -240,7 +240,7 @@ def test_an_error_of_the_ranks_names_the_line_of_the_cell(nb: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_is_stopped_without_a_word_of_what_it_had_to_do(nb: Notebook) -> None:
+def test_a_mesh_is_stopped_without_a_word_about_pending_work(nb: Notebook) -> None:
     cell = nb.run("for _ in range(500):\n    other.add_(1)\nleft = mesh.stop()").ok()
     after = nb.run("left.get()\nleft = None\nimport gc, time; gc.collect(); time.sleep(0.2)").ok()
     assert "waited" not in cell.stderr + after.stderr

@@ -68,7 +68,7 @@ def test_a_mesh_is_marked_once_nothing_holds_it_and_no_sooner(notebook: Notebook
     assert said(notebook, "marked()") == "['inside', 'lost', 'other', 'sliced']"
 
 
-def test_the_oldest_end_where_there_are_more_than_are_wanted_and_the_cell_says_so(notebook: Notebook) -> None:
+def test_the_oldest_unheld_meshes_beyond_the_limit_end_with_a_notice(notebook: Notebook) -> None:
     cell = notebook.run("configure(mesh_unheld_most=2)").ok()
     while said(notebook, "len(marked())") != "2":
         notebook.run("import time; time.sleep(0.05)").ok()

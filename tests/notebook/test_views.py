@@ -39,9 +39,7 @@ def test_a_view_is_greeted_and_given_the_cluster_whole(view: ViewClient) -> None
     assert all(view.rank("w", rank)["pid"] for rank in range(4))
 
 
-def test_a_rank_is_seen_busy_while_the_cell_that_waits_for_it_blocks_and_idle_after(
-    nb: Notebook, view: ViewClient
-) -> None:
+def test_a_rank_is_seen_busy_while_its_cell_blocks_then_idle(nb: Notebook, view: ViewClient) -> None:
     request = nb.start("a.slice(gpus=1).work.call_one(3600).get()")
     view.until(lambda view: view.rank("a", 1)["state"] == "busy")
     assert view.rank("a", 1)["endpoint"] == "work"
@@ -60,7 +58,7 @@ def test_a_rank_is_seen_busy_while_the_cell_that_waits_for_it_blocks_and_idle_af
     view.until(lambda view: view.rank("a", 1)["state"] == "idle")
 
 
-def test_a_front_end_without_subshells_sees_the_same_and_its_clicks_wait_for_the_cell(nb: Notebook) -> None:
+def test_without_subshells_views_update_and_clicks_wait_for_the_cell(nb: Notebook) -> None:
     view = ViewClient(nb, subshell=False)
     view.watch()
     view.until(lambda view: bool(view.mesh("a")))
@@ -89,7 +87,7 @@ def test_the_frames_of_a_failure_can_be_looked_into_from_a_view(nb: Notebook, vi
 
 
 @pytest.mark.slow
-def test_a_failure_nobody_has_looked_at_is_there_for_the_first_view_that_comes() -> None:
+def test_an_unseen_failure_is_there_for_the_first_view_to_open() -> None:
     notebook = Notebook()
     try:
         notebook.run(ACTORS).ok()
@@ -100,7 +98,7 @@ def test_a_failure_nobody_has_looked_at_is_there_for_the_first_view_that_comes()
         notebook.close()
 
 
-def test_a_killed_process_is_seen_failed_with_its_failure_and_healed_on_request(nb: Notebook, view: ViewClient) -> None:
+def test_a_killed_process_is_shown_failed_and_healed_on_request(nb: Notebook, view: ViewClient) -> None:
     os.kill(view.rank("w", 2)["pid"], signal.SIGKILL)
     view.until(lambda view: view.rank("w", 2)["state"] == view.rank("a", 2)["state"] == "failed")
     view.until(lambda view: "failure" in view.rank("a", 2) and view.rank("a", 2)["failure"] in view.state["failures"])
@@ -130,7 +128,7 @@ def test_a_mesh_can_be_made_and_stopped_from_a_view(nb: Notebook, view: ViewClie
     view.until(lambda view: view.mesh("clicked") == "")
 
 
-def test_lines_come_to_a_view_that_watches_them_and_only_those_it_wants(nb: Notebook, view: ViewClient) -> None:
+def test_a_view_gets_only_the_lines_that_it_asks_for(nb: Notebook, view: ViewClient) -> None:
     uid = view.mesh("a")
     view.send(type="watch", topic="logs", id="L1", mesh=uid, ranks=[0, 1], text="loss")
     view.until(lambda view: any(m["id"] == "L1" for m in view.of("logs")))
@@ -161,7 +159,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong(view: ViewClient, wrong:
 
 
 @pytest.mark.slow
-def test_a_view_hears_of_a_new_engine_after_the_cluster_was_shut_down() -> None:
+def test_a_view_learns_of_a_new_engine_after_a_shutdown() -> None:
     notebook = Notebook()
     try:
         notebook.run("%mesh w gpus=1").ok()
@@ -178,7 +176,7 @@ def test_a_view_hears_of_a_new_engine_after_the_cluster_was_shut_down() -> None:
         notebook.close()
 
 
-def test_what_moves_between_processes_is_in_the_state_while_a_view_watches_it(nb: Notebook, view: ViewClient) -> None:
+def test_transfers_between_processes_are_in_the_state_of_a_watching_view(nb: Notebook, view: ViewClient) -> None:
     view.send(type="watch", topic="transfers", id="t1")
     nb.run(
         "from monarch.rdma import RDMABuffer\n"

@@ -40,11 +40,11 @@ def test_calls_bodies_floods_kills_and_heals_leave_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nor_do_they_in_ten_minutes() -> None:
+def test_ten_minutes_of_everything_leave_nothing_behind() -> None:
     soak(600, pause=0.0, body=64)
 
 
-def test_a_slow_leak_is_told_and_a_step_at_the_beginning_is_not() -> None:
+def test_a_slow_leak_is_found_and_an_early_step_is_not() -> None:
     warmed, slow = Samples(), Samples()
     for at in range(90):
         warmed.counts.setdefault(("agent", "memory"), []).append((20 if at < 25 else 50) * MEGABYTE)
@@ -53,7 +53,7 @@ def test_a_slow_leak_is_told_and_a_step_at_the_beginning_is_not() -> None:
     assert len(slow.grown()) == 1
 
 
-def test_what_grows_is_told_and_what_breathes_is_not() -> None:
+def test_steady_growth_is_found_and_fluctuation_is_not() -> None:
     steady, leaky = Samples(), Samples()
     for at in range(40):
         steady.counts.setdefault(("agent", "memory"), []).append((50 + at % 7) * MEGABYTE)

@@ -118,7 +118,7 @@ def test_errors_that_differ_are_told_by_group(trainers):
     assert "KeyError: 'even'" in told[-1]
 
 
-def test_a_slice_is_told_in_the_coordinates_of_its_mesh_and_counts_its_own_ranks(trainers):
+def test_a_slice_is_named_in_its_meshs_coordinates_with_own_ranks(trainers):
     error = failed(trainers.slice(gpus=slice(2, 4)).step.call([1]))
     assert "failed on 1 of 2 ranks: gpus=3" in first_line(error)
     assert list(error.failures) == [1]  # as in the ValueMesh that the call would have given
@@ -188,7 +188,7 @@ def test_a_rank_that_hangs_does_not_hold_up_the_error_of_another(trainers):
     GATE.set()
 
 
-def test_within_the_window_the_first_in_rank_order_is_raised_whoever_was_first_in_time(trainers):
+def test_within_the_window_the_first_error_in_rank_order_is_raised(trainers):
     error = failed(trainers.late.call([0.3, 0.2, 0.1, 0.0]))
     assert str(error.exception) == "rank 0"
     assert list(error.failures) == [0, 1, 2, 3]
@@ -223,6 +223,6 @@ def test_errors_that_only_follow_from_anothers_come_last_and_are_folded(trainers
         assert isinstance(error.exception, ValueError)
 
 
-def test_what_a_rank_raised_first_comes_first_and_simultaneous_errors_come_in_rank_order(trainers):
+def test_earlier_errors_come_first_and_simultaneous_ones_in_rank_order(trainers):
     assert str(failed(trainers.late.call([1.0, 0, 0, 0])).exception) == "rank 1"
     assert str(failed(trainers.late.call([0.02, 0.01, 0, 0])).exception) == "rank 0"

@@ -62,18 +62,18 @@ def test_transports_that_are_not_there_yet_are_named(text: str) -> None:
      "p tcp://h:1", "tcp://h:1@ipc:///x", "tcp://h:1@tcp://h", "http://h:1", "tcp://h:1\n",
      "tcp://h:fd", "tcp://h:fd-1", "tcp://h:fd1x", "tcp://h:FD1", "tcp://h:fd12345678", "ipc:///a\0b", "x" * 5000],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(AddressError):
         parse_worker_address(text)
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_an_address_that_is_no_text_is_refused() -> None:
     with pytest.raises(AddressError, match="not bytes"):
         parse_worker_address(b"tcp://h:1")  # type: ignore[arg-type]
 
 
 @given(PROCESSES, st.tuples(TCP, TCP) | st.tuples(IPC, IPC))
-def test_what_is_written_is_read_back(process: str, ends: tuple[Endpoint, Endpoint]) -> None:
+def test_a_written_address_is_read_back(process: str, ends: tuple[Endpoint, Endpoint]) -> None:
     address = WorkerAddress(*ends, process)
     assert parse_worker_address(str(address)) == address
 

@@ -102,7 +102,7 @@ def test_equal_lines_are_apart_where_that_is_wanted(ranks: Ranks) -> None:
     assert ranks.shown == "[gpus=0] same\n[gpus=1] same\n"
 
 
-def test_lines_go_to_the_cell_of_their_call_and_those_of_none_to_the_logs_only(ranks: Ranks) -> None:
+def test_lines_go_to_their_calls_cell_or_only_to_logs(ranks: Ranks) -> None:
     ranks.page.homeless.add("thread")
     for call in ("1", "2", "thread"):
         ranks.write(0, f"of {call}\n", call)
@@ -110,7 +110,7 @@ def test_lines_go_to_the_cell_of_their_call_and_those_of_none_to_the_logs_only(r
     assert ranks.page.streams == {"cell of 1": "[gpus=0] of 1\n", "cell of 2": "[gpus=0] of 2\n"}
 
 
-def test_a_mesh_that_is_switched_off_is_silent_and_one_with_a_window_is_gathered(ranks: Ranks) -> None:
+def test_muted_meshes_are_silent_and_those_with_a_window_are_gathered(ranks: Ranks) -> None:
     ranks.logs.set_option("p", LogOption(stream=False))
     ranks.write(0, "unheard\n")
     ranks.logs.set_option("p", LogOption(stream=True, window=60.0))
@@ -122,7 +122,7 @@ def test_a_mesh_that_is_switched_off_is_silent_and_one_with_a_window_is_gathered
     assert ranks.shown == "[gpus=0-1] again (4 times)\n"
 
 
-def test_a_flood_of_one_rank_is_folded_and_takes_nothing_from_the_others(ranks: Ranks, clock: list[float]) -> None:
+def test_a_flood_of_one_rank_is_folded_without_harming_the_others(ranks: Ranks, clock: list[float]) -> None:
     for number in range(0, 60_000, 1000):
         ranks.write(0, "".join(f"flood {line}\n" for line in range(number, number + 1000)))
         ranks.output.flush()
@@ -140,9 +140,7 @@ def test_a_flood_of_one_rank_is_folded_and_takes_nothing_from_the_others(ranks: 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_storm_ends_in_one_fold_that_has_the_last_lines_of_each_rank(
-    ranks: Ranks, clock: list[float], seed: int
-) -> None:
+def test_a_storm_ends_in_one_fold_with_each_ranks_last_lines(ranks: Ranks, clock: list[float], seed: int) -> None:
     """However slowly its lines come, and in whatever pieces."""
     chance = random.Random(seed)
     left = {rank: [f"rank {rank} line {number}\n" for number in range(6000)] for rank in range(RANKS)}

@@ -29,7 +29,7 @@ def test_each_call_belongs_to_the_cell_that_ran_when_it_began(seed: int) -> None
     assert {call: cells.of(call) for call in expected} == expected
 
 
-def test_of_many_cells_the_latest_are_kept_and_calls_before_go_to_the_oldest() -> None:
+def test_only_the_latest_cells_are_kept_for_late_output() -> None:
     cells = CallCells(0)
     for number in range(1, KEPT + 100):
         cells.begin(number * 10, number)
@@ -66,13 +66,13 @@ class Kernel:
         return str(self.engine.new_call())
 
 
-def test_what_comes_later_goes_to_the_cell_of_its_call() -> None:
+def test_late_output_goes_to_the_cell_of_its_call() -> None:
     kernel = Kernel()
     first, second = kernel.begin("first"), kernel.begin("second")
     assert (kernel.cells.of("h/p.0.0", first), kernel.cells.of("h/p.0.0", second)) == ("first", "second")
 
 
-def test_what_no_call_wrote_is_of_the_cell_that_spawned_the_mesh_and_last_words_of_the_one_that_runs() -> None:
+def test_output_of_no_call_goes_to_the_spawning_or_running_cell() -> None:
     kernel = Kernel()
     kernel.begin("spawning")
     kernel.events.tell(MeshSpawned(kernel.procs))
@@ -86,7 +86,7 @@ def test_what_no_call_wrote_is_of_the_cell_that_spawned_the_mesh_and_last_words_
     assert kernel.cells.of("h/p.0.0", "") == kernel.cells.of("h/gone.0.0", "") == "later"
 
 
-def test_a_terminal_shows_all_of_it_and_what_is_closed_looks_no_longer() -> None:
+def test_a_terminal_shows_everything_and_a_closed_one_stops_watching() -> None:
     kernel = Kernel(has_displays=False)
     kernel.begin("now")
     assert kernel.cells.of("h/p.0.0", "") == "now"

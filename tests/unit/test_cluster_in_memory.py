@@ -86,7 +86,7 @@ def test_a_call_is_late_only_once_so_much_time_has_passed(two: Cluster) -> None:
         late.get(SOON)
 
 
-def test_time_runs_to_what_is_due_while_the_test_waits_and_nobody_works(two: Cluster) -> None:
+def test_time_advances_to_what_is_due_while_test_and_actors_wait(two: Cluster) -> None:
     _, actors = counters(two)
     with pytest.raises(TimeoutError, match="3600 s"):
         actors.wait.options(timeout=3600).call().get()
@@ -113,7 +113,7 @@ def test_time_passes_as_real_time_does_while_an_actor_works(two: Cluster) -> Non
     assert not late.done()
 
 
-def test_a_host_that_cannot_be_reached_is_lost_after_its_lease_and_can_be_healed_once_it_is_back(two: Cluster) -> None:
+def test_an_unreachable_host_is_lost_after_its_lease_and_heals_later(two: Cluster) -> None:
     _, actors = counters(two)
     actors.add.call(1).get(SOON)
     two.partition(1)

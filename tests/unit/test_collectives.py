@@ -13,7 +13,7 @@ FIRST = GroupKey("1", (0, 1), "h:1")
 LAST = GroupKey("2", (1, 2), "h:1")
 
 
-def test_a_group_that_a_rank_has_left_is_deserted_and_others_are_not() -> None:
+def test_only_groups_left_by_a_rank_are_deserted() -> None:
     found = {
         0: Waits(True, (FIRST,), member_of=(ALL, FIRST)),
         1: Waits(True, (LAST,), member_of=(ALL, FIRST, LAST)),
@@ -36,7 +36,7 @@ def test_a_rank_that_computes_leaves_groups_that_its_call_has_used() -> None:
     assert deserted({**found, 0: Waits(True, member_of=(ALL,))}, {0}) == {}
 
 
-def test_who_joins_waits_in_vain_once_somebody_has_answered() -> None:
+def test_joining_after_somebody_has_answered_waits_in_vain() -> None:
     assert deserted({0: Waits(True, joins=True), 1: Waits()}, {0}) == {0: ((), True)}
     assert deserted({0: Waits(True, joins=True), 1: Waits(True)}, {0, 1}) == {}
     assert deserted({1: Waits()}, {0}) == {}  # it has not said what it does

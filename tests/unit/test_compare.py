@@ -19,7 +19,7 @@ def test_the_best_of_all_turns_counts_and_the_last_words() -> None:
     assert (found["seconds"], found["says"], found["where"]) == (1.0, "yes", "yes")
 
 
-def test_a_system_without_a_program_cannot_do_that_and_one_that_failed_is_marked() -> None:
+def test_a_missing_program_and_a_failed_one_are_marked_differently() -> None:
     text = markdown({}, {story: {OURS: [{"lines": 3, "wrong": "it died"}]} for story in STORIES}, [OURS, "dask"])
     assert "| ours (did not end well) | 3 |" in text
     assert "| dask | cannot do that |" in text

@@ -22,7 +22,7 @@ def is_handle(obj: Any) -> bool:
     return isinstance(obj, Handle)
 
 
-def test_what_a_filter_picks_is_left_out_and_others_take_its_place() -> None:
+def test_values_picked_by_a_filter_are_left_out_and_replaced() -> None:
     one, two = Handle("one"), Handle("two")
     saved, buffer = flatten({"a": one, "b": [two, 3], "c": one}, is_handle)
     assert saved == [one, two, one]
@@ -32,7 +32,7 @@ def test_what_a_filter_picks_is_left_out_and_others_take_its_place() -> None:
     assert found == {"a": "x", "b": ["y", 3], "c": "z"}
 
 
-def test_bytes_do_as_well_as_a_buffer_and_values_may_come_as_they_are_needed() -> None:
+def test_bytes_work_like_a_buffer_and_values_may_come_lazily() -> None:
     saved, buffer = flatten([Handle("one"), (1, 2)], is_handle)
     assert unflatten(buffer.freeze().read(), iter(saved)) == [Handle("one"), (1, 2)]
 

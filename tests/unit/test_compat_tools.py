@@ -180,13 +180,13 @@ def test_services_that_are_not_here_are_accepted_and_said_once(caplog: pytest.Lo
             wrong(nonsense=1)
 
 
-def test_a_state_has_the_addresses_of_services_that_a_job_of_ones_own_gives() -> None:
+def test_a_state_has_the_service_addresses_of_a_custom_job() -> None:
     state = JobState({}, admin_url="http://x:1729", telemetry_url="http://x")
     assert (state.admin_url, state.telemetry_url, state.dashboard_url) == ("http://x:1729", "http://x", None)
     assert JobState({}).admin_url is None
 
 
-def test_the_program_of_a_process_says_what_it_is_when_a_person_starts_it() -> None:
+def test_a_process_program_started_by_a_person_explains_itself() -> None:
     import subprocess
     import sys
 
@@ -196,7 +196,7 @@ def test_the_program_of_a_process_says_what_it_is_when_a_person_starts_it() -> N
     assert "a host agent starts this program" in done.stderr
 
 
-def test_what_a_service_does_here_is_said_where_it_is_asked_for() -> None:
+def test_services_that_work_differently_say_so_where_they_are_requested() -> None:
     import subprocess
     import sys
 

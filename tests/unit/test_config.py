@@ -25,7 +25,7 @@ def unchanged() -> Iterator[None]:
     settings.replace(before)
 
 
-def test_what_is_configured_is_in_force_and_shown_as_text() -> None:
+def test_configured_values_are_in_force_and_shown_as_text() -> None:
     config.configure(message_delivery_timeout="90m", tail_log_lines=3)
     assert config.get_runtime_config() == {"message_delivery_timeout": "1h 30m", "tail_log_lines": 3}
     assert config.get_global_config()["message_delivery_timeout"] == "1h 30m"
@@ -93,7 +93,7 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: Any) -> None:
     assert config.get_runtime_config() == {}
 
 
-def test_a_wrong_text_for_a_duration_says_so_in_the_words_programs_look_for() -> None:
+def test_a_malformed_duration_is_refused_in_the_expected_words() -> None:
     for text in ("invalid", "30", "abc123", "", "1x"):
         with pytest.raises(TypeError, match="Invalid duration format"):
             config.configure(host_spawn_ready_timeout=text)
@@ -134,7 +134,7 @@ def test_a_block_puts_back_after_an_error_too() -> None:
     assert config.get_runtime_config() == {}
 
 
-def test_what_a_program_is_given_back_can_be_set_again() -> None:
+def test_a_configuration_that_was_returned_can_be_set_again() -> None:
     with config.configured(default_transport="tcp", actor_spawn_max_idle=None, cleanup_timeout=0.5):
         before = config.get_runtime_config()
         config.clear_runtime_config()
@@ -215,7 +215,7 @@ VALUES = {
 
 
 @given(st.fixed_dictionaries({}, optional={name: VALUES[key.kind] for name, key in KEYS.items()}))
-def test_what_a_controller_hands_on_arrives_whole(values: dict[str, Any]) -> None:
+def test_a_controllers_configuration_arrives_whole_at_its_processes(values: dict[str, Any]) -> None:
     controller, proc = Settings({}), Settings({"HYPERACTOR_MESH_TAIL_LOG_LINES": "5"})
     controller.configure(values)
     proc.receive(controller.to_send())
@@ -276,7 +276,7 @@ class TestParametrized:
         found = config.get_global_config()
         self.seen.append((found["prefix_with_rank"], found["tail_log_lines"]))
 
-    def test_so_they_were_four(self) -> None:
+    def test_all_four_combinations_were_run(self) -> None:
         assert sorted(self.seen) == [(False, 1), (False, 2), (True, 1), (True, 2)]
 
 

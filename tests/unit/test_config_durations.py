@@ -74,7 +74,7 @@ def test_a_duration_is_shown_in_the_usual_units(nanoseconds: int, text: str) -> 
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_what_is_shown_reads_back_exactly(nanoseconds: int) -> None:
+def test_a_shown_duration_reads_back_exactly(nanoseconds: int) -> None:
     assert parse_duration(format_duration(nanoseconds)) == nanoseconds
 
 

@@ -3,7 +3,7 @@
 from monarch_nb.connect.cut import REFUSED_S, Cut
 
 
-def test_a_host_is_silent_once_its_lease_is_over_since_it_was_heard_last() -> None:
+def test_a_host_is_silent_one_lease_after_its_last_message() -> None:
     cut = Cut(100.0, lease=60.0)
     assert not cut.silent(159.9, vouched=False)
     assert cut.silent(160.0, vouched=False)
@@ -12,7 +12,7 @@ def test_a_host_is_silent_once_its_lease_is_over_since_it_was_heard_last() -> No
     assert cut.silent(221.0, vouched=False)
 
 
-def test_a_refusal_counts_when_it_lasts_and_only_where_it_was_seen_at_the_other_end() -> None:
+def test_a_refusal_counts_if_it_lasts_and_the_peer_saw_it() -> None:
     cut = Cut(100.0, lease=60.0)
     assert not cut.refused(100.0, listens=False)
     assert not cut.refused(100.0 + REFUSED_S - 0.1, listens=False)

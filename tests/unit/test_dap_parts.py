@@ -74,18 +74,18 @@ def stopped(rank: int, line: int = 10, *, number: int = 1, name: str = "trainers
         (99, Line(19, "notebook")),
     ],
 )
-def test_a_click_means_the_next_line_that_is_run_and_tells_whose_code_it_is(clicked: int, line: Line) -> None:
+def test_a_click_means_the_next_executable_line_and_finds_its_owner(clicked: int, line: Line) -> None:
     assert Lines(CELL).at(clicked) == line
 
 
-def test_a_class_is_one_of_actors_by_its_base_its_endpoints_or_what_the_notebook_knows() -> None:
+def test_a_class_is_recognised_as_actor_by_base_endpoints_or_namespace() -> None:
     text = "class A(Base):\n    def f(self):\n        return 1\n"
     assert Lines(text).at(3).whose == "anybody"
     assert Lines(text, lambda name: name == "A").at(3) == Line(3, "actors", "A")
     assert Lines(text.replace("    def", "    @x.endpoint(a=1)\n    def")).at(4) == Line(4, "actors", "A")
 
 
-def test_a_text_that_is_no_python_can_be_stopped_at_where_it_was_clicked() -> None:
+def test_invalid_python_can_be_stopped_at_where_it_was_clicked() -> None:
     assert Lines("%%on workers\nx = (").at(2) == Line(2, "anybody")
 
 
@@ -96,14 +96,14 @@ def gutter() -> Gutter:
     return Gutter(lambda path: Lines(CELL))
 
 
-def test_marks_go_to_the_ranks_to_the_notebook_or_to_both_by_whose_code_they_are_in() -> None:
+def test_breakpoints_go_to_the_owner_of_the_code_they_are_in() -> None:
     marks = gutter()
     marks.set("cell", [{"line": 10}, {"line": 17}, {"line": 19}])
     assert [(each.line, each.actor) for each in marks.of_mesh()] == [(10, "Trainer"), (17, "")]
     assert marks.of_notebook("cell") == [{"line": 17}, {"line": 19}]
 
 
-def test_what_was_said_of_a_mark_stays_when_the_gutter_sends_it_again() -> None:
+def test_the_answer_about_a_breakpoint_stays_when_it_is_sent_again() -> None:
     marks = gutter()
     marks.set("cell", [{"line": 17}])
     marks.add("cell", 17, More("@gpus=3 y > 1", "% 2", "y is {y}"))
@@ -118,7 +118,7 @@ def test_what_was_said_of_a_mark_stays_when_the_gutter_sends_it_again() -> None:
 @pytest.mark.parametrize(
     ("more", "says"), [(More("y >"), "not an expression"), (More("", "often"), "no hit condition")]
 )
-def test_what_means_nothing_is_refused_and_a_mark_with_it_stops_nobody(more: More, says: str) -> None:
+def test_senseless_breakpoints_are_refused_and_stop_nobody(more: More, says: str) -> None:
     marks = gutter()
     wanted: dict[str, Any] = {"line": 17, "condition": more.condition, "hitCondition": more.hit_condition}
     (mark,) = marks.set("cell", [wanted])
@@ -144,7 +144,7 @@ def test_ranks_stand_before_a_condition() -> None:
 # -- who is looked at --------------------------------------------------------------------------------------------------
 
 
-def test_the_rank_that_is_looked_at_is_a_thread_and_the_others_of_its_place_are_the_next_one() -> None:
+def test_the_focused_rank_is_a_thread_and_its_group_another() -> None:
     focus = Focus()
     records = [*(stopped(rank) for rank in range(4)), stopped(4, line=20)]
     assert focus.settle(records) is records[0]
@@ -160,14 +160,14 @@ def test_the_rank_that_is_looked_at_is_a_thread_and_the_others_of_its_place_are_
     assert focus.meant(records, 1) == (records[2],)
 
 
-def test_front_ends_hear_of_a_rank_once_and_again_when_it_stands_anew() -> None:
+def test_front_ends_hear_of_a_rank_once_per_stop() -> None:
     focus = Focus()
     assert focus.settle([stopped(0)]) is not None
     assert focus.settle([stopped(0), stopped(1)]) is None
     assert focus.settle([stopped(0, number=2), stopped(1)]) is not None
 
 
-def test_where_the_rank_has_gone_on_those_that_were_with_it_come_next_then_the_most() -> None:
+def test_after_the_focused_rank_resumes_its_group_comes_then_the_largest() -> None:
     focus = Focus()
     records = [stopped(0), stopped(1), *(stopped(rank, line=20) for rank in (2, 3, 4))]
     assert focus.settle(records) is records[2]
@@ -180,7 +180,7 @@ def test_where_the_rank_has_gone_on_those_that_were_with_it_come_next_then_the_m
     assert not focus.has_gone([]), "they are told once"
 
 
-def test_a_pinned_rank_is_waited_for_and_found_again_where_it_stops_next() -> None:
+def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
     focus = Focus()
     records = [stopped(0), stopped(1)]
     focus.move(records[1], pinned=True)
@@ -226,7 +226,7 @@ class Looked:
 
 
 @pytest.mark.timeout(20)
-def test_front_ends_are_told_before_ranks_are_let_go_or_after_it_but_not_meanwhile() -> None:
+def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() -> None:
     looked = Looked()
     announcer = Announcer(looked, looked, lambda event: None)  # type: ignore[arg-type]
     announcer.wake()
@@ -242,7 +242,7 @@ def test_front_ends_are_told_before_ranks_are_let_go_or_after_it_but_not_meanwhi
     announcer.close()
 
 
-def test_a_cell_that_a_kernel_before_has_run_is_shown_as_the_one_of_now() -> None:
+def test_cells_of_an_earlier_kernel_are_shown_as_current_ones() -> None:
     sources = Sources()
     file = sources.dump("x = 1")
     before = file.replace(f"ipykernel_{os.getpid()}", "ipykernel_1")
@@ -280,7 +280,7 @@ class Cluster:
         return ""
 
 
-def test_the_debugger_is_off_only_once_all_goes_on_so_that_no_cell_asks_at_its_prompt_meanwhile() -> None:
+def test_the_debugger_is_off_only_after_everything_has_resumed() -> None:
     cluster = Cluster()
     adapter = Adapter(cluster, lambda path: CELL)
     cluster.is_attached = lambda: adapter.attached  # type: ignore[assignment]

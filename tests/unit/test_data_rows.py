@@ -46,7 +46,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
         Rows([{"a": [1], "b": [1, 2]}]).take(1)
 
 
-def test_no_more_steps_are_held_than_are_wanted_ahead_of_the_slowest_rank() -> None:
+def test_steps_held_are_bounded_by_the_slowest_rank() -> None:
     chance = random.Random(6)
     for _ in range(100):
         ranks, ahead, last = chance.randrange(1, 5), chance.randrange(1, 4), chance.randrange(0, 20)
@@ -64,7 +64,7 @@ def test_no_more_steps_are_held_than_are_wanted_ahead_of_the_slowest_rank() -> N
         assert (ledger.ended, ledger.held) == (last, 0)
 
 
-def test_a_rank_that_is_behind_is_known_and_nothing_goes_that_it_needs() -> None:
+def test_a_rank_that_is_behind_keeps_the_steps_that_it_needs() -> None:
     ledger = Ledger(2, 2)
     ledger.add("first")
     ledger.add("second")
@@ -113,7 +113,7 @@ def test_columns_are_what_polars_says_they_are(start: int) -> None:
     assert batch["vector"].tolist() == [[1, 2], [3, 4], [5, 6]][start:]
 
 
-def test_columns_without_a_tensor_are_refused_by_name_and_say_what_to_do() -> None:
+def test_columns_without_tensors_are_refused_by_name_with_the_remedy() -> None:
     polars, table = frame()
     with pytest.raises(ArrowError, match="column holes has missing values"):
         next(batches_of(polars.DataFrame({"holes": [1, None]})))

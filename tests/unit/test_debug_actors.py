@@ -80,7 +80,7 @@ def test_one_rank_or_a_slice_can_be_asked_alone(trainers: Any) -> None:
     assert debug.group(trainers).diff("loss > 2") == [(True, [2]), (False, [0, 1])]
 
 
-def test_a_breakpoint_from_outside_is_looked_at_from_the_next_call_on_and_can_be_cleared(trainers: Any) -> None:
+def test_an_external_breakpoint_counts_from_the_next_call_until_cleared(trainers: Any) -> None:
     one = trainers.slice(gpus=1)
     found = debug.set_breakpoint(f"debug_tools.py:{line('result = total + value')}", one, condition="total > 2")
     assert [one.number for one in debug.breakpoints()] == [found.number]
@@ -151,7 +151,7 @@ def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcM
         ),
     ],
 )
-def test_steps_in_an_async_endpoint_go_where_its_code_goes_and_never_into_its_loop(
+def test_steps_in_an_async_endpoint_never_enter_the_event_loop(
     procs: ProcMesh, steps: tuple[str, ...], places: list[str]
 ) -> None:
     looper = procs.slice(gpus=0).spawn("looper", Looper)
@@ -173,7 +173,7 @@ def test_steps_in_an_async_endpoint_go_where_its_code_goes_and_never_into_its_lo
     looper.stop().get(SECONDS)
 
 
-def test_a_breakpoint_of_a_front_end_in_a_function_holds_where_the_process_itself_runs_it(procs: ProcMesh) -> None:
+def test_a_front_ends_breakpoint_holds_in_functions_the_process_runs_itself(procs: ProcMesh) -> None:
     everywhere = debug.controller().breakpoints.set_everywhere
     assert everywhere([BreakLine(file=debug_tools.__file__, line=line("twice = 2 * x"))]) == {}
     future = procs.slice(gpus=1).run(doubled, 4)
@@ -188,9 +188,7 @@ def test_a_breakpoint_of_a_front_end_in_a_function_holds_where_the_process_itsel
 CELL = "def twice(x):\n    y = 2 * x\n    return y\n"
 
 
-def test_a_cell_that_a_kernel_before_has_run_is_stopped_in_by_the_next_one(
-    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_an_earlier_kernel_stop_in_the_next_one(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     before, now = "/tmp/ipykernel_1/123.py", "/tmp/ipykernel_2/123.py"
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(CELL, before, "exec"), names)
@@ -247,7 +245,7 @@ def test_a_stop_knows_the_calls_that_wait_for_it(procs: ProcMesh, trainers: Any)
     caller.stop().get(SECONDS)
 
 
-def test_what_is_stopped_on_a_mesh_that_another_controller_has_taken_over_leaves_the_list() -> None:
+def test_stops_on_a_mesh_taken_over_leave_the_list() -> None:
     procs = in_process_host().spawn_procs(per_host={"gpus": 1}, name="shared")
     taken = procs.spawn("taken", Trainer)
     future = taken.step.call_one(1)
@@ -261,7 +259,7 @@ def test_what_is_stopped_on_a_mesh_that_another_controller_has_taken_over_leaves
     assert future.get(SECONDS) == 2
 
 
-def test_quit_ends_the_endpoint_with_an_error_that_says_so_and_the_actor_lives(trainers: Any) -> None:
+def test_quit_ends_the_endpoint_with_an_error_and_the_actor_lives(trainers: Any) -> None:
     future = trainers.slice(gpus=0).step.call_one(1)
     stopped(1)
     debug.group(trainers).quit()
@@ -272,7 +270,7 @@ def test_quit_ends_the_endpoint_with_an_error_that_says_so_and_the_actor_lives(t
     assert isinstance(trainers.slice(gpus=0).steps_done.call_one().get(SECONDS), int)
 
 
-def test_who_is_not_stopped_and_where_those_are_is_in_the_table(trainers: Any) -> None:
+def test_the_table_names_stopped_ranks_and_those_that_are_not(trainers: Any) -> None:
     trainers.slice(gpus=slice(0, 2)).step.call(1)
     future = trainers.slice(gpus=2).wait_long.call_one()
     stopped(2)

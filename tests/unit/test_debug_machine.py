@@ -39,7 +39,7 @@ def test_a_thread_that_nothing_stops_need_not_be_traced() -> None:
     assert not machine.quiet
 
 
-def test_a_step_goes_on_and_its_end_is_a_stop_with_the_next_number() -> None:
+def test_a_step_resumes_and_ends_in_the_next_numbered_stop() -> None:
     machine = Machine()
     assert standing(machine, event="asked").number == 1
     assert machine.go("over") == Resume("over", 2)
@@ -68,7 +68,7 @@ def test_frames_are_looked_at_as_far_as_there_are_any() -> None:
         machine.select(3)
 
 
-def test_what_is_evaluated_where_a_thread_stands_does_not_stop_it_anew() -> None:
+def test_evaluating_at_a_stop_does_not_stop_again() -> None:
     machine = Machine()
     machine.breakpoints.add("train.py", 42)
     standing(machine)
@@ -76,7 +76,7 @@ def test_what_is_evaluated_where_a_thread_stands_does_not_stop_it_anew() -> None
     assert machine.at(HERE, never).stop is None
 
 
-def test_a_step_that_is_forgotten_ends_nowhere_and_what_is_set_later_stops() -> None:
+def test_a_forgotten_step_ends_nowhere_and_later_breakpoints_stop() -> None:
     machine = Machine()
     standing(machine, event="asked")
     machine.go("over")
@@ -89,7 +89,7 @@ def test_a_step_that_is_forgotten_ends_nowhere_and_what_is_set_later_stops() -> 
 
 
 @pytest.mark.parametrize("temporary", [False, True])
-def test_a_breakpoint_that_was_hit_and_went_before_the_thread_stood_does_not_stop_it(temporary: bool) -> None:
+def test_a_breakpoint_removed_between_hit_and_stop_does_not_stop(temporary: bool) -> None:
     machine = Machine()
     added = machine.breakpoints.add("train.py", 42, temporary=temporary)
     assert machine.at(HERE, never).stop is added
@@ -124,7 +124,7 @@ def test_the_frames_of_a_failure_are_closed_by_whatever_would_go_on() -> None:
     assert machine.quiet
 
 
-def test_a_line_to_run_next_is_chosen_at_once_where_a_line_is_about_to_run_and_else_after_a_step() -> None:
+def test_the_next_line_is_set_at_once_or_after_a_step() -> None:
     machine = Machine()
     standing(machine, event="line")
     assert machine.jump(50) is None
@@ -153,7 +153,7 @@ def test_only_the_innermost_frame_can_run_another_line() -> None:
         max_size=40,
     )
 )
-def test_whatever_comes_in_a_thread_runs_steps_or_stands_at_a_frame_that_there_is(words: list[str]) -> None:
+def test_after_every_event_a_thread_runs_steps_or_has_a_frame(words: list[str]) -> None:
     machine = Machine()
     numbers = [0]
     for word in words:
@@ -203,7 +203,7 @@ def test_a_breakpoint_stops_at_its_line_and_says_so() -> None:
     assert standing(machine).breakpoint == 0
 
 
-def test_a_condition_that_does_not_hold_counts_as_a_hit_and_one_that_raises_stops_and_says_so() -> None:
+def test_a_false_condition_counts_a_hit_and_a_raising_one_stops() -> None:
     table = BreakpointTable()
     added = table.add("train.py", 42, condition="x")
     assert table.hit(HERE, lambda _: 0).stop is None
@@ -211,14 +211,14 @@ def test_a_condition_that_does_not_hold_counts_as_a_hit_and_one_that_raises_stop
     assert table.hit(HERE, lambda expression: {}[expression]).note == "its condition `x` raised KeyError: 'x'"
 
 
-def test_passes_are_ignored_as_often_as_was_said_and_only_those_for_which_the_condition_holds() -> None:
+def test_ignored_passes_count_only_when_the_condition_holds() -> None:
     table = BreakpointTable()
     table.add("train.py", 42, condition="x", ignore=2)
     values = iter([1, 0, 1, 0, 1])
     assert [table.hit(HERE, lambda _: next(values)).stop is not None for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_one_that_is_disabled_is_not_there_and_a_temporary_one_goes_when_it_is_hit() -> None:
+def test_disabled_breakpoints_do_nothing_and_temporary_ones_go_when_hit() -> None:
     table = BreakpointTable()
     off = table.add("train.py", 42, enabled=False)
     once = table.add("train.py", 42, temporary=True)
@@ -227,7 +227,7 @@ def test_one_that_is_disabled_is_not_there_and_a_temporary_one_goes_when_it_is_h
     assert list(table) == [off]
 
 
-def test_a_function_stops_at_the_first_of_its_lines_that_is_run_each_time_it_is() -> None:
+def test_a_function_breakpoint_stops_at_the_first_line_run_each_time() -> None:
     table = BreakpointTable()
     table.add("train.py", 40, function="step")
     lines = [Place("train.py", line, "step", 40) for line in (42, 43, 42)]
@@ -236,7 +236,7 @@ def test_a_function_stops_at_the_first_of_its_lines_that_is_run_each_time_it_is(
     assert not any(table.hit(place, never).stop for place in elsewhere)
 
 
-def test_a_log_message_is_printed_and_does_not_stop_but_another_breakpoint_there_does() -> None:
+def test_a_log_message_does_not_stop_but_another_breakpoint_there_does() -> None:
     table = BreakpointTable()
     table.add("train.py", 42, log="loss {loss:.2f} of {name!r}")
     names = {"loss": 0.5, "name": "a"}
@@ -256,7 +256,7 @@ def test_a_log_message_is_printed_and_does_not_stop_but_another_breakpoint_there
         ("{x", "{x (expected '}' before end of string)"),
     ],
 )
-def test_what_is_wrong_with_a_log_message_stands_in_its_place(message: str, text: str) -> None:
+def test_errors_in_a_log_message_stand_in_its_text(message: str, text: str) -> None:
     assert filled_in(message, {"x": 3}.__getitem__).startswith(text)
 
 
@@ -284,7 +284,7 @@ def test_a_hit_condition_that_means_nothing_is_refused() -> None:
         BreakpointTable().add("train.py", 42, hit_condition="often")
 
 
-def test_those_that_somebody_has_set_are_taken_away_together() -> None:
+def test_breakpoints_of_one_setter_are_removed_together() -> None:
     table = BreakpointTable()
     table.add("a.py", 1, set_by="one")
     kept = table.add("b.py", 1, set_by="other")
@@ -295,7 +295,7 @@ def test_those_that_somebody_has_set_are_taken_away_together() -> None:
     assert table.add("c.py", 1).number == 3, "numbers are not given twice"
 
 
-def test_breakpoints_of_a_controller_that_has_left_go_and_those_of_the_next_one_stay() -> None:
+def test_breakpoints_of_a_departed_controller_go_and_the_next_ones_stay() -> None:
     process: Any = SimpleNamespace(cells={})
     wanted = WantedBreakpoints(process, lambda cell: pytest.fail("there are no actors"))
     lines = (BreakLine(file="train.py", line=3),)

@@ -189,7 +189,7 @@ def test_an_empty_line_means_the_step_before_again(t: Any, terminal: Terminal) -
     assert "» n\n" in terminal.text, "it is told what is done again"
 
 
-def test_what_is_typed_wrong_is_told_and_the_ranks_stay(t: Any, terminal: Terminal) -> None:
+def test_mistyped_input_is_explained_and_the_ranks_stay_stopped(t: Any, terminal: Terminal) -> None:
     terminal.typed = ["focus 9", "diff", "1 +", "nothing", "c"]
     stopped(t, 1).get(SECONDS)
     assert "*** no stopped rank is 9; stopped: trainers" in terminal.text
@@ -239,7 +239,7 @@ def test_a_question_that_nobody_needs_answered_any_more_is_given_up(t: Any, term
     assert terminal.text.endswith("gone\n")
 
 
-def test_ranks_that_stop_while_a_question_is_open_are_told_before_the_next(t: Any, terminal: Terminal) -> None:
+def test_stops_during_an_open_question_are_announced_before_the_next(t: Any, terminal: Terminal) -> None:
     def meanwhile() -> str:
         t.slice(gpus=2).step.broadcast(1)
         debug.wait(2, timeout=SECONDS)
@@ -266,7 +266,7 @@ def test_a_wait_by_await_asks_as_one_that_blocks(t: Any, terminal: Terminal) -> 
     assert "2 of 4  at" in terminal.text
 
 
-def test_where_nobody_can_be_asked_the_call_raises_with_the_table_and_stays_valid(t: Any, terminal: Terminal) -> None:
+def test_without_anybody_to_ask_the_call_raises_and_stays_valid(t: Any, terminal: Terminal) -> None:
     terminal.can_ask = False
     future = stopped(t)
     with pytest.raises(StoppedAtBreakpoint, match=r"4 of 4  at test_debug_prompt\.py") as caught:
@@ -283,7 +283,7 @@ def test_a_terminal_that_cannot_ask_after_all_raises_likewise(t: Any, terminal: 
         stopped(t, 1).get(SECONDS)
 
 
-def test_some_ranks_of_a_call_are_waited_for_while_others_may_still_come(t: Any, terminal: Terminal) -> None:
+def test_a_question_waits_for_ranks_that_may_still_stop(t: Any, terminal: Terminal) -> None:
     terminal.can_ask = False
     t.slice(gpus=0).step.broadcast(1)
     debug.wait(1, timeout=SECONDS)

@@ -72,7 +72,7 @@ def test_the_table_says_who_is_not_stopped_and_what_those_do() -> None:
     assert "not stopped: trainers gpus=6: idle" in text
 
 
-def test_stops_at_one_line_are_one_group_on_whichever_thread_and_wherever_it_was_called_from() -> None:
+def test_stops_at_one_line_are_one_group_whoever_the_caller() -> None:
     elsewhere = Frame("/home/me/train.py", 7, "Trainer.warm", "self.step()")
     records = [stop(3, elsewhere, TRAIN), stop(1), replace(stop(0), thread="pt_autograd_0"), stop(2, TRAIN, LOSS)]
     first, second = grouped(records)
@@ -84,7 +84,7 @@ def test_stops_at_one_line_are_one_group_on_whichever_thread_and_wherever_it_was
     assert "■ 1 rank stopped\n  1 of 8  at train.py:42" in table_text(twice, sizes={"uid-trainers": 8})
 
 
-def test_ranks_that_come_to_stand_with_those_in_focus_get_its_commands_unless_somebody_chose() -> None:
+def test_ranks_joining_the_focused_line_get_commands_unless_one_was_chosen() -> None:
     standing = [stop(1)]
     prompt = DebugPrompt(None, lambda: list(standing))  # type: ignore[arg-type]
     assert [record.rank for record in prompt.fix()] == [1]
@@ -113,7 +113,7 @@ def test_answers_of_several_lines_stand_below_each_other_with_their_ranks() -> N
     assert merged_text(pairs) == "── gpus=0\na\nb\n── gpus=1\nc"
 
 
-def test_diff_shows_what_is_not_a_number_first_then_the_one_far_off() -> None:
+def test_diff_shows_nan_first_and_then_the_outlier() -> None:
     found = outliers(answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49))
     assert [one.text for one, _ in found][:2] == ["nan", "9.0"]
     text = diff_text("loss", answers(0.5, 0.51, math.nan, 0.5, 9.0, 0.49)).splitlines()
@@ -133,7 +133,7 @@ def test_objects_that_differ_in_nothing_but_their_address_are_equal() -> None:
     assert len(outliers(answers("[<A at 0x7f2434487a50>, 1]", "[<A at 0x7f2434487bd0>, 2]"))) == 2
 
 
-def test_numbers_and_tensors_come_before_objects_and_what_differs_before_what_does_not() -> None:
+def test_numbers_and_tensors_precede_objects_and_differing_precede_equal_values() -> None:
     def local(rank: int, **values: object) -> Pair:
         told = tuple(Variable(name, value_of(value)) for name, value in values.items())
         return stop(rank), Answer(session=f"trainers#{rank}", variables=told)
@@ -151,7 +151,7 @@ class Quiet:
     pass
 
 
-def test_a_sparkline_goes_from_the_least_to_the_most_and_marks_what_is_no_number() -> None:
+def test_a_sparkline_spans_min_to_max_and_marks_nan() -> None:
     assert sparkline([0.0, 1.0, math.nan, None]) == "▁█×·"
     assert watch_text("loss", answers(0.0, 1.0, math.nan)) == "loss  ▁█×  0 … 1  × gpus=2"
 
@@ -210,7 +210,7 @@ def test_an_answer_about_one_stop_does_not_take_the_next_one_away() -> None:
     assert not stopped.any
 
 
-def test_a_rank_is_held_up_by_what_is_stopped_in_it_but_not_by_frames_that_are_looked_at() -> None:
+def test_ranks_are_held_up_by_stops_but_not_by_inspected_frames() -> None:
     stopped = StoppedThreads()
     place = stop(0).place
     assert stopped.holding(*place) is None
@@ -225,7 +225,7 @@ def test_a_rank_is_held_up_by_what_is_stopped_in_it_but_not_by_frames_that_are_l
     assert stopped.holding(*place) is None
 
 
-def test_a_step_is_over_when_its_rank_has_stopped_anew_or_will_not_any_more() -> None:
+def test_a_step_is_over_when_its_rank_stops_or_never_will() -> None:
     stopped = StoppedThreads()
     stopped.add(stop(0, number=2))
     stopped.end("trainers#1", "the endpoint has ended")
@@ -268,7 +268,7 @@ def test_numbers_keep_their_number_and_the_rest_does_not() -> None:
     assert value_of([1, 2]).length == 2
 
 
-def test_arrays_are_told_by_shape_type_extremes_and_what_is_not_a_number() -> None:
+def test_arrays_are_described_by_shape_type_extremes_and_nan() -> None:
     np = pytest.importorskip("numpy")
     array = np.arange(100, dtype="float32").reshape(10, 10)
     array[0, 0] = np.nan
@@ -314,7 +314,7 @@ def test_what_is_stopped_as_json_for_views() -> None:
     assert found["missing"] == [{"name": "trainers", "where": "gpus=3-4", "what": "idle"}]
 
 
-def test_values_of_which_none_is_unusual_come_in_the_order_of_ranks_and_far_ones_before_them() -> None:
+def test_usual_values_come_in_rank_order_after_outliers() -> None:
     assert [value["number"] for value in values_by_rank("x", answers(0.7, 0.9, 0.5, 0.8))["values"]] == [
         0.7,
         0.9,
@@ -329,7 +329,7 @@ def test_values_of_which_none_is_unusual_come_in_the_order_of_ranks_and_far_ones
     ]
 
 
-def test_values_by_rank_as_json_the_odd_one_first_and_nan_as_a_word() -> None:
+def test_values_by_rank_as_json_have_the_odd_one_first() -> None:
     pairs = answers(1.0, 1.0, math.nan, math.inf)
     found = json.loads(json.dumps(values_by_rank("loss", pairs), allow_nan=False))
     assert [(one["text"], one["odd"], one["number"]) for one in found["values"]] == [

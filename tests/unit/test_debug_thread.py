@@ -97,13 +97,13 @@ def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
     assert at(told.stops[-1]) == ("outer", 13)
 
 
-def test_a_step_off_the_end_of_the_code_stops_nowhere_and_says_so() -> None:
+def test_a_step_off_the_end_of_the_code_says_so() -> None:
     told, _ = debugged(source(FILE, "stop()\nlast = 1\n"), lambda record: [go("over")])
     assert [(record.frame.line, record.note) for record in told.stops] == [(1, ""), (2, ""), (2, "--Return--")]
     assert told.events[-1] == ("over", "the endpoint has ended")
 
 
-def test_exceptions_stop_a_step_over_what_they_pass_and_show_where_they_were_raised() -> None:
+def test_exceptions_stop_a_step_and_show_where_they_were_raised() -> None:
     text = "def f():\n    return 1 / 0\n\ntry:\n    stop()\n    f()\nexcept ZeroDivisionError:\n    done = 1\n"
     told, names = debugged(source(FILE, text), lambda record: [go("over" if record.number < 4 else "continue")])
     third = told.stops[2]
@@ -132,7 +132,7 @@ def test_quit_ends_what_runs_and_says_where() -> None:
         program(lambda record: [m.Quit(session=SESSION)])
 
 
-def test_what_comes_after_the_command_that_lets_go_is_refused() -> None:
+def test_commands_after_one_that_resumes_are_refused() -> None:
     first = [[go(), evaluate("1")]]
     told, _ = program(lambda record: first.pop())
     assert [(answer.resumed, answer.error) for answer in told.answers] == [
@@ -175,7 +175,7 @@ def test_a_log_message_is_printed_where_the_thread_prints(capsys: pytest.Capture
     assert capsys.readouterr().out == "1 of 3\n2 of 3\n3 of 3\n"
 
 
-def test_a_breakpoint_that_is_set_where_a_thread_stands_is_hit_in_functions_that_run_already() -> None:
+def test_a_breakpoint_set_at_a_stop_holds_in_running_functions() -> None:
     script = iter([[go("over")], [go("over")], [go("in")], [pdb("b 15"), go()], [go()]])
     told, _ = program(lambda record: next(script))
     assert (at(told.stops[-1]), told.stops[-1].reason) == (("outer", 15), "breakpoint 1")
@@ -424,7 +424,7 @@ def test_pdb_steps_as_the_debugger_does() -> None:
     assert told.answers[-2].text == "2\n"
 
 
-def test_an_exception_that_waits_for_a_blocked_thread_keeps_no_thread_from_being_traced() -> None:
+def test_a_pending_exception_of_a_blocked_thread_blocks_no_tracing() -> None:
     blocked = threading.Lock()
     blocked.acquire()
 

@@ -120,7 +120,7 @@ def test_widgets_whose_state_lives_in_the_process_are_shown_as_text() -> None:
     assert forms_of(Slider()).data == {"text/plain": "Slider()"}
 
 
-def test_a_display_lies_between_the_lines_before_and_after_it_with_its_call(own: Own) -> None:
+def test_a_display_stands_between_the_lines_around_it_with_its_call(own: Own) -> None:
     out = own.journal.texts[0]
     out.write("before\n")
     own.show(Table("one"))
@@ -146,7 +146,7 @@ def test_a_large_display_comes_whole_and_one_that_is_being_written_waits(own: Ow
     assert [plain(block) for block in own.spool.take(1 << 30, 0.0)] == [b"", b"after\n"]
 
 
-def test_what_is_too_large_goes_as_text_and_says_so(own: Own, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_display_that_is_too_large_becomes_text_that_says_so(own: Own, capsys: pytest.CaptureFixture[str]) -> None:
     own.show(Table("x" * (MOST + 1)), id="")
     assert own.found() == []
     assert "are not shown: a display may have 4 MB" in capsys.readouterr().out
@@ -163,9 +163,7 @@ def test_more_than_the_bound_within_a_moment_goes_as_text(own: Own, monkeypatch:
     assert "not shown" in found[-1].data["text/plain"]
 
 
-def test_the_latest_of_updates_that_come_too_fast_is_there_in_the_end(
-    own: Own, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_latest_of_too_frequent_updates_is_there_in_the_end(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RATE", 0)
     own.show(Table("first"), id="live")
     for number in range(60):

@@ -69,7 +69,7 @@ def test_a_machine_that_has_everything_gets_no_advice() -> None:
         (but(python="3.10.4"), "error", "3.11"),
     ],
 )
-def test_what_is_wrong_with_a_machine_is_said_with_what_to_do(facts: Facts, level: str, advice: str) -> None:
+def test_faults_of_a_machine_are_reported_with_the_remedy(facts: Facts, level: str, advice: str) -> None:
     found = problem(facts)
     assert found.level == level
     assert advice in found.found + found.advice
@@ -92,7 +92,7 @@ def test_a_host_is_compared_with_the_controller(facts: Facts, level: str) -> Non
     assert worst == level
 
 
-def test_another_version_of_torch_than_the_controllers_is_a_warning_that_names_both() -> None:
+def test_another_torch_version_than_the_controllers_is_a_warning_naming_both() -> None:
     ours = but(versions={**GOOD.versions, "torch": "2.11.0"})
     theirs = but(versions={**GOOD.versions, "torch": "2.9.0"})
     found = problem(theirs, ours)

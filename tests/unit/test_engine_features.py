@@ -44,7 +44,7 @@ def atlas() -> Iterator[None]:
     del FEATURES["atlas"]
 
 
-def test_a_feature_from_outside_is_loaded_where_one_of_its_verbs_comes_first(atlas: None) -> None:
+def test_an_external_feature_is_loaded_at_the_first_of_its_verbs(atlas: None) -> None:
     with cluster() as made:
         procs = made.this_host().spawn_procs(per_host={"gpus": 2})
         procs.initialized.get(10)

@@ -30,7 +30,7 @@ def test_a_notebook_says_at_its_top_how_long_it_takes(notebook: dict[str, Any]) 
     assert DURATION.search("".join(notebook["cells"][0]["source"]))
 
 
-def test_a_notebook_was_run_from_top_to_bottom_and_only_cells_that_are_meant_to_raise_did(
+def test_a_notebook_ran_in_order_and_only_intended_cells_raised(
     notebook: dict[str, Any],
 ) -> None:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -39,7 +39,7 @@ def test_a_notebook_was_run_from_top_to_bottom_and_only_cells_that_are_meant_to_
     assert raised == {cell["id"] for cell in code if "raises-exception" in cell["metadata"].get("tags", ())}
 
 
-def test_what_a_notebook_shows_is_static_and_names_no_place_of_a_machine(notebook: dict[str, Any]) -> None:
+def test_outputs_of_a_notebook_are_static_and_name_no_path(notebook: dict[str, Any]) -> None:
     shown = outputs(notebook)
     assert shown
     assert {mime for output in shown for mime in output.get("data", {})} <= set(KINDS)

@@ -10,7 +10,7 @@ RAISES = At(f"{ENGINE}shape/region.py", "raise DimensionError(")
 LIBRARY = At(json.__file__, "return loads(s)")
 
 
-def test_what_the_engine_raises_on_purpose_is_the_callers_mistake() -> None:
+def test_errors_that_the_engine_raises_on_purpose_point_at_the_caller() -> None:
     assert is_mistake([CELL, OURS, RAISES])
     assert without_engine([CELL, OURS, RAISES]) == [0]
     assert is_mistake([CELL, LIBRARY, OURS, LIBRARY, RAISES])
@@ -22,7 +22,7 @@ def test_users_code_under_the_engine_is_shown() -> None:
     assert without_engine([CELL, OURS, LIBRARY, CELL]) == [0, 3]
 
 
-def test_what_fails_inside_of_the_engine_keeps_its_frames() -> None:
+def test_errors_inside_of_the_engine_keep_their_frames() -> None:
     assert not is_mistake([CELL, OURS])
     assert not is_mistake([CELL, OURS, LIBRARY])
     assert not is_mistake([CELL, LIBRARY])

@@ -22,7 +22,7 @@ SVG = "http://www.w3.org/2000/svg"  # the name of a kind of elements, which nobo
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["test", "bundles"])
-def test_the_front_ends_own_tests_pass_and_the_bundles_are_what_the_sources_make(what: str) -> None:
+def test_front_end_tests_pass_and_bundles_match_their_sources(what: str) -> None:
     command = ["scripts/front-end", what]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
@@ -49,7 +49,7 @@ def test_a_bundle_is_one_module_that_node_takes(view: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_bundle_is_small_enough_to_travel_with_each_widget_and_fetches_nothing(view: str) -> None:
+def test_a_bundle_is_small_and_fetches_nothing(view: str) -> None:
     both = (script(view) + style(view)).replace(SVG, "")
     assert len(both.encode()) <= LARGEST
     assert "\n" in script(view)  # or anywidget takes it for the name of a file
@@ -66,7 +66,7 @@ def test_without_the_bundles_there_are_no_widgets_and_it_is_said(
     assert "`make setup`" in caplog.text
 
 
-def test_each_view_is_a_widget_with_a_module_and_a_style_sheet_of_its_own() -> None:
+def test_each_view_is_a_widget_with_its_own_module_and_style() -> None:
     base = widget_base()
     widgets = {view.name: widget_class(base, view)() for view in (*ALL_VIEWS, PROFILES)}
     assert set(widgets) == set(VIEWS)

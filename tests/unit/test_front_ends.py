@@ -60,12 +60,12 @@ def test_each_front_end_is_recognised_and_every_feature_has_a_level(name: str) -
     assert told(facts)["front end"].startswith(name)
 
 
-def test_a_jupyter_that_was_started_in_the_terminal_of_vs_code_is_jupyter() -> None:
+def test_a_jupyter_started_in_the_vs_code_terminal_is_jupyter() -> None:
     assert recognised(Facts({**SESSION, "VSCODE_PID": "1"}))[0] == LAB
     assert recognised(Facts({"VSCODE_PID": "1"}))[0] == VSCODE
 
 
-def test_what_needs_subshells_comms_a_prompt_or_a_debugger_is_said_to_be_missing_without() -> None:
+def test_features_without_subshells_comms_prompt_or_debugger_are_named_missing() -> None:
     lab = FRONT_ENDS[LAB]
     assert told(lab)["buttons"] == "they work while a cell runs"
     assert told(lab)["bug button"] == "breakpoints in the margin of cells hold on the ranks"
@@ -83,7 +83,7 @@ def test_what_needs_subshells_comms_a_prompt_or_a_debugger_is_said_to_be_missing
     assert "anywidget" in told(Facts({}, frozenset({"marimo"}), kernel=False, widgets=False))["displays"]
 
 
-def test_the_panel_is_there_where_it_is_installed_and_nobody_has_switched_it_off(
+def test_the_panel_is_there_where_installed_and_not_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
@@ -122,7 +122,7 @@ def test_the_shape_of_the_kernel_is_read_as_it_is(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("mode", "page"), [("edit", True), ("run", True), ("script", False)])
-def test_a_page_of_marimo_is_a_notebook_that_no_failure_ends_and_a_program_of_it_is_a_script(
+def test_a_marimo_page_is_a_notebook_and_its_program_a_script(
     monkeypatch: pytest.MonkeyPatch, mode: str, page: bool
 ) -> None:
     marimo = SimpleNamespace(running_in_notebook=lambda: page, app_meta=lambda: SimpleNamespace(mode=mode))

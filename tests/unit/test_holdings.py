@@ -35,7 +35,7 @@ def one(holdings: Holdings) -> Holding:
     return found
 
 
-def test_a_mesh_that_is_to_be_kept_is_left_when_its_owner_ends() -> None:
+def test_a_mesh_to_be_kept_is_left_when_its_owner_ends() -> None:
     holdings = held(keep=True)
     kept, over = holdings.owner_gone(FIRST.address, 5.0, 1000.0, "it was killed")
     assert [mesh.uid for mesh in kept] == ["p1"]
@@ -73,7 +73,7 @@ def test_no_lease_runs_while_somebody_has_the_mesh() -> None:
     assert holdings.expired(1e9) == []
 
 
-def test_of_two_who_come_at_once_one_gets_it_and_the_other_is_told_who() -> None:
+def test_of_two_simultaneous_claimants_one_succeeds_and_the_other_learns_who() -> None:
     holdings = left()
     assert holdings.attach("p1", "s", FIRST) is None
     with pytest.raises(HeldError, match=r"held by the kernel of train.ipynb \(process 1 on here\) since .*--steal"):
@@ -81,7 +81,7 @@ def test_of_two_who_come_at_once_one_gets_it_and_the_other_is_told_who() -> None
     assert one(holdings).holder == FIRST
 
 
-def test_who_takes_it_over_learns_from_whom() -> None:
+def test_the_new_owner_learns_who_had_the_mesh() -> None:
     holdings = left()
     holdings.attach("p1", "s", FIRST)
     assert holdings.attach("p1", "s", SECOND, steal=True) == FIRST
@@ -112,7 +112,7 @@ def test_other_hosts_follow_the_latest_grant_of_the_first() -> None:
     assert one(holdings).holder == THIRD
 
 
-def test_a_first_host_that_was_started_anew_goes_on_from_what_the_owner_was_given() -> None:
+def test_a_restarted_first_host_resumes_from_the_owners_record() -> None:
     other = left()
     other.attach("p1", "s", FIRST, grant=5, turn=9)
     anew = Holdings()
@@ -123,7 +123,7 @@ def test_a_first_host_that_was_started_anew_goes_on_from_what_the_owner_was_give
     assert one(other).turn == one(anew).turn
 
 
-def test_only_who_has_a_mesh_may_leave_it_or_say_how_it_is_kept() -> None:
+def test_only_the_owner_may_detach_a_mesh_or_change_its_lease() -> None:
     holdings = held()
     holdings.attach("p1", "s", SECOND, steal=True)
     with pytest.raises(HeldError, match="cannot be left"):
@@ -165,7 +165,7 @@ def test_parts_are_replaced_by_name_and_empty_ones_taken_out() -> None:
     assert one(holdings).parts == {"procs": b"1", "b": b"3"}
 
 
-def test_what_an_owner_gave_up_with_the_host_is_not_kept_there_any_more() -> None:
+def test_meshes_given_up_with_a_host_are_kept_there_no_more() -> None:
     holdings = left()  # as the agent took its owner for dead
     with pytest.raises(HeldError, match="secret"):
         holdings.drop("p1", "another", FIRST.address)

@@ -30,7 +30,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def test_it_ends_when_its_owner_is_killed_though_a_child_of_that_lives_on(system: str) -> None:
+def test_a_bound_program_ends_with_its_killed_owner(system: str) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         program, child = map(int, owner.stdout.readline().split())
@@ -44,7 +44,7 @@ def test_it_ends_when_its_owner_is_killed_though_a_child_of_that_lives_on(system
             os.kill(child, signal.SIGKILL)
 
 
-def test_its_output_and_its_status_are_there_and_it_is_ended_at_once(system: str) -> None:
+def test_output_and_status_of_a_bound_process_are_known(system: str) -> None:
     program = start_bound([sys.executable, "-c", "import sys; print(sys.stdin.read() + 'x'); sys.exit(3)"])
     assert program.stdout is not None
     assert program.stdout.read() == "x\n"

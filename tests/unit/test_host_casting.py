@@ -71,9 +71,7 @@ def returned(sent: Header, by: str) -> Header:
     return msgspec.structs.replace(sent, kind=int(Kind.RETURNED), dst=sent.src, src=by, status=int(sent.kind))
 
 
-def test_what_a_process_sends_back_is_told_and_the_next_message_does_not_wait_for_it(
-    caster: Caster, wire: Wire
-) -> None:
+def test_returned_messages_are_reported_without_delaying_the_next(caster: Caster, wire: Wire) -> None:
     cast(caster, 1, per_host=3)
     one = wire.taken(Kind.CALL)[1]
     caster.reply(returned(one, one.dst), Parcel([msgspec.msgpack.encode(["no room"])]))
@@ -82,9 +80,7 @@ def test_what_a_process_sends_back_is_told_and_the_next_message_does_not_wait_fo
     assert (skip.dst, skip.mesh, skip.rank, skip.sender, skip.seq, skip.port) == ("h0/p.1.0", "a", 1, "root", 4, 0)
 
 
-def test_what_is_cast_to_a_process_that_has_ended_comes_back_only_when_its_end_must_be_known(
-    caster: Caster, wire: Wire
-) -> None:
+def test_a_cast_to_an_ended_process_first_skips_it_then_returns(caster: Caster, wire: Wire) -> None:
     caster.proc_gone("h0/p.1.0", "Killed(sig=9)")
     cast(caster, 1, per_host=3)
     caster.lost(wire.taken(Kind.CALL)[1], "it has ended")
@@ -105,7 +101,7 @@ def test_a_stand_in_that_comes_back_is_not_sent_again(caster: Caster, wire: Wire
     assert wire.taken(Kind.CALL, SKIP) == [skip]
 
 
-def test_a_host_that_is_lost_after_it_took_a_cast_leaves_nobody_waiting(caster: Caster, wire: Wire) -> None:
+def test_a_host_lost_after_taking_a_cast_leaves_nobody_waiting(caster: Caster, wire: Wire) -> None:
     cast(caster, 4, fanout=1)  # h0 -> h1 -> h2 -> h3
     [below] = [one for one in wire.taken(Kind.CAST) if one.method == "step"]
     assert below.dst == "h1/agent"
@@ -118,7 +114,7 @@ def test_a_host_that_is_lost_after_it_took_a_cast_leaves_nobody_waiting(caster: 
     assert not caster._casts[below.port].fold.complete  # its own proc has still to answer
 
 
-def test_answers_that_are_overdue_when_the_last_ones_come_folded_are_passed_on_with_them(
+def test_overdue_answers_are_passed_on_with_the_last_folded_ones(
     caster: Caster, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
@@ -138,7 +134,7 @@ def test_answers_that_are_overdue_when_the_last_ones_come_folded_are_passed_on_w
     assert caster._casts == {}
 
 
-def test_those_below_a_lost_host_that_have_answered_are_not_told_of(caster: Caster, wire: Wire) -> None:
+def test_answered_ranks_below_a_lost_host_are_not_reported(caster: Caster, wire: Wire) -> None:
     cast(caster, 3, fanout=1)
     [below] = wire.taken(Kind.CAST)
     answer = Header(Kind.REPLY, HERE, "h2/p.2.0", port=below.port, index=2)
@@ -155,7 +151,7 @@ def test_a_lost_host_elsewhere_in_the_tree_changes_nothing(caster: Caster, wire:
     assert wire.sent == before
 
 
-def test_a_part_of_a_cast_that_cannot_be_sent_is_skipped_past_the_one_who_is_gone(caster: Caster, wire: Wire) -> None:
+def test_unsendable_parts_of_a_cast_skip_the_lost_host(caster: Caster, wire: Wire) -> None:
     wire.broken = {"h1/agent"}
     cast(caster, 3, fanout=1)
     [call] = wire.due
@@ -164,9 +160,7 @@ def test_a_part_of_a_cast_that_cannot_be_sent_is_skipped_past_the_one_who_is_gon
     assert [one.dst for one in wire.taken(Kind.CAST, SKIP)] == ["h2/agent"]
 
 
-def test_a_stand_in_and_an_answer_reach_those_whose_return_is_heard_of_a_moment_later(
-    caster: Caster, wire: Wire
-) -> None:
+def test_stand_ins_and_answers_reach_destinations_that_become_known_later(caster: Caster, wire: Wire) -> None:
     wire.unknown = {"h1/agent", "c/c.0"}
     cast(caster, 2)
     for _ in range(3):

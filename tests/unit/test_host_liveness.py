@@ -144,7 +144,7 @@ def test_where_processor_time_cannot_be_told_it_is_asked_each_second(world: Worl
     assert world.pings >= 19
 
 
-def test_one_that_begins_to_run_after_a_long_sleep_and_does_not_answer_is_told(world: World) -> None:
+def test_a_process_that_wakes_and_does_not_answer_is_reported(world: World) -> None:
     world.clock.run(60)
     world.deaf, world.ran = True, 2.0
     world.clock.run(7)
@@ -170,7 +170,7 @@ def test_one_that_holds_still_without_a_signal_is_told_in_the_end(world: World) 
     assert world.told == ["proc.unresponsive"]
 
 
-def test_many_that_do_not_answer_are_one_message_to_their_owner_and_none_to_each_other(
+def test_many_silent_processes_are_one_message_to_their_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = made(monkeypatch, 256)

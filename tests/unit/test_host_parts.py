@@ -22,7 +22,7 @@ from monarch_nb.logs.marks import ERR, TEXT
 pytestmark = pytest.mark.timeout(10)
 
 
-def test_a_template_is_held_back_but_for_what_the_user_has_set_and_its_forks_get_that_back() -> None:
+def test_a_template_sets_thread_limits_that_its_forks_drop_again() -> None:
     base = {"OMP_NUM_THREADS": "8", "PATH": "/bin"}
     held = held_back(base)
     assert held["OMP_NUM_THREADS"] == held["OPENBLAS_NUM_THREADS"] == "1"
@@ -34,7 +34,7 @@ def test_a_template_is_held_back_but_for_what_the_user_has_set_and_its_forks_get
 @pytest.mark.parametrize(
     "name", ["LD_PRELOAD", "OMP_PROC_BIND", "MKL_DEBUG", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH", "CUDA_HOME"]
 )
-def test_what_libraries_read_at_load_needs_a_fresh_process(name: str) -> None:
+def test_variables_that_libraries_read_at_load_need_a_cold_start(name: str) -> None:
     assert name in reason_for_cold_start({name: "1"}, {})
     assert name in reason_for_cold_start({name: None}, {name: "1"})
     assert not reason_for_cold_start({name: "1"}, {name: "1"})  # the template has it as well
@@ -44,7 +44,7 @@ def test_what_libraries_read_at_load_needs_a_fresh_process(name: str) -> None:
     "name",
     ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "RANK", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "KMP_DUPLICATE_LIB_OK"],
 )
-def test_what_is_read_late_does_not(name: str) -> None:
+def test_variables_that_are_read_late_need_no_cold_start(name: str) -> None:
     assert not reason_for_cold_start({name: "1"}, {})
 
 
@@ -57,7 +57,7 @@ def test_pools_are_as_large_as_asked_for_or_as_the_machine() -> None:
     assert wanted_threads({"OMP_NUM_THREADS": "none"}, "OMP_NUM_THREADS") == len(os.sched_getaffinity(0))
 
 
-def test_a_host_is_idle_from_its_start_or_its_last_use_and_time_in_which_it_was_frozen_does_not_count() -> None:
+def test_a_host_is_idle_since_its_last_use_not_counting_freezes() -> None:
     idle = Idleness(10.0)
     assert not any(idle.over(False, float(at)) for at in range(10))
     assert idle.over(False, 10.0)
@@ -162,7 +162,7 @@ def test_without_a_control_group_the_machine_tells_of_kills_for_memory(tmp_path:
     assert not oom.struck()
 
 
-def test_of_a_crash_the_thread_that_crashed_is_told_apart_from_the_last_lines(tmp_path: Path) -> None:
+def test_the_crashed_thread_is_separated_from_the_last_lines(tmp_path: Path) -> None:
     stack = [
         "Fatal Python error: Segmentation fault",
         "",
@@ -283,7 +283,7 @@ def listing(place: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.timeout(20)
-def test_what_another_user_has_planted_is_neither_opened_nor_removed_nor_waited_for(planted: Planted) -> None:
+def test_files_planted_by_another_user_are_neither_opened_nor_awaited(planted: Planted) -> None:
     for number, mode in enumerate((0o700, 0o755, 0o777)):
         trap = planted.folder(f"lock{number}", mode)
         (trap / "lock").symlink_to(planted.other / f"made{number}")
@@ -316,7 +316,7 @@ def test_what_another_user_has_planted_is_neither_opened_nor_removed_nor_waited_
 
 
 @pytest.mark.timeout(20)
-def test_a_hung_process_of_this_user_keeps_its_folder_and_nobody_waits_for_it(planted: Planted) -> None:
+def test_a_hung_process_keeps_its_folder_and_nobody_waits(planted: Planted) -> None:
     hung = planted.folder("hung", 0o700)
     with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as callers:
         full.bind(str(hung / "c0.0.0"))
@@ -355,7 +355,7 @@ def test_a_host_with_a_fixed_port_starts_though_its_folder_was_planted(planted: 
         folders.make_run_folder(trap)
 
 
-def test_the_runtime_folder_of_the_session_is_used_where_it_is_ones_own(
+def test_the_sessions_runtime_folder_is_used_if_the_user_owns_it(
     planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = planted.place / "run"

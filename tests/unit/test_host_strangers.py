@@ -10,7 +10,7 @@ def at(incarnation: int, rank: int = 0) -> str:
     return proc_address("h", "p1", rank, incarnation)
 
 
-def test_an_earlier_incarnation_is_not_waited_for_once_a_later_one_was_started() -> None:
+def test_an_earlier_incarnation_is_not_awaited_once_a_later_one_started() -> None:
     strangers = Strangers()
     assert strangers.meet(at(1))
     assert strangers.meet(at(3))
@@ -21,7 +21,7 @@ def test_an_earlier_incarnation_is_not_waited_for_once_a_later_one_was_started()
     assert strangers.meet(at(1, rank=1))
 
 
-def test_who_is_started_was_no_stranger_for_long() -> None:
+def test_a_started_process_is_no_longer_pending() -> None:
     strangers = Strangers()
     assert strangers.meet(at(0))
     assert strangers.started(at(0)) == []
@@ -30,7 +30,7 @@ def test_who_is_started_was_no_stranger_for_long() -> None:
     assert strangers.started(at(2)) == []
 
 
-def test_in_any_order_each_is_told_once_that_it_never_comes_and_none_that_may_yet_come() -> None:
+def test_every_sender_learns_once_that_a_process_never_comes() -> None:
     for seed in range(300):
         dice, strangers = Random(seed), Strangers()
         latest, waiting = -1, set[int]()

@@ -13,7 +13,7 @@ def free(*used: str, mesh: str = "trainers") -> list[str]:
     return unused(Running("1", "", {f"{mesh}_{at}": Agent(machine) for at, machine in enumerate(used)}, OPTIONS), mesh)
 
 
-def test_machines_are_free_as_often_as_they_are_named_and_no_agent_is_there() -> None:
+def test_a_machine_is_free_as_often_as_named_without_an_agent() -> None:
     assert free() == ["a", "b", "b", "d", "b"]
     assert free("a", "b") == ["b", "d", "b"]
     assert free("a", "b", "b", "b") == ["d"]
@@ -21,7 +21,7 @@ def test_machines_are_free_as_often_as_they_are_named_and_no_agent_is_there() ->
     assert free("c", mesh="loaders") == ["d", "b"]
 
 
-def test_a_refusal_names_what_is_in_use_what_was_tried_and_what_to_do() -> None:
+def test_a_refusal_names_used_machines_attempts_and_the_remedy() -> None:
     job = Running("1", "", {"trainers_0": Agent("a")}, OPTIONS)
     told = refusal(job, 2, (), {"d": "d: no connection"})
     assert told.startswith("its machines do not suffice for 2 more (in use: a). Name another one: mesh.grow(hosts=[")

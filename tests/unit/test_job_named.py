@@ -80,7 +80,7 @@ def test_a_mesh_has_as_many_spares_as_it_or_the_job_says() -> None:
     assert "spares" in arguments_of("ssh") & arguments_of("kubernetes") & arguments_of("slurm")
 
 
-def test_what_is_wrong_is_told_with_the_place(file: Path, tmp_path: Path) -> None:
+def test_mistakes_in_a_job_file_are_reported_with_their_line(file: Path, tmp_path: Path) -> None:
     with pytest.raises(LookupError, match=r"no job 'nobody': .*monarch\.toml has desk, lab, pods, wrong"):
         job_named("nobody")
     with pytest.raises(JobsFileError, match=r"\[jobs\.wrong\]: .*partitoin"):
@@ -101,7 +101,7 @@ def test_the_arguments_of_a_kind_are_known() -> None:
     assert isinstance(make_job("ssh", {"a": ["b"]}), SSHJob)
 
 
-def test_how_long_unused_hosts_are_kept_is_said_in_the_file_or_in_a_cell() -> None:
+def test_idle_time_of_hosts_is_set_in_files_or_cells() -> None:
     kept = make_job("process", {"trainers": 1}, keep="2h")
     assert isinstance(kept, AdapterJob)
     assert kept.keep == 7200
@@ -110,9 +110,7 @@ def test_how_long_unused_hosts_are_kept_is_said_in_the_file_or_in_a_cell() -> No
         make_job("kubernetes", {"trainers": 1}, namespace="lab", keep="2h")
 
 
-def test_jobs_that_were_started_by_name_are_loaded_by_it_and_the_only_one_without(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_loaded_by_name_or_as_the_only_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(FileNotFoundError, match=r"no job in .*job_state[.]json, and none was started from this folder"):
         job_load()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(20)
         ("PREEMPTED", "Preempted", "was preempted by another job (Preempted)"),
     ],
 )
-def test_hosts_of_a_job_that_is_being_tidied_up_are_gone_for_the_reason_it_ended(
+def test_hosts_of_a_completing_job_are_lost_for_the_jobs_reason(
     states: Any, reason: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = json.dumps({"jobs": [{"job_id": 7, "job_state": states, "state_reason": reason}]})
@@ -35,7 +35,7 @@ def test_hosts_of_a_job_that_is_being_tidied_up_are_gone_for_the_reason_it_ended
     assert (seen.state, seen.story) == ("ended", f"is gone: Slurm job 7 {words}")
 
 
-def test_the_last_lines_of_a_batch_job_are_said_once_for_all_its_hosts() -> None:
+def test_the_last_lines_of_a_batch_job_are_shown_once() -> None:
     words = "is gone: Slurm job 5 was cancelled\n  | slurmstepd: error\n  | bye"
     other = "is gone: Slurm job 6 was cancelled\n  | bye"
     missing = {"a_0": words, "a_1": words, "a_2": other, "a_3": "is gone", "a_4": "is gone", "a_5": words}

@@ -10,7 +10,7 @@ from monarch_nb.job.ssh.places import addresses
 from monarch_nb.job.ssh.standing import Standing
 
 
-def test_a_connection_that_is_cut_is_tried_again_at_longer_intervals_and_says_what_was_seen() -> None:
+def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> None:
     standing = Standing()
     assert (standing.cut, standing.trouble(5.0)) == (False, "")
     standing.lost(10.0, "no answer to keepalives")
@@ -55,7 +55,7 @@ def test_an_agent_is_dialled_at_the_address_that_ssh_has_used_too() -> None:
     ],
     ids=["refused", "name", "route", "silence", "reset", "file"],
 )  # fmt: skip
-def test_what_went_wrong_names_what_was_dialled_the_alias_and_what_to_do(
+def test_failures_name_the_dialled_address_the_alias_and_the_remedy(
     error: OSError, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")

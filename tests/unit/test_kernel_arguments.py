@@ -15,7 +15,7 @@ def test_a_mesh_is_read_with_its_sizes_and_options() -> None:
     assert read_mesh("workers [gpus=4] --no-dedup").dims == {"gpus": 4}
 
 
-def test_a_place_is_an_index_a_list_a_range_or_a_slice_of_each_dimension() -> None:
+def test_a_selection_is_an_index_a_list_a_range_or_slice() -> None:
     place = read_place("%%on", "workers hosts=0 gpus=0-2,5")
     assert (place.name, place.picks) == ("workers", ({"hosts": 0, "gpus": [0, 1, 2, 5]},))
     assert read_place("%%on", "workers gpus=1:3").picks == ({"gpus": slice(1, 3, None)},)
@@ -24,7 +24,7 @@ def test_a_place_is_an_index_a_list_a_range_or_a_slice_of_each_dimension() -> No
     assert read_place("%%on", "workers").picks == ()
 
 
-def test_the_arguments_of_actors_are_expressions_with_blanks_in_brackets_and_quotes_only() -> None:
+def test_arguments_of_actors_have_blanks_only_inside_brackets_and_quotes() -> None:
     given = read_actor("trainers on workers.slice(gpus=0) 3 sizes=[64, 10] name='a b' class=Trainer --fresh")
     assert (given.name, given.mesh, given.cls, given.fresh) == ("trainers", "workers.slice(gpus=0)", "Trainer", True)
     assert (given.args, given.kwargs) == (("3",), {"sizes": "[64, 10]", "name": "'a b'"})
@@ -85,7 +85,7 @@ READ: dict[str, Callable[[str], Any]] = {
         ("%logs", "w --grep 'open", "No closing quotation"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(magic: str, line: str, message: str) -> None:
+def test_a_malformed_line_is_explained(magic: str, line: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         READ[magic](line)
     assert message in str(error.value)

@@ -30,7 +30,7 @@ def documents(file: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_its_pods_are_as_a_job_makes_them(file: str) -> None:
+def test_the_script_makes_pods_like_those_of_a_job(file: str) -> None:
     found = documents(file)
     assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in found)
     for pod in templates(found):
@@ -44,7 +44,7 @@ def test_its_pods_are_as_a_job_makes_them(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["statefulset.yaml", "monarchmesh.yaml"])
-def test_these_are_found_without_arguments(file: str) -> None:
+def test_default_manifests_are_found_without_arguments(file: str) -> None:
     [pod] = templates(documents(file))
     assert pod["metadata"]["labels"] == labels_of("trainers")
 

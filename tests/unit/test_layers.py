@@ -187,7 +187,7 @@ def test_no_circle_of_imports_is_larger_than_three_files() -> None:
     assert [sorted(circle) for circle in circles(graph()) if len(circle) > LARGEST_CIRCLE] == []
 
 
-def test_circles_are_seen() -> None:
+def test_circles_of_imports_are_found() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f", "a"}}
     assert circles(edges) == [{"a", "b", "c"}]
 
@@ -237,7 +237,7 @@ def test_only_tests_import_tests() -> None:
         ("monarch_kernel.magics", "IPython.core", True),
     ],
 )
-def test_the_rule_itself(importer: str, imported: str, allowed: bool) -> None:
+def test_imports_are_judged_by_their_rows(importer: str, imported: str, allowed: bool) -> None:
     assert (fault(importer, imported) is None) is allowed
 
 

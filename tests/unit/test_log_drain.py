@@ -51,7 +51,7 @@ def test_a_drain_ends_though_output_never_does() -> None:
     assert drain.patience({"h/p.0.0": arriving}, 10.0) == 0.0
 
 
-def test_a_drain_waits_neither_for_the_dead_nor_for_who_is_not_followed_nor_by_what_others_write() -> None:
+def test_a_drain_waits_neither_for_dead_nor_for_unfollowed_processes() -> None:
     dead, busy, silent = log(), log("h/p.1.0"), log("h/p.2.0")
     dead.feed(chunk("h/p.0.0", b"last\n", 0, ended=True), 0.0)
     assert (
@@ -65,7 +65,7 @@ def test_a_drain_waits_neither_for_the_dead_nor_for_who_is_not_followed_nor_by_w
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_at_the_end_of_a_drain_every_line_before_the_replies_has_been_told(seed: int) -> None:
+def test_after_a_drain_every_line_before_the_replies_was_shown(seed: int) -> None:
     """Chunks of several processes in any mixture; who drains goes on only after the listeners."""
     chance = random.Random(seed)
     sent: list[tuple[str, Verb[Any, Any], Struct]] = []
@@ -123,7 +123,7 @@ def test_a_listener_that_fails_keeps_nobody_from_hearing() -> None:
     assert heard == ["one\n"]
 
 
-def test_lines_without_end_are_cut_when_they_are_stale_and_bars_only_when_all_is_shown() -> None:
+def test_stale_unended_lines_are_cut_and_bars_only_at_the_end() -> None:
     receiver = LogReceiver(lambda *_: None, lambda _: "")
     heard: list[str] = []
     receiver.listen(lambda _, lines: heard.extend(block.text for block in lines))
@@ -137,7 +137,7 @@ def test_lines_without_end_are_cut_when_they_are_stale_and_bars_only_when_all_is
     assert heard == ["no end\n", "20%\n"]
 
 
-def test_of_meshes_that_ended_and_of_ranks_that_were_healed_the_latest_are_kept() -> None:
+def test_only_the_latest_of_ended_meshes_and_healed_ranks_are_kept() -> None:
     receiver = LogReceiver(lambda *_: None, lambda _: "")
     for mesh in range(FORMER + 3):
         take(receiver, chunk(f"h/m{mesh}.0.0", b"x\n", 0))
@@ -172,6 +172,6 @@ class Call:
         return self._missing
 
 
-def test_output_of_c_code_belongs_to_the_only_call_that_waits_for_its_process() -> None:
+def test_output_of_c_code_belongs_to_the_only_waiting_call() -> None:
     calls = [Call("c:1", "p", 0, 1), Call("c:2", "p", 1), Call("c:3", "q", 0)]
     assert [only_call(f"h/{place}.0", calls, {}) for place in ("p.0", "p.1", "p.2", "q.0")] == ["c:1", "", "", "c:3"]

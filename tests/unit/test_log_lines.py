@@ -26,7 +26,7 @@ def test_an_address_tells_its_mesh_and_rank() -> None:
     assert (mesh_of("h12/p3a.17.2"), rank_of("h12/p3a.17.2")) == ("p3a", 17)
 
 
-def test_equal_lines_of_a_mesh_are_one_with_their_ranks_and_those_of_several_meshes_are_not() -> None:
+def test_equal_lines_merge_within_a_mesh_but_not_across_meshes() -> None:
     lines = [Line(f"h/{place}.0", text) for place, text in (("p.0", "x"), ("q.0", "x"), ("p.1", "x"), ("p.0", "y"))]
     sources = Sources({})
     assert merged(lines, sources.of, named=True) == ["[p rank=0-1] x\n", "[q rank=0] x\n", "[p rank=0] y\n"]
@@ -37,7 +37,7 @@ def test_equal_lines_of_a_mesh_are_one_with_their_ranks_and_those_of_several_mes
     ]
 
 
-def test_lines_of_a_window_wait_until_it_is_over_and_others_do_not() -> None:
+def test_only_lines_of_a_window_wait_for_its_end() -> None:
     options = LogOptions()
     options.set("p", LogOption(stream=True, window=3.0))
     options.set("off", LogOption(stream=False))
@@ -54,7 +54,7 @@ def test_lines_of_a_window_wait_until_it_is_over_and_others_do_not() -> None:
     assert [line.text for line in windows.take(103.0, all_of_it=True)[1]] == ["last"]
 
 
-def test_what_is_set_for_a_mesh_keeps_whether_lines_are_merged() -> None:
+def test_settings_of_a_mesh_keep_whether_lines_are_merged() -> None:
     options = LogOptions()
     assert options.merges("h/p.0.0")
     options.set_merging("p", None)
@@ -106,7 +106,7 @@ def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsy
     assert shown == "[workers gpus=0] soon\n"
 
 
-def test_the_end_of_a_program_waits_for_what_was_written_before_its_replies(script: Script, capsys: Any) -> None:
+def test_the_end_of_a_program_waits_for_output_before_its_replies(script: Script, capsys: Any) -> None:
     position = script.write(0, "first\n")
     script.logs.positions["h/p.0.0"] = position + len("second\n")
     threading.Timer(0.05, script.write, [0, "second\n"]).start()

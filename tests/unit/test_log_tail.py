@@ -45,7 +45,7 @@ def deliver(sendings: list[Sending], followers: dict[str, Follower]) -> None:
         followers[name].take(chunk)
 
 
-def test_who_takes_everything_gets_everything_in_order() -> None:
+def test_a_reader_that_takes_everything_gets_everything_in_order() -> None:
     tail, me = Tail("h/p.0.0"), Follower()
     written = b""
     deliver(tail.follow("me", 0), {"me": me})
@@ -59,7 +59,7 @@ def test_who_takes_everything_gets_everything_in_order() -> None:
     assert (me.skipped, me.ended, me.position) == (0, True, len(written))
 
 
-def test_who_takes_nothing_gets_a_window_and_then_the_number_of_lines_that_were_missed() -> None:
+def test_a_reader_that_takes_nothing_gets_a_window_and_a_count() -> None:
     tail, me = Tail("h/p.0.0"), Follower()
     deliver(tail.follow("me", 0), {"me": me})
     for _ in range(40):
@@ -70,7 +70,7 @@ def test_who_takes_nothing_gets_a_window_and_then_the_number_of_lines_that_were_
     assert me.lines + me.skipped == 40 * 64
 
 
-def test_who_says_at_last_what_it_took_hears_at_once_what_it_missed_and_gets_what_comes() -> None:
+def test_a_late_acknowledgement_brings_the_missed_count_and_new_lines() -> None:
     tail, me = Tail("h/p.0.0"), Follower()
     deliver(tail.follow("me", 0), {"me": me})
     for _ in range(12):
@@ -98,7 +98,7 @@ def test_a_full_window_is_waited_for_and_not_for_long() -> None:
     assert not tail.waits(300.0)
 
 
-def test_who_comes_late_gets_what_is_recent_from_where_it_asks_for() -> None:
+def test_a_late_reader_gets_recent_lines_from_where_it_asks() -> None:
     tail, late, now, ended = Tail("h/p.0.0"), Follower(), Follower(), Follower()
     tail.add((block(b"leaving "), block(b"with three\n")), 19, ended=False)
     deliver(tail.follow("late", 8), {"late": late})
@@ -111,7 +111,7 @@ def test_who_comes_late_gets_what_is_recent_from_where_it_asks_for() -> None:
     assert (b"".join(ended.data.values()), ended.ended) == (b"leaving with three\nend\n", True)
 
 
-def test_what_is_not_recent_any_more_is_counted_for_who_comes_late() -> None:
+def test_older_lines_are_counted_for_a_late_reader() -> None:
     tail, late = Tail("h/p.0.0"), Follower()
     for _ in range(20):
         tail.add((block(LINE * 64),), tail.total, ended=False)

@@ -62,7 +62,7 @@ def text(chunks: list[LogChunk]) -> bytes:
     return b"".join(chunk.data for chunk in chunks)
 
 
-def test_what_is_written_goes_to_the_log_file_and_to_who_follows(host: Host) -> None:
+def test_output_goes_to_the_log_file_and_to_followers(host: Host) -> None:
     host.tailer.follow(ADDRESS, "h/c", 0)
     host.write(Mark(1.0, 2, logging.WARNING, "c:1", 0, 0, "").encode() + b"careful\n")
     chunks = host.until(lambda chunks: bool(text(chunks)))
@@ -97,7 +97,7 @@ def test_pieces_are_small_and_who_takes_none_gets_a_window_of_them(host: Host, m
     assert host.log_file.read_text() == ("x" * 1000 + "\n") * 2000
 
 
-def test_who_says_what_it_took_gets_everything(host: Host) -> None:
+def test_an_acknowledging_follower_gets_everything(host: Host) -> None:
     host.tailer.follow(ADDRESS, "h/c", 0)
     host.write((b"x" * 1000 + b"\n") * 2000)
     chunks: list[LogChunk] = []
@@ -108,7 +108,7 @@ def test_who_says_what_it_took_gets_everything(host: Host) -> None:
     assert text(chunks) == (b"x" * 1000 + b"\n") * 2000
 
 
-def test_a_log_file_that_cannot_be_written_is_told_once_in_the_output(host: Host) -> None:
+def test_an_unwritable_log_file_is_reported_once_in_the_output(host: Host) -> None:
     host.log_file.parent.mkdir()
     host.log_file.symlink_to("/dev/full")
     host.tailer.follow(ADDRESS, "h/c", 0)
@@ -120,7 +120,7 @@ def test_a_log_file_that_cannot_be_written_is_told_once_in_the_output(host: Host
     assert text(host.until(lambda chunks: b"two" in text(chunks))) == b"two\n"
 
 
-def test_who_cannot_be_reached_is_followed_by_nothing_more(host: Host) -> None:
+def test_an_unreachable_follower_is_dropped(host: Host) -> None:
     host.reachable = False
     host.tailer.follow(ADDRESS, "h/c", 0)
     host.write(b"one\n")

@@ -31,7 +31,7 @@ def texts(logs: Logs) -> list[str]:
     return [record.text for record in logs]
 
 
-def test_lines_of_all_ranks_are_in_the_order_of_their_times_and_say_whose_they_are(cluster: Cluster) -> None:
+def test_lines_of_all_ranks_are_ordered_by_time_and_labelled(cluster: Cluster) -> None:
     cluster.write(1, "second\n", at=2.0)
     cluster.write(0, "first\n", at=1.0)
     cluster.write(1, "third\n", "c:2", stream=2, level=30, at=3.0)
@@ -58,7 +58,7 @@ def test_lines_are_found_by_rank_text_level_time_stream_and_number(cluster: Clus
 
 
 @pytest.mark.parametrize("wrong", [{"grep": "("}, {"level": "LOUD"}, {"since": "soon"}, {"stream": "stdlog"}])
-def test_what_cannot_be_understood_is_refused_by_name(cluster: Cluster, wrong: dict[str, Any]) -> None:
+def test_senseless_arguments_are_refused_by_name(cluster: Cluster, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         reader(cluster, **wrong)
 
@@ -71,7 +71,7 @@ def test_levels_and_times_may_be_written_in_several_ways() -> None:
         assert since_of(ago) == pytest.approx(time.time() - 300, abs=5)
 
 
-def test_the_files_of_all_incarnations_of_ranks_are_named_and_lines_that_only_they_have(cluster: Cluster) -> None:
+def test_files_of_all_incarnations_are_listed_with_lines_only_they_have(cluster: Cluster) -> None:
     for incarnation in (0, 1):
         cluster.start(2, incarnation)
         cluster.write(2, f"life {incarnation}\n", incarnation=incarnation, skipped=100)
@@ -91,7 +91,7 @@ def test_only_the_last_lines_are_shown_of_many(cluster: Cluster) -> None:
     assert logs.text.splitlines()[0].endswith("line 800")
 
 
-def test_lines_are_followed_from_those_there_are_to_the_end_of_the_mesh(cluster: Cluster) -> None:
+def test_lines_are_followed_until_the_mesh_ends(cluster: Cluster) -> None:
     cluster.write(0, "there\n")
     followed = reader(cluster, 0, 1).follow(lambda: False)
     assert next(followed).text == "there"
@@ -103,7 +103,7 @@ def test_lines_are_followed_from_those_there_are_to_the_end_of_the_mesh(cluster:
     assert [record.text for record in followed] == ["last words"]
 
 
-def test_who_follows_too_slowly_is_told_how_many_were_missed(cluster: Cluster) -> None:
+def test_a_slow_follower_learns_how_many_lines_it_missed(cluster: Cluster) -> None:
     cluster.write(0, "first\n")
     over = False
     followed = reader(cluster).follow(lambda: over)
@@ -115,7 +115,7 @@ def test_who_follows_too_slowly_is_told_how_many_were_missed(cluster: Cluster) -
     assert records[-1] == "… 5 lines were missed; the files have them"
 
 
-def test_a_healed_rank_has_the_level_that_was_set_and_only_processes_of_its_own_are_followed(cluster: Cluster) -> None:
+def test_a_healed_rank_keeps_its_log_level_and_is_followed(cluster: Cluster) -> None:
     cluster.logs.happened(MeshHealed(cluster.procs, [(1, 1)]))
     assert cluster.levels == []
     cluster.logs.set_option("p", LogOption(level=13))

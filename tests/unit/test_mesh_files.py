@@ -47,7 +47,7 @@ def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
     return path
 
 
-def test_a_mesh_is_held_while_its_holder_lives_and_left_once_that_was_killed(other: Any) -> None:
+def test_a_mesh_is_held_until_its_holder_is_killed_then_left(other: Any) -> None:
     write(holder=holder(other.pid), keep=3600.0)
     assert "held by the notebook a.ipynb" in listing(left_meshes())
     other.kill()  # which nobody has waited for
@@ -71,7 +71,7 @@ def test_nobody_is_said_to_have_ended_who_cannot_be_seen_from_here(other: Any) -
     assert not has_ended(holder(other.pid, system=""))
 
 
-def test_a_mesh_that_was_to_end_with_its_holder_is_not_listed_once_that_was_killed(other: Any) -> None:
+def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(other: Any) -> None:
     path = write(holder=holder(other.pid))
     other.kill()
     other.wait()
@@ -84,7 +84,7 @@ def test_a_mesh_that_was_to_end_with_its_holder_is_not_listed_once_that_was_kill
     assert not path.exists(), "who asked was told"
 
 
-def test_a_lease_that_has_ended_elsewhere_is_over_and_so_is_what_a_killed_agent_kept(tmp_path: Path) -> None:
+def test_an_expired_lease_or_a_killed_agent_leaves_nothing_listed(tmp_path: Path) -> None:
     now = time.time()
     write(left_at=now - 9, until=now + 9, why="it was detached")
     assert len(left_meshes()) == 1

@@ -23,7 +23,7 @@ def mesh(*ranks: int) -> Any:
     return SimpleNamespace(_state=SimpleNamespace(uid="p1", name="workers", actors={"a1": actors}), _region=region)
 
 
-def test_long_series_get_thinner_at_their_old_end_and_keep_the_new_one() -> None:
+def test_long_series_are_thinned_at_their_old_end() -> None:
     series = Series()
     series.add(point(float(step)) for step in range(10 * KEPT))
     steps = [sample.step for sample in series.of("a1")["loss"][0]]
@@ -40,7 +40,7 @@ def test_of_many_meshes_the_latest_are_kept() -> None:
     assert series.of("a5") != {}
 
 
-def test_the_metrics_of_procs_are_those_of_the_actors_on_them_by_rank_of_the_slice() -> None:
+def test_metrics_of_procs_are_those_of_their_actors_by_slice_rank() -> None:
     series = Series()
     series.add(point(float(10 * rank + step), rank) for rank in range(4) for step in range(3))
     metrics = Metrics(mesh(2, 3), series.of)
@@ -94,7 +94,7 @@ def report(*values: float, step: float | None = None) -> list[Point]:
     return [Point("a1", 0, "loss", step, 1.0, value) for value in values]
 
 
-def test_what_is_reported_in_a_short_time_goes_home_together_and_counts_its_steps() -> None:
+def test_reports_within_a_short_time_travel_together_and_count_steps() -> None:
     process = Process("h/home")
     process.points.note(report(5.0))
     process.points.note(report(4.0, 3.0))
@@ -114,7 +114,7 @@ def test_of_a_flood_of_values_the_latest_are_sent() -> None:
     assert [point.value for point in process.sent[0][1]] == list(range(10, MOST + 10))
 
 
-def test_what_arrives_is_kept_and_told_where_nobody_else_has_started_the_process_and_passed_on_elsewhere() -> None:
+def test_metrics_are_stored_at_home_and_forwarded_in_between() -> None:
     home, between = Process(), Process("h/home")
     heard: list[Point] = []
     stop = home.points.listen(heard.extend)

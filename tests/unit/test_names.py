@@ -32,7 +32,7 @@ def test_a_name_of_the_configuration_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOP)
-def test_a_name_of_the_package_is_there_or_says_that_it_is_not_yet(name: str) -> None:
+def test_every_package_name_exists_or_says_that_it_does_not(name: str) -> None:
     if name in monarch.__all__:
         assert getattr(monarch, name) is not None
         return
@@ -123,7 +123,7 @@ def test_every_submodule_of_an_alias_can_be_imported_from_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*compat.NAMES, "tensor_engine", "simulator"}))
-def test_what_is_not_there_yet_can_be_asked_for(name: str) -> None:
+def test_missing_names_can_be_tested_for(name: str) -> None:
     assert not hasattr(monarch, name)
     assert getattr(monarch, name, None) is None
     with pytest.raises(AttributeError, match=rf"monarch\.{name} is not part of Monarch-NB yet: it belongs to"):
@@ -178,7 +178,7 @@ from monarch._src.actor.bootstrap_main import invoke_main
 
 
 @pytest.mark.parametrize("line", IMPORTED_BY_PROGRAMS.split("\n")[1:-1])
-def test_what_programs_import_at_their_top_imports(line: str) -> None:
+def test_top_level_imports_of_known_programs_work(line: str) -> None:
     exec(line)
 
 
@@ -204,7 +204,7 @@ def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> N
         eval(use, {"BatchJob": BatchJob})
 
 
-def test_what_a_transport_reads_back_as_can_be_compared() -> None:
+def test_a_transport_that_was_read_back_can_be_compared() -> None:
     from monarch._rust_bindings.monarch_hyperactor.channel import BindSpec, ChannelTransport
     from monarch.config import configured
 
@@ -248,7 +248,7 @@ def test_unknown_private_modules_are_not_there() -> None:
             importlib.import_module(name)
 
 
-def test_what_is_missing_says_what_to_do_without_it() -> None:
+def test_a_missing_module_says_what_to_do_without_it() -> None:
     for name in ("monarch.remote", "monarch.simulator", "monarch.tools.cli"):
         assert re.search(r"compatibility\.md\. [A-Zm]", compat.missing_part(name) or "")
 

@@ -62,7 +62,7 @@ def different(rank: int, count: int, since: int = 0) -> list[Written]:
     return [Written(f"h/p.{rank}.0", "stdout", "c:1", 0, 1.0, text)]
 
 
-def test_different_lines_of_all_ranks_are_bounded_equal_ones_count_once_and_who_writes_little_is_heard() -> None:
+def test_different_lines_are_bounded_equal_ones_counted_and_quiet_ranks_shown() -> None:
     held: dict[str, Held] = {}
     waiting = {f"h/p.{rank}.0": different(rank, 250 if rank else FEW) for rank in range(8)}
     shown = shown_of(Pacing(), waiting, held)
@@ -74,7 +74,7 @@ def test_different_lines_of_all_ranks_are_bounded_equal_ones_count_once_and_who_
     assert set(shown_of(Pacing(), same, {}).values()) == {250}
 
 
-def test_a_rank_that_floods_shows_nothing_more_until_it_has_written_little_for_a_while(
+def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [100.0]
@@ -93,7 +93,7 @@ def test_a_rank_that_floods_shows_nothing_more_until_it_has_written_little_for_a
     assert shown_of(pacing, {"h/p.0.0": different(0, 5)}, held) == {"h/p.0.0": 5}
 
 
-def test_what_is_held_back_is_short() -> None:
+def test_the_backlog_is_short() -> None:
     held: dict[str, Held] = {}
     Pacing().share({"h/p.0.0": [written("h/p.0.0", 1000, "y" * 10_000)]}, held)
     assert {len(line.text) for _, line in held["h/p.0.0"].last} == {LONGEST}
@@ -101,7 +101,7 @@ def test_what_is_held_back_is_short() -> None:
 
 @pytest.mark.parametrize("rank_lines", [10, 60, 400])
 @pytest.mark.parametrize("length", [10, 5000])
-def test_what_is_held_back_stays_in_order_whichever_bound_holds_it_back(rank_lines: int, length: int) -> None:
+def test_the_backlog_stays_in_order_whichever_bound_applies(rank_lines: int, length: int) -> None:
     waiting = {}
     for rank in range(40):
         text = "".join(f"{number} ".ljust(length, "y") + "\n" for number in range(rank_lines))

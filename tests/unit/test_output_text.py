@@ -92,7 +92,7 @@ def test_lines_of_streams_and_calls_do_not_run_into_each_other() -> None:
     ]
 
 
-def test_output_whose_call_is_not_told_is_claimed_and_what_belongs_to_none_goes_on_where_the_stream_stands() -> None:
+def test_unattributed_output_is_claimed_or_continues_its_stream() -> None:
     log = Log()
     assert [one.call for one in log.written(b"from C\n", call="?")] == ["claimed"]
     assert log.feed(b"begun ", call="a") == []
@@ -146,7 +146,7 @@ def test_bars_one_after_the_other_stay() -> None:
     assert log.open == "four 1"
 
 
-def test_what_is_printed_beside_bars_is_a_line_of_its_own() -> None:
+def test_text_printed_beside_bars_is_a_line_of_its_own() -> None:
     log = Log()
     assert log.feed(f"\repoch 1\n\r step 1{UP}hello\n\n\r step 2{UP}".encode()) == ["hello"]
     assert log.open == "epoch 1\n step 2"
@@ -162,7 +162,7 @@ def test_two_bars_below_a_bar_leave_no_trail_either() -> None:
     assert log.feed(f"\router 0{drawn}\router 1\nend\n".encode()) == ["outer 1", "end"]
 
 
-def test_records_of_several_ranks_of_an_actor_are_equal_but_for_their_rank() -> None:
+def test_records_of_an_actors_ranks_are_equal_but_for_the_rank() -> None:
     def record(rank: int, level: int = 30) -> Written:
         actor = f"[actor=<root>.<__main__.Outer o{{'gpus': 0/2}}>.<__main__.T t{{'gpus': {rank}/2}}>]"
         return Written("h/p.0.0", "stderr", "c:1", level, 1.0, f"WARNING:T:{actor} careful\n{actor} again\n")

@@ -46,7 +46,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
     return agent
 
 
-def test_an_agent_is_started_once_the_agents_of_other_hosts_have_heard_of_it(other: OthersAgent) -> None:
+def test_a_new_agent_starts_after_other_hosts_know_of_it(other: OthersAgent) -> None:
     parts: dict[type, Any] = {MeshRegistry: SimpleNamespace(agent_environment={})}
     engine: Any = SimpleNamespace(
         host="h1", address="h1/c0.0.0", part=parts.__getitem__, local_hosts=set(), closed=False,

@@ -35,7 +35,7 @@ def measured(page: str) -> dict[str, str]:
     return {row.split("|")[1].strip(): row for row in rows}
 
 
-def test_figures_of_the_readme_are_those_of_the_page_on_performance_and_so_is_their_date() -> None:
+def test_figures_and_date_of_the_readme_are_those_of_performance_md() -> None:
     shown, all_of_them = measured("README.md"), measured("docs/performance.md")
     assert len(shown) > 4
     assert {name: row for name, row in shown.items() if all_of_them.get(name) != row} == {}
@@ -58,7 +58,7 @@ def magics() -> dict[str, str]:
 
 
 @pytest.mark.sources
-def test_the_table_of_magics_has_all_of_them_with_options_that_their_help_knows() -> None:
+def test_the_table_of_magics_has_all_magics_and_known_options() -> None:
     table = PAGES["docs/manual/notebook.md"].partition("## All magics")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `%")]
     named = {name: row for row in rows for name in re.findall(r"%%?(\w+)", row.split(" | ")[0])}
@@ -89,7 +89,7 @@ def test_every_extra_has_a_row_in_the_readme() -> None:
 
 
 @pytest.mark.sources
-def test_variables_that_pages_give_to_make_or_set_in_the_environment_are_read_somewhere() -> None:
+def test_variables_that_pages_set_are_read_somewhere() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     given = {(name, page) for words, page in every(r"make [a-z-]+((?: [A-Z]+=)+)") for name in words.split()}
     assert {each for each in given if f"$({each[0].rstrip('=')})" not in re.sub(r"\$\(\w+ ", "$(", makefile)} == set()
@@ -120,7 +120,7 @@ def test_commands_that_pages_type_at_a_shell_are_there_with_their_options(capsys
                 assert re.search(rf"\b{verb}\b", commands[name]), f"{page}: monarch-nb {line}"
 
 
-def test_guides_install_from_where_it_can_be_had_and_tasks_lead_to_all_chapters() -> None:
+def test_guides_install_from_git_and_howto_links_every_chapter() -> None:
     """It is on no package index; whoever comes to a guide first has not installed it yet."""
     for page, text in PAGES.items():
         install = re.search(r"^## Install\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
@@ -147,7 +147,7 @@ def test_defaults_that_stand_beside_settings_are_those_that_count() -> None:
     assert checked >= 4
 
 
-def test_the_guide_to_jobs_says_which_hosts_live_for_an_hour_without_use() -> None:
+def test_the_jobs_guide_names_the_hosts_that_idle_an_hour() -> None:
     told = re.sub(r"\s+", " ", PAGES["docs/guides/jobs.md"])
     sentence = re.search(r"after a minute, or on ([^,]+), (\w+) and (\w+), where one may have waited", told)
     said = {word.lower() for word in " ".join(sentence.groups()).split()} if sentence else set()
@@ -158,7 +158,7 @@ GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if pa
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=[path.stem for path in GUIDES])
-def test_a_guide_says_how_to_begin_debug_leave_and_read_logs_and_what_was_tried_of_that_when(path: Path) -> None:
+def test_each_guide_has_all_sections_and_says_what_was_tried_when(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert [each for each in ("Install", "First mesh", "Debugging", "Logs") if each not in headings] == []

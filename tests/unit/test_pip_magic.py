@@ -11,7 +11,7 @@ from monarch_kernel.packages import PackageMagics, _split
 pytestmark = pytest.mark.timeout(20)
 
 
-def test_lines_without_a_mesh_are_ipythons_own_however_often_the_extension_is_loaded() -> None:
+def test_lines_without_a_mesh_are_ipythons_after_repeated_loading() -> None:
     lines: list[str] = []
     shell, session = InteractiveShell(), cast("Any", None)
     shell.register_magic_function(lines.append, "line", "pip")

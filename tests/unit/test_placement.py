@@ -136,7 +136,7 @@ def test_pytorchs_placements_are_understood_and_others_refused() -> None:
         kind_of("data")
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_placements_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"needs 2 placements, not 1"):
         placed((4, 4), Shard(0))
     with pytest.raises(ValueError, match=r"Shard\(2\) does not fit a tensor of 2 dimensions"):
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     assert placed((4, 4), Shard(-1), Replicate()).blocks == placed((4, 4), Shard(1), Replicate()).blocks
 
 
-def test_text_shows_the_tensor_cut_and_what_each_dimension_of_the_mesh_does() -> None:
+def test_text_shows_shards_and_the_role_of_each_mesh_dimension() -> None:
     text = text_of(placed((1024, 64), Shard(0), Partial()), "grad", lost=[3])
     assert text.splitlines() == [
         "grad 1024×64 float32 on data=4 model=2 · 256 kB: 64.0 kB on each rank, 512 kB on the mesh",

@@ -67,7 +67,7 @@ def test_a_block_has_the_colour_of_its_ranks() -> None:
         assert piece.fill == of_block[piece.blocks]
 
 
-def test_a_thousand_ranks_are_drawn_in_few_pieces_and_all_of_them_are_there() -> None:
+def test_a_thousand_ranks_are_all_drawn_in_few_pieces() -> None:
     placement = place((4096, 4096), "float32", 4, ("hosts", "gpus"), (512, 16), [Shard(0), Shard(1)])
     tensor, mesh = tensor_drawing(placement), mesh_drawing(placement)
     assert len(tensor.pieces) <= 400
@@ -85,7 +85,7 @@ def test_colours_can_be_told_apart_and_text_on_them_read() -> None:
     assert ink(colour([(0, 4)])) == WHITE
 
 
-def test_ranks_of_parts_are_hatched_and_those_with_nothing_are_said_to_have_nothing() -> None:
+def test_ranks_with_partial_sums_are_hatched_and_empty_ones_labelled() -> None:
     assert all(piece.hatched for piece in tensor_drawing(PLACED["parts"]).pieces)
     empty = mesh_drawing(PLACED["uneven"]).pieces[-1]
     assert (empty.fill, empty.text, empty.told) == ("", "∅", "rank 7 (data=3 model=1) · 0 B: nothing of it")
@@ -128,7 +128,7 @@ class Left(HTMLParser):
 
 
 @placements
-def test_where_style_sheets_and_svg_are_taken_away_images_show_it_and_no_text_of_a_drawing_is_left(
+def test_without_style_sheets_and_svg_images_show_the_drawing_alone(
     placement: Placement,
 ) -> None:
     left = Left(placement_html(placement, "t"))

@@ -50,7 +50,7 @@ def expected(shape: tuple[int, ...]) -> list[list[str]]:
 
 
 @given(st.data())
-def test_the_first_elements_are_right_however_a_tensor_is_cut_or_in_parts(data: st.DataObject) -> None:
+def test_the_first_elements_are_right_for_every_placement(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 19), max_size=4)))
     sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     op = data.draw(st.sampled_from(sorted(IDENTITY)))
@@ -64,7 +64,7 @@ def test_the_first_elements_are_right_however_a_tensor_is_cut_or_in_parts(data: 
     )
 
 
-def test_an_element_that_no_rank_tells_is_left_open_and_why_is_noted() -> None:
+def test_an_element_no_rank_reports_is_left_open_with_the_reason() -> None:
     placement = place((4,), "float32", 4, ("data", "copy"), (2, 2), [Shard(0), Replicate()])
     there = Values("there", "", False, (2,), (1.0, math.nan), 2, 1.0, 1.0, 1.0, 1, 0)
     ended = "its process has ended"

@@ -23,7 +23,7 @@ def other() -> "subprocess.Popen[str]":
     )
 
 
-def test_suites_at_the_same_time_are_given_nothing_twice_and_later_ones_what_is_free_again() -> None:
+def test_simultaneous_suites_get_different_ports_and_later_ones_reuse_them() -> None:
     mine = {ports.own_address(), *map(str, ports.free_ports(2))}
     with other() as first, other() as second:
         assert first.stdout is not None

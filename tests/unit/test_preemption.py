@@ -70,7 +70,7 @@ def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
     assert len(host.told) == 2
 
 
-def test_who_comes_later_is_told_what_is_left(host: Host) -> None:
+def test_late_subscribers_learn_the_remaining_time(host: Host) -> None:
     host.preemption.said(line(seconds=30.0))
     host.told.clear()
     host.using.add("c/2")
@@ -78,7 +78,7 @@ def test_who_comes_later_is_told_what_is_left(host: Host) -> None:
     assert host.told == [("c/2", 29.5, False)]
 
 
-def test_a_host_that_nobody_uses_ends_at_once_and_one_that_is_left_then(host: Host) -> None:
+def test_a_preempted_host_without_users_ends_at_once(host: Host) -> None:
     host.preemption.said(line())
     host.using.clear()
     host.passes(1)

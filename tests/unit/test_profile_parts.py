@@ -47,7 +47,7 @@ FAST: dict[Stack, float] = {(STEP, LOAD): 0.2, (STEP, LEARN): 0.2, (STEP, LEARN,
 SLOW: dict[Stack, float] = {(STEP, LOAD): 0.78, (STEP, LEARN): 0.2, (STEP, LEARN, REDUCE, WAIT): 0.02}
 
 
-def test_shares_of_a_function_hold_what_it_calls_and_add_up_to_the_whole() -> None:
+def test_shares_of_a_function_include_its_callees_and_add_up() -> None:
     root = tree({0: rank(FAST), 1: rank(SLOW)})
     (step,) = root.children([0, 1])
     assert root.share([0, 1]) == pytest.approx(1.0)
@@ -58,14 +58,14 @@ def test_shares_of_a_function_hold_what_it_calls_and_add_up_to_the_whole() -> No
     }
 
 
-def test_lines_of_one_function_are_one_box_and_the_longest_line_is_named() -> None:
+def test_lines_of_one_function_are_one_box_naming_the_longest() -> None:
     root = tree({0: rank({(function("load", 41),): 0.3, (function("load", 43),): 0.5})})
     load, waits = root.children([0])
     assert (load.place.function, load.line, round(load.share([0]), 2)) == ("load", 43, 0.8)
     assert waits.place.function == "waits for messages"
 
 
-def test_ranks_that_do_the_same_are_one_group_and_the_slow_one_is_alone() -> None:
+def test_ranks_doing_the_same_form_a_group_beside_the_slow_one() -> None:
     ranks = {number: rank(SLOW if number == 5 else FAST) for number in range(8)}
     assert grouped(ranks) == [(0, 1, 2, 3, 4, 6, 7), (5,)]
 
@@ -82,7 +82,7 @@ def test_noise_of_few_samples_makes_no_groups(samples: int) -> None:
     assert [len(grouped({number: sampled() for number in range(16)})) for _ in range(20)] == [1] * 20
 
 
-def test_what_differs_is_named_at_the_innermost_call_of_the_user_and_the_most_comes_first() -> None:
+def test_differences_are_named_at_the_innermost_user_call_largest_first() -> None:
     ranks = {number: rank(SLOW if number == 2 else FAST) for number in range(3)}
     first, second = differences(ranks, grouped(ranks))
     found = {(each.names, each.line): tuple(round(share, 2) for share in each.shares) for each in (first, second)}
@@ -95,7 +95,7 @@ def test_ranks_that_do_nothing_differ_from_those_that_work() -> None:
     assert "waits for messages" in [each.names for each in differences(ranks, grouped(ranks))]
 
 
-def test_a_function_that_calls_itself_is_one_box_with_how_deep_it_went() -> None:
+def test_a_recursive_function_is_one_box_with_its_depth() -> None:
     walk, leaf = function("walk", 60), function("leaf", 70)
     ranks = {0: rank({(STEP, *[walk] * 7, leaf): 0.5, (STEP, walk, leaf): 0.2, (STEP, *[walk] * 3): 0.1})}
     (step, _) = tree(ranks).children([0])
@@ -105,7 +105,7 @@ def test_a_function_that_calls_itself_is_one_box_with_how_deep_it_went() -> None
     assert (folded_leaf.name, round(folded_leaf.share([0]), 2)) == ("leaf", 0.7)
 
 
-def test_functions_that_call_each_other_in_turn_are_folded_too_and_what_is_no_circle_is_not() -> None:
+def test_mutually_recursive_functions_are_folded_and_others_are_not() -> None:
     a, b, c = (function(name, 10 * at) for at, name in enumerate("abc", 1))
 
     def names(*stack: Place) -> list[tuple[str, int]]:
@@ -117,14 +117,14 @@ def test_functions_that_call_each_other_in_turn_are_folded_too_and_what_is_no_ci
     assert names() == []
 
 
-def test_of_calls_of_itself_the_innermost_line_is_named_and_what_differs_is_told_once() -> None:
+def test_recursive_calls_name_the_innermost_line_and_differ_once() -> None:
     outer, inner = function("walk", 61), function("walk", 63)
     ranks = {0: rank({(STEP, *[outer] * 4, inner): 0.9}), 1: rank({})}
     first, _ = differences(ranks, grouped(ranks))
     assert (first.names, first.line) == ("Trainer.step → walk ×5", 63)
 
 
-def test_a_flame_graph_is_a_list_whose_boxes_are_as_wide_as_their_share_of_the_one_above() -> None:
+def test_boxes_of_a_flame_graph_are_as_wide_as_their_share() -> None:
     ranks = {0: rank({(STEP, LOAD): 0.2, (STEP, function("<b>", 90)): 0.6})}
     html = flame_graph(tree(ranks), [0], os.path.basename)
     assert re.findall(r'<li style="width:([\d.]+)%', html) == ["80.00", "75.00", "25.00", "20.00"]
@@ -157,7 +157,7 @@ def test_messages_that_overtake_each_other_lose_nothing() -> None:
         assert (found.seconds, found.samples) == (2.0, 200)
 
 
-def test_the_text_says_what_differs_before_anything_else_and_warns_of_few_samples(tmp_path: Path) -> None:
+def test_the_text_begins_with_differences_and_warns_of_few_samples(tmp_path: Path) -> None:
     seen = Seen()
     profile = Profile("trainers", Extent(["gpus"], [3]).region, 100.0, seen)
     for number in range(3):
@@ -248,7 +248,7 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
     assert sampler.stop().weights == ()
 
 
-def test_an_actor_that_comes_while_it_is_watched_is_seen_from_then_on_and_no_time_before_counts() -> None:
+def test_an_actor_that_comes_later_is_sampled_from_then_on() -> None:
     looks = Looks()
     sampler = looks.sampler()
     sampler._note(5.0)
@@ -288,7 +288,7 @@ class Idle:
         self.running = None
 
 
-def test_a_frame_is_named_by_its_function_and_line_and_other_threads_by_theirs() -> None:
+def test_frames_are_named_by_function_and_line_and_threads_by_name() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def napping() -> None:
@@ -336,7 +336,7 @@ def test_traces_of_ranks_lie_under_each_other_at_one_zero_of_time() -> None:
     assert order[adds[0]["pid"]] < order[adds[1]["pid"]]
 
 
-def test_a_clock_that_is_ahead_is_set_right_and_arrows_stay_within_their_rank() -> None:
+def test_a_fast_clock_is_corrected_and_arrows_stay_in_their_rank() -> None:
     flow = {"ph": "s", "id": 4, "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0}
     merged = timeline([RankTrace(0, "a", trace(flow)), RankTrace(1, "b", trace(flow), ahead=2.0)])["traceEvents"]
     here, there = (event for event in merged if event["name"] == "fwdbwd")

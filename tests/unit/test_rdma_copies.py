@@ -24,7 +24,7 @@ def test_the_first_of_a_host_fetches_and_the_others_wait_for_it() -> None:
     assert (copies.waiting(), copies.holders()) == ([], ["p1"])
 
 
-def test_who_finds_nothing_fetches_it_and_whoever_waits_still_hears() -> None:
+def test_a_missing_copy_is_fetched_once_and_every_waiter_gets_it() -> None:
     copies = Copies[str]()
     copies.ask(HERE, "dies", missing=False)
     copies.ask(HERE, "waits", missing=False)

@@ -68,9 +68,7 @@ def asking(*regions: Region, write: bool = False) -> Leasing:
     return Leasing(tuple((region.number, region.secret) for region in regions), write)
 
 
-def test_memory_that_is_dropped_stays_until_the_last_lease_of_it_has_ended(
-    regions: Regions, leases: Leases, device: Device
-) -> None:
+def test_dropped_memory_stays_until_its_last_lease_has_ended(regions: Regions, leases: Leases, device: Device) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     first, second = leases.lease(asking(region)), leases.lease(asking(region, write=True))
     assert (first.how, second.how, first.words, len(device.registered)) == ("done", "done", b"words for 1", 1)
@@ -96,9 +94,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
     assert not device.registered
 
 
-def test_of_many_the_one_that_is_refused_is_named_and_none_is_held(
-    regions: Regions, leases: Leases, device: Device
-) -> None:
+def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases: Leases, device: Device) -> None:
     good, bad = (regions.offer(memory_of(bytearray(8)), "owner") for _ in range(2))
     forged = Leasing(((good.number, good.secret), (bad.number, bytes(16))), write=False)
     answer = leases.lease(forged)
@@ -107,7 +103,7 @@ def test_of_many_the_one_that_is_refused_is_named_and_none_is_held(
     until(lambda: good.memory is None)
 
 
-def test_what_is_for_reading_is_leased_for_reading(regions: Regions, leases: Leases) -> None:
+def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: Leases) -> None:
     region = regions.offer(memory_of(b"for reading"), "owner")
     assert leases.lease(asking(region)).how == "done"
     answer = leases.lease(asking(region, write=True))

@@ -164,7 +164,7 @@ def test_a_connection_that_has_died_since_is_made_again_once() -> None:
     assert at_rest()
 
 
-def test_an_owner_that_answers_and_cannot_be_reached_twice_is_left_to_another_mover() -> None:
+def test_an_owner_unreachable_twice_is_left_to_another_mover() -> None:
     owners.answers = [Leased("done", agent="first"), Leased("done", agent="second")]
     device.cut = {"first", "second"}
     with pytest.raises(CannotReachError, match="bytes do not arrive"):
@@ -235,7 +235,7 @@ def test_without_a_device_nobody_is_asked() -> None:
     assert not owners.asked
 
 
-def test_what_a_connection_has_heard_of_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_connection_knows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "_KNOWN", 10)
     reader, mine = mover(), bytearray(3)
     for number in range(25):

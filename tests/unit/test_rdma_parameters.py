@@ -108,7 +108,7 @@ def test_versions_of_several_stores_are_the_same() -> None:
     assert source.pull(target).get(20) == 1
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_parameters_that_do_not_fit_are_refused_by_name() -> None:
     import torch
 
     store = ParameterStore({"w": torch.zeros(3)})

@@ -56,7 +56,7 @@ def test_memory_that_is_read_only_is_read_and_not_written() -> None:
         memory_of(b"0123", writable=True, what="dst")
 
 
-def test_what_has_gaps_or_no_memory_is_refused_and_says_what_to_do() -> None:
+def test_memory_with_gaps_or_none_is_refused_with_the_remedy() -> None:
     import torch
 
     with pytest.raises(ValueError, match=r"shape \(4, 2\) with strides \(1, 4\): use tensor.contiguous"):
@@ -129,7 +129,7 @@ def test_a_drop_waits_for_the_transfer_that_uses_the_memory() -> None:
     assert region.memory is None
 
 
-def test_memory_that_somebody_writes_to_from_outside_is_kept_until_that_has_ended() -> None:
+def test_memory_under_an_external_write_is_kept_until_it_ends() -> None:
     regions = Regions()
     region, other = (regions.offer(memory_of(bytearray(8)), "a") for _ in range(2))
     with writing(os.getpid(), regions.guard.descriptor, [region.number]) as stays:
@@ -146,7 +146,7 @@ def test_memory_that_somebody_writes_to_from_outside_is_kept_until_that_has_ende
         pass
 
 
-def test_what_is_offered_for_reading_is_not_written_with_any_bit_of_its_secret() -> None:
+def test_read_only_memory_cannot_be_written_with_bits_of_its_secret() -> None:
     regions = Regions()
     region = regions.offer(memory_of(bytearray(8)), "a", readonly=True)
     assert for_reading_only(region.secret)

@@ -143,7 +143,7 @@ def test_an_owner_that_is_gone_is_said_to_be_gone(ends: Ends) -> None:
         ends.read(handle)
 
 
-def test_whoever_listens_without_the_key_gets_nothing(ends: Ends) -> None:
+def test_a_listener_without_the_key_gets_nothing(ends: Ends) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         ends.streams = Streams(
@@ -177,7 +177,7 @@ def test_streams_that_leave_the_machine_are_encrypted_unless_nobody_asks_for_tha
     relay.close()
 
 
-def test_whoever_stands_between_and_reads_the_encryption_is_found_out(ends: Ends) -> None:
+def test_a_man_in_the_middle_is_detected(ends: Ends) -> None:
     handle = ends.offer(bytearray(b"the weights of a model"))
     _, key = ends.listener(handle.process).open_for(AWAY)
     relay = Relay(port_of(ends.listener(handle.process)), reads=True)

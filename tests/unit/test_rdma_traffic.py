@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(60)
 NOTHING = Offered(0, 0)
 
 
-def test_a_rate_is_that_of_the_last_piece_and_of_the_past_after_a_while() -> None:
+def test_a_rate_is_current_at_first_and_past_after_a_while() -> None:
     traffic = Traffic()
     traffic.add(Report("a", [Flow("b", "a", "streams", 100, 1, 1.0)], NOTHING, 10.0))
     traffic.add(Report("a", [Flow("b", "a", "streams", 500, 2, 1.5)], NOTHING, 11.0))
@@ -33,7 +33,7 @@ def test_reports_that_come_again_or_late_count_once() -> None:
         assert {flow.mover: flow.size for flow in traffic.flows.values()}.items() <= sizes.items()
 
 
-def test_what_is_offered_is_of_now_and_ended_processes_are_forgotten() -> None:
+def test_offers_are_current_and_ended_processes_forgotten() -> None:
     traffic = Traffic()
     traffic.add(Report("a", [Flow("b", "a", "local", 1, 1, 0.1)], Offered(2, 64), 1.0))
     assert traffic.offered == {"a": Offered(2, 64)}

@@ -109,7 +109,7 @@ def test_no_package_reaches_past_an_underscore_of_another() -> None:
 
 
 @pytest.mark.slow
-def test_private_names_of_jupyter_are_known_to_one_module_of_the_kernels_side() -> None:
+def test_private_names_of_jupyter_are_known_to_one_kernel_module() -> None:
     names = set().union(*own_names().values())
     faults = [
         f"{path.relative_to(ROOT)}:{line} takes {name}"

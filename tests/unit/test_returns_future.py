@@ -286,7 +286,7 @@ def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None
     assert double(1).get() == 2
 
 
-def test_an_interrupt_is_raised_at_once_where_the_body_blocks_and_is_its_end() -> None:
+def test_an_interrupt_is_raised_at_once_and_ends_a_blocking_body() -> None:
     seen: list[str] = []
 
     @returns_future
@@ -313,7 +313,7 @@ def test_an_interrupt_is_raised_at_once_where_the_body_blocks_and_is_its_end() -
     assert double(1).get() == 2
 
 
-def test_an_interrupt_lets_the_body_tidy_up_and_a_later_get_says_that_it_was_cancelled() -> None:
+def test_an_interrupted_body_may_clean_up_and_get_then_says_cancelled() -> None:
     seen: list[str] = []
 
     @returns_future

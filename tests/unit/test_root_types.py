@@ -106,7 +106,7 @@ class Echo(Actor):
         return value
 
 
-def test_no_attribute_of_what_the_root_builds_is_any_but_for_values_of_users() -> None:
+def test_only_values_of_users_are_any_below_the_composition_root() -> None:
     with cluster() as made:
         echo = made.this_host().spawn_procs(per_host={"gpus": 2}).spawn("echo", Echo)
         assert made.result(echo.echo.call(1)).values() == [1, 1]
@@ -125,5 +125,5 @@ def test_no_attribute_of_what_the_root_builds_is_any_but_for_values_of_users() -
         ("class A:\n    def __init__(self, a: Any, b: int):\n        self.c = a\n        self.d: Any = b", ["c", "d"]),
     ],
 )
-def test_the_rule_itself(source: str, names: list[str]) -> None:
+def test_untyped_attributes_are_found(source: str, names: list[str]) -> None:
     assert list(untyped(source)) == names

@@ -52,7 +52,7 @@ def test_hosts_without_a_rank_take_no_part():
     assert all(plan.hosts == (plan.runs[0].rank // 8,) for _, plan in branches)
 
 
-def test_ten_thousand_hosts_are_reached_in_few_hops_and_each_knows_only_its_own():
+def test_ten_thousand_hosts_are_reached_in_few_hops_with_local_knowledge():
     branches = plan_cast(layout(10_000, 8), [Run(0, 80_000, seq=7)])
     assert len(branches) == 8
     assert max(len(plan.hosts) for _, plan in branches) == 1250

@@ -162,7 +162,7 @@ def test_held_items_are_named_when_the_peer_has_them():
     assert pair.seen == [Acked(["held"])]
 
 
-def test_what_was_lost_with_the_connection_is_sent_again_in_order():
+def test_frames_lost_with_the_connection_are_resent_in_order():
     pair = Pair()
     pair.pump()
     for item in "abc":
@@ -187,7 +187,7 @@ def test_the_listener_resends_too():
     assert pair.got_a == ["x", "y"]
 
 
-def test_what_arrived_before_the_connection_broke_is_not_delivered_twice():
+def test_frames_that_arrived_before_a_break_are_not_delivered_twice():
     pair = Pair()
     pair.pump()
     pair.send(pair.a, "x")
@@ -244,7 +244,7 @@ def test_a_restarted_peer_gets_nothing_old_and_the_failure_is_named():
     assert NewIncarnation(21) in pair.seen
 
 
-def test_what_is_sent_once_a_life_is_known_to_be_over_is_for_the_next():
+def test_frames_sent_after_a_known_end_are_for_the_next_incarnation():
     pair = Pair()
     pair.send(pair.a, "taken")
     pair.pump()
@@ -330,7 +330,7 @@ def test_a_new_link_object_at_the_dialler_starts_a_new_life():
     assert (pair.got_b, pair.got_a) == (["x"], ["y"])
 
 
-def test_what_was_written_to_an_unknown_life_on_a_broken_connection_fails():
+def test_frames_to_an_unknown_incarnation_on_a_broken_link_fail():
     pair = Pair()
     pair.send(pair.a, "x")
     pair.reconnect()
@@ -342,7 +342,7 @@ def test_what_was_written_to_an_unknown_life_on_a_broken_connection_fails():
     assert pair.got_b == ["y"]
 
 
-def test_frames_sent_again_in_vain_fail_within_the_bound_and_the_rest_goes_on():
+def test_frames_resent_in_vain_fail_in_time_and_others_go_on():
     pair = Pair()
     pair.pump()
     pair.loses.add("cursed")

@@ -77,7 +77,7 @@ def test_meshes_do_not_share_numbers():
     assert outbox.number("m", [Run(0, 4)]) == [Run(0, 4, seq=0)]
 
 
-def test_a_healed_rank_begins_at_zero_and_its_old_life_is_never_numbered_again():
+def test_healed_ranks_restart_at_zero_and_old_incarnations_are_over():
     outbox = Outbox()
     outbox.number("m", [Run(0, 8)])
     healed = [Run(0, 3), Run(3, 1, incarnation=1, index=3), Run(4, 4, index=4)]
@@ -86,7 +86,7 @@ def test_a_healed_rank_begins_at_zero_and_its_old_life_is_never_numbered_again()
     assert [run.seq for run in outbox.number("m", healed)] == [2, 1, 2]
 
 
-def test_a_slice_across_all_hosts_does_not_cut_the_mesh_into_its_ranks():
+def test_a_slice_across_all_hosts_does_not_split_into_ranks():
     outbox = Outbox()
     outbox.number("m", [Run(0, 80_000)])
     assert outbox.number("m", [Run(3, 10_000, stride=8)]) == [Run(3, 10_000, stride=8, seq=1)]

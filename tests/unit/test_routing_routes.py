@@ -36,7 +36,7 @@ def test_an_agent_dials_the_agents_of_other_hosts_for_all_their_processes():
         routes.next_hop("h3/p.0.0")
 
 
-def test_who_dialled_in_is_answered_on_that_connection():
+def test_a_peer_that_dialled_is_answered_on_that_connection():
     routes = Routes("h1/agent")
     routes.attached("k/c")
     routes.attached("h3/agent")
@@ -75,7 +75,7 @@ def test_newer_knowledge_replaces_older_and_forgetting_removes_it():
         routes.next_hop("h2/p.0.0")
 
 
-def test_a_way_through_somebody_goes_before_an_endpoint_until_it_is_taken_back():
+def test_a_relay_precedes_an_endpoint_until_it_is_withdrawn():
     routes = Routes("h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000", via="h0/c")
     routes.attached("h0/c")
@@ -84,7 +84,7 @@ def test_a_way_through_somebody_goes_before_an_endpoint_until_it_is_taken_back()
     assert routes.next_hop("h2/p.1.0") == Hop("tcp", "h2/agent", "tcp://10.0.0.2:5000")
 
 
-def test_an_agent_that_dialled_and_is_gone_is_dialled_and_a_process_that_cannot_be_is_waited_for():
+def test_lost_agents_are_dialled_and_undialable_processes_awaited():
     routes = Routes("h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000")
     for address in ("h2/agent", "h0/c"):

@@ -45,7 +45,7 @@ def test_one_death_among_many_is_one_message_and_its_heal_a_few(costs: dict[str,
     assert max(few.received, many.received) <= 2 * FANOUT
 
 
-def test_what_comes_to_a_host_before_its_processes_are_started_waits_for_them() -> None:
+def test_early_messages_to_a_host_wait_for_its_processes() -> None:
     with VirtualCluster(4, NetworkFaults(lag={Lane.URGENT: 0.1})) as of:  # on it hosts are asked for processes
         joined = beside(lambda: accept_hosts(3, at="tcp://10.0.0.1:22222", timeout=SOON))
         of.join_all()

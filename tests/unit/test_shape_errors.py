@@ -69,7 +69,7 @@ def test_a_region_is_a_shape_too() -> None:
     assert VALUES.slice(hosts=1)._region.as_shape().ranks() == [4, 5, 6, 7]
 
 
-def test_what_is_not_found_is_not_quoted_like_a_key() -> None:
+def test_a_missing_dimension_is_not_quoted_like_a_key() -> None:
     with pytest.raises(KeyError) as caught:
         EXTENT["x"]
     assert str(caught.value) == "no dimension 'x'; its dimensions are 'hosts', 'gpus'"

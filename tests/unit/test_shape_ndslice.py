@@ -97,7 +97,7 @@ def test_properties_are_lists_that_do_not_reach_inside() -> None:
         ranks.offset = 2  # type: ignore[misc]
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_a_missing_dimension_is_named() -> None:
     ranks = NDSlice(0, [2, 3], [3, 1])
     with pytest.raises(ValueError, match="rank 6 is not in NDSlice"):
         ranks.index(6)

@@ -147,7 +147,7 @@ def test_an_index_outside_the_dimension_is_an_index_error(index: int) -> None:
         Mesh.of(hosts=4).slice(hosts=index)
 
 
-def test_an_empty_slice_is_refused_with_the_dimension_its_size_and_the_slice() -> None:
+def test_an_empty_slice_is_refused_with_dimension_size_and_slice() -> None:
     with pytest.raises(ValueError, match=r"the slice 4:9 of dimension 'hosts', which has size 4, is empty"):
         Mesh.of(hosts=4).slice(hosts=slice(4, 9))
     with pytest.raises(ValueError, match=r"cannot slice dimension 'hosts' by ::-1: steps must be 1 or more"):
@@ -282,7 +282,7 @@ def test_evenly_spaced_picks_are_an_ordinary_slice() -> None:
     assert whole.pick(gpus=[3]) == whole.slice(gpus=slice(3, 4))
 
 
-def test_picks_outside_of_a_dimension_or_of_one_that_is_not_there_are_refused() -> None:
+def test_picks_outside_of_the_extent_or_in_unknown_dimensions_are_refused() -> None:
     whole = Extent(["gpus"], [4]).region
     with pytest.raises(IndexError, match="gpus=4"):
         whole.pick(gpus=[0, 4])

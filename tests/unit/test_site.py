@@ -90,7 +90,7 @@ def test_every_public_name_has_a_heading_on_the_page_of_its_module() -> None:
         assert [name.full for name in names(module) if name.anchor not in found] == []
 
 
-def test_what_a_public_name_means_is_found_where_the_site_looks_for_it_and_is_described() -> None:
+def test_every_public_name_is_documented_where_the_site_looks() -> None:
     for name in NAMES:
         if not name.home:
             continue

@@ -50,7 +50,7 @@ def test_marks_survive_being_written_and_garbage_is_none() -> None:
     assert marks.decode(b"\x1e" + bytes(range(256))) is None
 
 
-def test_text_and_raw_output_come_in_the_order_of_writing_with_their_calls(base: str) -> None:
+def test_text_and_raw_output_keep_their_order_and_calls(base: str) -> None:
     writer, spool = Journal(base), Spool(base)
     out, err = writer.texts
     call = "h/c:1"
@@ -83,7 +83,7 @@ def test_raw_output_that_nobody_claims_is_taken_after_a_moment(base: str) -> Non
     assert not spool.undecided
 
 
-def test_a_mark_that_a_full_disk_has_cut_off_and_bytes_of_any_kind_lose_no_text(base: str) -> None:
+def test_a_mark_cut_by_a_full_disk_loses_no_text(base: str) -> None:
     raw(base, TEXT, b"before\n" + Mark(1.0, 1, 0, "c", 0, 0, "").encode()[:9] + b"after\n\x1e\x1e\xff\n")
     text = b"".join(data for _, _, data in taken(Spool(base), all_of_it=True))
     assert text.startswith(b"before\n")
@@ -99,7 +99,7 @@ def test_a_mark_that_is_being_written_is_waited_for(base: str) -> None:
     assert taken(spool) == [(2, "c", b"text\n")]
 
 
-def test_what_was_taken_gives_its_disk_space_back(base: str) -> None:
+def test_taken_output_frees_its_disk_space(base: str) -> None:
     spool = Spool(base)
     for _ in range(8):
         raw(base, TEXT, b"x" * (1 << 20))
@@ -110,7 +110,7 @@ def test_what_was_taken_gives_its_disk_space_back(base: str) -> None:
         assert facts.st_blocks * 512 < 4 << 20
 
 
-def test_who_looks_at_the_last_lines_takes_nothing_away(base: str) -> None:
+def test_reading_the_last_lines_takes_nothing_away(base: str) -> None:
     text = b"".join(b"line %06d\n" % number for number in range(300_000))
     raw(base, TEXT, text)
     assert last_lines(base, 2, 16 * 1024) == ("line 299998", "line 299999")
@@ -118,7 +118,7 @@ def test_who_looks_at_the_last_lines_takes_nothing_away(base: str) -> None:
     assert b"".join(data for _ in range(100) for _, _, data in taken(spool)) == text
 
 
-def test_a_log_file_is_set_aside_when_it_is_large_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_a_large_log_file_is_rotated_and_the_oldest_removed(tmp_path: Path) -> None:
     before = settings.runtime()
     settings.configure({"log_file_size": 4096, "log_file_count": 3})
     try:
@@ -136,7 +136,7 @@ def test_a_log_file_is_set_aside_when_it_is_large_and_the_oldest_goes(tmp_path: 
     assert len(kept) > 2 * 4000
 
 
-def test_a_full_disk_is_noticed_and_said_in_the_file_once_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_noted_in_the_file_later(tmp_path: Path) -> None:
     path = tmp_path / "w.log"
     path.symlink_to("/dev/full")
     file = LogFile(path)
@@ -148,7 +148,7 @@ def test_a_full_disk_is_noticed_and_said_in_the_file_once_there_is_room(tmp_path
     assert path.read_text() == "[output is missing here: No space left on device]\nkept\n"
 
 
-def test_a_journal_on_a_full_disk_neither_raises_nor_loses_what_comes_later(base: str, tmp_path: Path) -> None:
+def test_journals_on_a_full_disk_neither_raise_nor_lose_later_text(base: str, tmp_path: Path) -> None:
     os.unlink(base + TEXT)
     os.symlink("/dev/full", base + TEXT)
     writer = Journal(base)
@@ -227,7 +227,7 @@ class Kept:
         return self.at
 
 
-def test_output_belongs_to_the_running_call_else_to_the_only_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_belongs_to_the_running_call_or_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(displays, "write_to", lambda journal: None)  # this process keeps printing
     running = ""
     log, journal = OwnLog(lambda: running), Kept()
@@ -250,9 +250,7 @@ def test_output_belongs_to_the_running_call_else_to_the_only_one_that_runs(monke
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_written_and_whenever_it_is_taken_nothing_is_lost_and_all_before_a_reply_is_there(
-    base: str, seed: int
-) -> None:
+def test_nothing_written_is_lost_and_output_precedes_its_reply(base: str, seed: int) -> None:
     chance = random.Random(seed)
     writer, spool = Journal(base), Spool(base)
     call = "c:0"

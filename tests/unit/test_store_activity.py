@@ -23,7 +23,7 @@ class Cell:
         self.calls += 1
 
 
-def test_an_actor_is_reported_once_and_again_when_it_begins_and_ends_something() -> None:
+def test_an_actor_is_reported_at_each_begin_and_end_only() -> None:
     cell, told = Cell(), Sample(0, now=10.0)
     first = told.take(cell, 10.1)
     assert first is not None

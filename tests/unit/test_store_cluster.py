@@ -79,13 +79,13 @@ def test_a_proc_is_busy_with_what_an_actor_on_it_does() -> None:
     assert made.document["meshes"]["a1"]["counts"] == {"idle": 2}
 
 
-def test_a_proc_that_works_for_tensors_shows_what_it_does_and_no_name_of_the_library() -> None:
+def test_a_proc_of_tensors_shows_its_work_without_library_names() -> None:
     workers = msgspec.structs.replace(ACTORS, uid="w1", name="trainers_workers", ready=True, inner=True)
     made = cluster(workers, e.Doings("w1", 3, 0, "busy", 5.0, "batch"))
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "operations on tensors"}
 
 
-def test_a_rank_is_busy_from_the_moment_it_is_called_to_its_answer_whatever_its_process_reports_meanwhile() -> None:
+def test_called_ranks_are_busy_until_their_answer_despite_process_reports() -> None:
     made = cluster(e.Asked("a1", 3, 0, 5.0, "step"))
     assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
@@ -102,7 +102,7 @@ def test_a_rank_is_busy_from_the_moment_it_is_called_to_its_answer_whatever_its_
     assert state(made, "p1", 1) == "busy", "cells run in the process itself"
 
 
-def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_answers() -> None:
+def test_an_unresponsive_proc_and_its_actors_stay_so_until_it_answers() -> None:
     made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.Answers("p1", 1, 6.0, 6.5))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
     assert made.document["ranks"]["a1"]["0"]["since"] == 6.0
@@ -110,7 +110,7 @@ def test_a_proc_that_does_not_answer_is_unresponsive_with_its_actors_until_it_an
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
 
 
-def test_a_host_that_is_about_to_be_taken_away_is_told_with_the_meshes_on_it_until_it_is_lost_or_stays() -> None:
+def test_a_preemption_notice_lasts_until_the_host_is_lost_or_stays() -> None:
     made = cluster(e.HostSeen("h1", notice="Slurm job 7 has reached its time limit", until=130.0))
     region = Region(("gpus",), NDSlice(0, (4,), (1,)))
 
@@ -125,7 +125,7 @@ def test_a_host_that_is_about_to_be_taken_away_is_told_with_the_meshes_on_it_unt
     assert (told(100.0), "notice" in made.document["hosts"]["h1"]) == ((), False)
 
 
-def test_a_process_in_its_next_life_is_not_unresponsive_even_if_nobody_saw_the_one_before_end() -> None:
+def test_new_incarnations_are_responsive_though_the_old_end_went_unseen() -> None:
     made = cluster(e.Answers("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
 
@@ -293,7 +293,7 @@ def test_any_snapshot_with_the_deltas_after_it_gives_the_state(
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
-def test_the_counts_of_a_mesh_are_those_of_the_states_its_ranks_show(events: list[e.Event]) -> None:
+def test_counts_of_a_mesh_are_those_of_its_ranks(events: list[e.Event]) -> None:
     made = Cluster()
     for event in events:
         made.fold(event)
@@ -317,7 +317,7 @@ def view_of(of: Cluster, uid: str, region: Region) -> MeshView:
     return found
 
 
-def test_a_view_of_a_slice_has_the_places_of_the_slice_and_the_states_of_the_whole() -> None:
+def test_a_slice_view_has_slice_positions_and_states_of_the_whole() -> None:
     made = cluster(
         e.Started("p1", 3, 77, 1.0),
         e.Turned("a1", 3, "failed", 0, 6.0, "ValueError: no"),
@@ -338,7 +338,7 @@ def test_a_view_of_a_slice_has_the_places_of_the_slice_and_the_states_of_the_who
     assert (actor.actor_class, actor.on, actor.stopped) == ("Trainer", "p1", "")
 
 
-def test_a_view_of_what_is_paused_says_where_and_of_what_is_stopped_why() -> None:
+def test_a_paused_rank_shows_where_and_a_stopped_one_why() -> None:
     made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"function": "step", "line": 42}))
     whole = Region(["gpus"], NDSlice(1, [2], [2]))
     assert [(rank.state, rank.detail) for rank in view_of(made, "a1", whole).ranks] == [
@@ -352,7 +352,7 @@ def test_a_view_of_what_is_paused_says_where_and_of_what_is_stopped_why() -> Non
     assert made.mesh_view("a1", whole, now=10.0) is None
 
 
-def test_ranks_of_a_mesh_that_has_shrunk_keep_what_is_told_of_them_at_their_new_places() -> None:
+def test_ranks_of_a_shrunken_mesh_keep_their_facts_at_new_positions() -> None:
     made = cluster(e.Started("p1", 2, 77, 5.0), e.Turned("p1", 3, "failed", 0, 6.0, "it ended"))
     before = copy.deepcopy(made.document)
     made.take()

@@ -64,7 +64,7 @@ def only(made: Cluster) -> dict[str, Any]:
     return dict(found)
 
 
-def test_ranks_that_end_alike_within_a_moment_are_one_failure_with_its_ranks_in_order() -> None:
+def test_ranks_that_end_alike_together_are_one_failure() -> None:
     one = only(all_left())
     assert one["title"] == "a: 8 of 8 ranks ended with exit status 7"
     assert one["ranks"] == list(range(8))
@@ -84,7 +84,7 @@ def test_a_part_of_the_ranks_is_named_as_it_can_be_typed() -> None:
     assert one["next"] == "heal_mesh(a) brings them back; a.slice(...) without gpus=1-2,5 still works"
 
 
-def test_advice_is_that_of_the_moment_also_for_a_rank_that_failed_before_the_others() -> None:
+def test_advice_is_current_for_ranks_that_failed_earlier_too() -> None:
     made = cluster()
     made.fold(failed(1, 5, Cause(kind="signal", signal=9)))
     made.fold(turned(5, 1))
@@ -109,7 +109,7 @@ def test_equal_last_lines_are_told_once_and_others_by_rank() -> None:
     assert tails(only(made)) == [("gpus=0,2", ["even"]), ("gpus=1", ["odd"])]
 
 
-def test_other_causes_later_times_and_ranks_that_fail_again_are_failures_of_their_own() -> None:
+def test_other_causes_later_times_and_repeats_are_separate_failures() -> None:
     made = cluster()
     for number, (rank, cause, at) in enumerate(
         [
@@ -124,7 +124,7 @@ def test_other_causes_later_times_and_ranks_that_fail_again_are_failures_of_thei
     assert [one["ranks"] for one in made.document["failures"].values()] == [[0], [1], [2], [2]]
 
 
-def test_what_was_healed_is_over() -> None:
+def test_a_healed_failure_is_over() -> None:
     made = cluster()
     made.fold(failed(1, 0, left(0)))
     made.fold(e.Settled("1", "healed", 10.2))
@@ -132,7 +132,7 @@ def test_what_was_healed_is_over() -> None:
     assert [one["state"] for one in made.document["failures"].values()] == ["healed", "open"]
 
 
-def test_it_is_healed_when_all_of_them_are() -> None:
+def test_a_failure_is_healed_when_all_its_ranks_are() -> None:
     made = all_left()
     for number in range(1, 9):
         assert only(made)["state"] == "open"
@@ -144,7 +144,7 @@ def test_it_is_healed_when_all_of_them_are() -> None:
     assert (only(made)["state"], only(made)["ended"]) == ("healed", 13.0)
 
 
-def test_who_was_told_is_said_once() -> None:
+def test_the_recipient_of_a_failure_is_named_once() -> None:
     made = all_left()
     made.fold(e.Told("1", "a call", "asked"))
     for number in range(2, 9):
@@ -152,7 +152,7 @@ def test_who_was_told_is_said_once() -> None:
     assert only(made)["told"] == [["a call", "asked"], ["<root>", "shown"]]
 
 
-def test_the_ranks_point_at_the_failure_that_they_are_told_in_whichever_came_first() -> None:
+def test_ranks_point_at_the_failure_reported_for_them_in_any_order() -> None:
     made = cluster()
     made.fold(turned(0, 1))
     made.fold(turned(1, 2))
@@ -210,7 +210,7 @@ def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
 
 
 @pytest.mark.parametrize("kind", ["left", "taken", "shrunk", "stopped"])
-def test_what_has_not_failed_is_not_said_to_have_failed(kind: CauseKind) -> None:
+def test_ranks_without_failure_have_none(kind: CauseKind) -> None:
     cause = Cause(kind=kind, text="detached for 1h", actor="c")
     failure = MeshFailure(mesh_name="c", mesh_uid="c", cause=cause, extent=(("gpus",), (4,)), places=())
     assert "failed" not in record(failure, 0.0)["title"]

@@ -49,7 +49,7 @@ def failed(rank: int, why: str = "it ended by signal 9 (SIGKILL)") -> e.Turned:
     return e.Turned("p", rank, "failed", 0, 3.0, why)
 
 
-def test_ranks_that_are_alike_are_one_kind_the_worst_first_and_told_where_they_are() -> None:
+def test_equal_ranks_are_one_row_worst_first_with_their_positions() -> None:
     view = view_of(*(busy(rank) for rank in range(9_000)), *(failed(rank, "killed") for rank in (4242, 4243, 8001)))
     assert kind_rows(view) == [
         (
@@ -64,7 +64,7 @@ def test_ranks_that_are_alike_are_one_kind_the_worst_first_and_told_where_they_a
     assert kinds_text(view).splitlines()[1].split() == ["8,997", "busy", "step"]
 
 
-def test_what_is_too_much_to_list_is_summed_up_and_no_rank_is_left_out() -> None:
+def test_long_lists_are_summed_up_without_omitting_a_rank() -> None:
     view = view_of(*(failed(rank, f"reason {rank} {'x' * 500}") for rank in range(3_000)))
     rows = kind_rows(view)
     assert len(rows) == 13
@@ -87,7 +87,7 @@ def test_static_html_of_many_ranks_is_by_hosts_and_bounded(hosts: int, monkeypat
     assert len("".join(printed)) < TEXT
 
 
-def test_ranks_of_which_nothing_was_told_share_one_record_and_are_counted_right() -> None:
+def test_untouched_ranks_share_a_record_and_are_counted_right() -> None:
     cluster = Cluster()
     for event in (spawned(), busy(3), failed(4), e.Answers("p", 5, 50.0, 51.0), e.Ended("p", "by you", 60.0)):
         cluster.fold(event)
@@ -99,7 +99,7 @@ def test_ranks_of_which_nothing_was_told_share_one_record_and_are_counted_right(
 
 
 @pytest.mark.slow
-def test_a_storm_of_events_is_few_messages_of_bounded_size_in_each_second() -> None:
+def test_a_storm_of_events_becomes_few_bounded_messages_each_second() -> None:
     store, told, over = Store(), [], threading.Event()
 
     def listener(message: dict[str, Any]) -> None:

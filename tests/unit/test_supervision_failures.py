@@ -52,7 +52,7 @@ def only(actions: list[Any], kind: type) -> Any:
     return found[0]
 
 
-def test_a_failed_actor_is_told_to_its_owner_and_to_those_who_wait() -> None:
+def test_a_failed_actor_is_reported_to_owner_and_waiters() -> None:
     actions = machine().actor_failed("A", 2, 0, RAISED)
     calls, supervise = actions
     assert isinstance(calls, FailCalls)
@@ -74,11 +74,11 @@ def test_a_dead_process_fails_every_mesh_on_it_and_is_told_once() -> None:
     assert {uid: supervised.status(uid)[0].state for uid in "PAB"} == dict.fromkeys("PAB", "alive")
 
 
-def test_a_dead_process_is_told_in_the_name_of_the_mesh_somebody_waits_for() -> None:
+def test_a_dead_process_is_reported_for_the_mesh_somebody_waits_for() -> None:
     assert only(machine().proc_exited("P", 1, 0, KILLED, {"B"}), Supervise).failure.mesh_name == "b"
 
 
-def test_a_dead_process_is_told_in_the_name_of_the_mesh_that_was_called_though_nobody_waits_yet() -> None:
+def test_a_dead_process_is_reported_for_the_called_mesh_without_waiters() -> None:
     told = only(machine().proc_exited("P", 1, 0, KILLED, (), {"B"}), Supervise).failure
     assert told.mesh_name == "b"
     assert only(machine().proc_exited("P", 1, 0, KILLED, (), {"P"}), Supervise).failure.procs
@@ -124,7 +124,7 @@ def test_a_lost_host_is_told_once_with_all_its_ranks() -> None:
     assert supervised.host_lost({"h1"}, Cause(kind="host")) == []
 
 
-def test_word_of_a_lost_host_that_comes_after_the_heal_means_only_what_was_not_healed() -> None:
+def test_a_host_loss_known_after_the_heal_affects_only_unhealed_ranks() -> None:
     holder = Machine()  # elsewhere: the procs and actors are another process's
     for uid, on in (("P", None), ("A", "P"), ("Q", None)):
         holder.know("owner", spec(uid, on, layout=LAYOUT if on is None else None))
@@ -140,7 +140,7 @@ def test_word_of_a_lost_host_that_comes_after_the_heal_means_only_what_was_not_h
     assert holder.check("A", {3}) is not None
 
 
-def test_who_comes_back_to_a_mesh_is_told_of_the_ends_of_ranks_that_were_healed_before() -> None:
+def test_a_returning_controller_learns_the_ends_of_ranks_healed_before() -> None:
     back = Machine(root="root")
     back.own("root", spec("P", layout=LAYOUT), {3: 2})
     back.own("root", spec("A", "P"), {3: 2})
@@ -149,7 +149,7 @@ def test_who_comes_back_to_a_mesh_is_told_of_the_ends_of_ranks_that_were_healed_
     assert only(back.heal_requested("A", 0.0, 1), Respawn).incarnations == ((3, 3),)
 
 
-def test_a_holder_that_looked_for_a_rank_before_it_was_started_believes_its_owner() -> None:
+def test_an_early_holder_believes_the_owner_that_a_rank_started() -> None:
     holder = Machine()
     holder.know("owner", spec("P", layout=LAYOUT), {2: 1})
     holder.know("owner", spec("A", "P"), {2: 1})
@@ -269,7 +269,7 @@ def test_an_owner_handles_one_failure_at_a_time() -> None:
     assert supervised.owner_result(third.failure.failure_id, True) == []
 
 
-def test_an_owner_that_does_not_handle_a_failure_fails_after_what_it_owns_stopped() -> None:
+def test_an_owner_that_ignores_a_failure_fails_after_its_children_stopped() -> None:
     supervised = machine()
     failure = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     supervised.actor_failed("A", 1, 0, RAISED)
@@ -308,7 +308,7 @@ def test_an_actor_that_fails_takes_along_what_it_owns() -> None:
     assert StopMesh("Q") in supervised.actor_failed("A", 0, 0, RAISED)
 
 
-def test_what_an_ended_owner_still_spawns_is_stopped() -> None:
+def test_meshes_spawned_by_an_ended_owner_are_stopped() -> None:
     supervised = machine()
     supervised.owner_stopped("owner")
     assert supervised.own("owner", spec("late")) == [StopMesh("late")]

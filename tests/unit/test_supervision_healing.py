@@ -56,7 +56,7 @@ def heal_all(supervised: Machine, uid: str, now: float, request: int = 0) -> Act
     return action
 
 
-def test_procs_come_back_first_and_then_the_actors_in_the_order_they_were_spawned() -> None:
+def test_procs_are_healed_first_then_actors_in_spawn_order() -> None:
     supervised = machine()
     supervised.proc_exited("P", 1, 0, KILLED)
     supervised.proc_exited("P", 3, 0, KILLED)
@@ -126,7 +126,7 @@ def test_a_rank_that_dies_during_the_heal_is_told_by_the_heal() -> None:
     assert supervised.check("A", {2}) is not None
 
 
-def test_what_cannot_be_started_is_told_by_the_heal() -> None:
+def test_a_start_that_fails_is_raised_by_the_heal() -> None:
     supervised = machine()
     supervised.actor_failed("A", 0, 0, RAISED)
     supervised.heal_requested("A", 0, 1)
@@ -191,7 +191,7 @@ def test_how_often_is_a_setting() -> None:
     assert isinstance(heal_all(supervised, "A", 5.5), Healed)
 
 
-def test_what_is_stopped_while_it_is_healed_ends_the_heal() -> None:
+def test_stopping_a_mesh_ends_its_heal() -> None:
     supervised = machine()
     supervised.proc_exited("P", 1, 0, KILLED)
     supervised.heal_requested("A", 0, 1)
@@ -210,7 +210,7 @@ def test_a_heal_goes_on_without_a_mesh_that_is_stopped() -> None:
     assert supervised.recreated("A", [(1, 1)]) == [StopMesh("A")]
 
 
-def test_what_cannot_be_healed_here_is_refused_with_a_reason() -> None:
+def test_an_impossible_heal_is_refused_with_the_reason() -> None:
     supervised = machine()
     supervised.know("h9/c", spec("K", "L"))
     supervised.stopping("B")
@@ -242,7 +242,7 @@ def test_a_replaced_process_elsewhere_took_its_actors_along() -> None:
     assert heals(actions) == [Recreate("A", ((1, 1),))]
 
 
-def test_an_owner_that_did_not_ask_for_the_heal_is_told_what_failed_again() -> None:
+def test_an_owner_that_did_not_heal_learns_of_the_second_failure() -> None:
     supervised = machine()
     supervised.own("other", spec("C", "P"))
     (first,) = [a for a in supervised.proc_exited("P", 1, 0, KILLED) if isinstance(a, Supervise)]
@@ -265,7 +265,7 @@ def test_no_heal_goes_on_when_its_owner_ends() -> None:
     assert stops == [StopMesh("B"), StopMesh("A"), StopMesh("P")]
 
 
-def test_what_failed_again_is_told_although_nobody_waits_for_the_heal_any_more() -> None:
+def test_a_second_failure_is_reported_though_nobody_awaits_the_heal() -> None:
     supervised = machine()
     supervised.proc_exited("P", 1, 0, KILLED)
     supervised.heal_requested("A", 0, 1)

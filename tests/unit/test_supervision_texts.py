@@ -72,7 +72,7 @@ def test_a_chain_tells_each_owner_down_to_what_happened_first() -> None:
     assert (top.host, top.at, top.last_lines) == ("h1f2e3d", OOM.at, OOM.last_lines)
 
 
-def test_a_failure_that_owners_passed_on_names_the_actor_it_began_with_and_then_them() -> None:
+def test_a_propagated_failure_names_its_actor_and_then_the_owners() -> None:
     child = Cause(kind="exception", actor="<root>.<Nest nest>.<Inner inner{'x': 1/2}>", traceback="ValueError: no")
     middle = Cause(kind="unhandled", actor="<root>.<Nest nest>", chain=child)
     top = failure(Cause(kind="unhandled", actor="<root>", chain=middle))
@@ -122,7 +122,7 @@ def test_advice_fits_what_is_left() -> None:
     assert failure(Cause(kind="host", host="h1")).next_step.startswith("once host h1 is back")
 
 
-def test_advice_names_ranks_as_they_can_be_typed_and_none_where_none_is_left() -> None:
+def test_advice_names_ranks_as_typed_and_none_if_none_remains() -> None:
     assert "trainers.slice(...) without gpus=0-1 still works" in failure(OOM, places=(0, 1)).next_step
     assert "trainers.slice(...) without gpus=0,2 still works" in failure(OOM, places=(0, 2), left=2).next_step
     assert "slice" not in failure(OOM, places=(2,), left=0).next_step  # the others had failed before

@@ -127,7 +127,7 @@ def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
     assert "a local tensor of shape (2,) sent to the mesh" in found.text
 
 
-def test_what_is_made_of_nothing_is_compared_by_its_arguments() -> None:
+def test_tensors_made_of_nothing_are_compared_by_arguments() -> None:
     def making(number: int, value: float) -> Program:
         told = Making(number, "aten.full.default", ((2,), value), {}, meta(2), True)
         return renamed([Issued(told, results=(4,))], (), (), {})[0]
@@ -196,7 +196,7 @@ def test_random_operations_follow_from_the_seed_and_their_place() -> None:
     assert torch.equal(other, again)  # what the second draws is what the first of a step begun one later draws
 
 
-def test_what_a_step_reads_is_watched_by_name() -> None:
+def test_outside_tensors_that_a_step_reads_are_watched_by_name() -> None:
     factor, layer = 2.0, torch.nn.Dropout(0.5)
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
 

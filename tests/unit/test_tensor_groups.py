@@ -75,7 +75,7 @@ def test_connections_made_meanwhile_are_cut_and_listeners_and_others_are_not() -
         each.close()
 
 
-def test_a_checkpoint_is_there_when_all_of_it_is_and_old_ones_go(tmp_path: Path) -> None:
+def test_a_checkpoint_exists_once_complete_and_old_ones_go(tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert folders.complete(folder) == []
     for step in (10, 20, 30):

@@ -57,7 +57,7 @@ def test_a_product_of_rows_stays_sharded_and_costs_nothing(propagator: Propagato
     assert len(tensors) == 2
 
 
-def test_what_is_gathered_is_counted_in_bytes_by_mesh_dimension(propagator: Propagator) -> None:
+def test_gathered_bytes_are_counted_by_mesh_dimension(propagator: Propagator) -> None:
     plan, _, _ = propagator.plan(aten.mm.default, (meta(6, 4, placed=ROWS), meta(4, 8, placed=COLUMNS)))
     assert [(c.dim, c.nbytes) for c in plan.collectives] == [("data", 3 * 4 * 4)]
 
@@ -83,7 +83,7 @@ def test_a_number_that_decides_on_the_shape_is_part_of_the_key(propagator: Propa
     assert (short.made[0].shape, long.made[0].shape) == ((4,), (9,))
 
 
-def test_a_change_in_place_makes_no_tensor_and_returns_the_one_it_was_given(propagator: Propagator) -> None:
+def test_an_in_place_change_makes_no_tensor_and_returns_its_argument(propagator: Propagator) -> None:
     plan, tensors, _ = propagator.plan(aten.add_.Tensor, (meta(6, 4, placed=ROWS), 1.0))
     assert (plan.made, plan.writes) == ((), (0,))
     assert plan.build([], tensors) is tensors[0]
@@ -96,7 +96,7 @@ def test_lists_are_flattened_and_returned_as_lists(propagator: Propagator) -> No
     assert plan.build(["a", "b"], tensors) == ["a", "b"]
 
 
-def test_a_view_along_a_whole_dimension_shares_memory_and_one_across_a_sharded_one_is_a_copy(
+def test_a_view_shares_memory_along_whole_dimensions_and_copies_sharded_ones(
     propagator: Propagator,
 ) -> None:
     rows = meta(6, 4, placed=ROWS)
@@ -106,7 +106,7 @@ def test_a_view_along_a_whole_dimension_shares_memory_and_one_across_a_sharded_o
     assert (along.made[0].copied, across.made[0].copied) == (False, True)
 
 
-def test_a_write_to_a_view_that_is_a_copy_is_put_back_by_gathering_the_tensor_under_it(propagator: Propagator) -> None:
+def test_a_write_to_a_copied_view_gathers_the_tensor_under_it(propagator: Propagator) -> None:
     rows = meta(6, 4, placed=ROWS)
     plan, _, _ = propagator.plan(aten.slice.Tensor, (rows, 0, 2, 4))
     back = propagator.putting_back(rows, ((plan.number, 0),), plan.made[0])
@@ -116,7 +116,7 @@ def test_a_write_to_a_view_that_is_a_copy_is_put_back_by_gathering_the_tensor_un
     assert back.program.steps[-1] == Write(target=0, source=back.program.registers - 1)
 
 
-def test_a_mean_over_shards_is_a_sum_divided_once_and_moves_nothing_but_itself(propagator: Propagator) -> None:
+def test_a_mean_over_shards_is_one_sum_divided_once(propagator: Propagator) -> None:
     for rows in (6, 5):
         given = meta(rows, 4, placed=ROWS)
         plan, _, _ = propagator.plan(aten.mse_loss.default, (given, given))
@@ -124,7 +124,7 @@ def test_a_mean_over_shards_is_a_sum_divided_once_and_moves_nothing_but_itself(p
         assert plan.collectives == ()
 
 
-def test_a_mean_of_means_of_shards_that_differ_in_size_is_not_taken(propagator: Propagator) -> None:
+def test_a_mean_of_means_of_unequal_shards_is_not_taken(propagator: Propagator) -> None:
     even, _, _ = propagator.plan(aten.mean.default, (meta(6, 4, placed=ROWS),))
     uneven, _, _ = propagator.plan(aten.mean.default, (meta(5, 4, placed=ROWS),))
     assert even.made == uneven.made == (meta(),)
@@ -138,7 +138,7 @@ def test_rows_of_a_sharded_vocabulary_are_added_up_at_once(propagator: Propagato
     assert [type(step) for step in plan.program.steps] == [Call, Redistribute]
 
 
-def test_an_operation_without_a_rule_gathers_and_its_plan_says_what_that_costs(propagator: Propagator) -> None:
+def test_an_operation_without_a_rule_gathers_and_names_the_cost(propagator: Propagator) -> None:
     plan, _, _ = propagator.plan(aten.searchsorted.Tensor, (meta(6, placed=ROWS), meta(6)))
     assert plan.made == (meta(6, dtype=torch.int64),)
     assert [notice.operation for notice in plan.notices] == ["aten.searchsorted.Tensor"]
@@ -174,7 +174,7 @@ def test_ranks_with_different_shards_draw_different_numbers(propagator: Propagat
     assert [plan.program.seeded for plan in (sharded, whole, fixed)] == [(0,), (), None]
 
 
-def test_propagation_leaves_the_process_group_of_the_process_alone_and_does_without_when_it_ends(
+def test_propagation_leaves_the_processes_own_group_alone(
     propagator: Propagator,
 ) -> None:
     assert not dist.is_initialized()
@@ -190,7 +190,7 @@ def test_propagation_leaves_the_process_group_of_the_process_alone_and_does_with
     assert [collective.kind for collective in plan.collectives] == ["all_gather_into_tensor"]
 
 
-def test_what_is_a_view_of_a_copy_is_a_copy_of_what_that_was_a_view_of() -> None:
+def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
     plane = Propagator(Layout((2, 2), ("data", "model")))
     for shards in ((Shard(0), Shard(1)), (Shard(1), Shard(0))):
         for shape in ((5, 2), (4, 2)):
@@ -249,13 +249,13 @@ def test_ways_between_placements_that_are_remembered_are_those_that_a_search_fin
         (aten.amax.default, (meta(), [0]), (meta(), [-1])),
     ],
 )
-def test_dimensions_and_positions_counted_from_the_back_find_the_plan_of_those_counted_from_the_front(
+def test_negative_dimensions_find_the_plan_of_positive_ones(
     propagator: Propagator, func: torch._ops.OpOverload, front: tuple[object, ...], back: tuple[object, ...]
 ) -> None:
     assert propagator.plan(func, back)[0] is propagator.plan(func, front)[0]
 
 
-def test_a_dimension_that_is_out_of_range_is_refused_as_it_was_written(propagator: Propagator) -> None:
+def test_an_out_of_range_dimension_is_refused_as_it_was_written(propagator: Propagator) -> None:
     with pytest.raises(IndexError, match="got -3"):
         propagator.plan(aten.cumsum.default, (meta(4, 6, placed=ROWS), -3))
     with pytest.raises(IndexError, match="index -5 out of range"):
@@ -265,7 +265,7 @@ def test_a_dimension_that_is_out_of_range_is_refused_as_it_was_written(propagato
 SPACE = Layout((2, 2, 2), ("data", "model", "expert"))
 
 
-def test_rules_that_would_try_too_much_are_not_asked_whatever_the_clock_and_the_plan_says_so() -> None:
+def test_rules_that_would_try_too_much_are_skipped_and_noted() -> None:
     heads = (Shard(0), Shard(1), Replicate())  # of attention, on batches: as one dimension, strided shards
     propagator = Propagator(SPACE)
     left, right = (
@@ -312,7 +312,7 @@ def test_the_gradient_of_a_mean_loss_of_no_elements_has_a_plan(propagator: Propa
         assert [one.shape for one in plan.made] == [(0, 2)]
 
 
-def test_a_write_to_several_elements_at_one_address_is_refused_as_kernels_do_and_before_it_is_sent(
+def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(
     propagator: Propagator,
 ) -> None:
     for placed in (ROWS, WHOLE):
@@ -327,7 +327,7 @@ def test_a_write_to_several_elements_at_one_address_is_refused_as_kernels_do_and
         assert plan.writes == (0,)
 
 
-def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> None:
+def test_kernels_that_refuse_empty_shards_get_whole_tensors() -> None:
     four = Propagator(Layout((4,), ("data",)))
     some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none
     assert [four.plan(aten.min.default, (one,))[0].made[0].placements for one in (some, none)] == [
@@ -341,7 +341,7 @@ def test_what_a_kernel_refuses_of_an_empty_shard_is_done_on_whole_tensors() -> N
     ("loss", "others"),
     [("mse_loss_backward", ()), ("huber_loss_backward", (1.0,)), ("smooth_l1_loss_backward", (1.0,))],
 )
-def test_the_gradient_of_a_mean_loss_of_nothing_is_as_empty_as_its_input(
+def test_the_gradient_of_an_empty_mean_loss_is_empty(
     propagator: Propagator, loss: str, others: tuple[float, ...]
 ) -> None:
     operation = getattr(aten, loss).default
@@ -361,7 +361,7 @@ def test_statistics_that_batch_norm_tracks_are_written_wherever_its_input_is_cut
         assert plan.writes == ((1, 2) if training else ())
 
 
-def test_ctrl_c_while_a_plan_is_made_comes_after_it_and_leaves_pytorch_as_it_was(
+def test_ctrl_c_during_planning_comes_later_and_leaves_pytorch_intact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     propagator, pressed = Propagator(LINE), []

@@ -9,7 +9,7 @@ from monarch_nb.tensor.references import Held, Memory, Reference
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_tensor_is_alone_until_a_view_of_it_is_held_and_again_when_that_has_ended() -> None:
+def test_a_tensor_is_unaliased_before_and_after_a_view_is_held() -> None:
     stream: Any = object()
     held = Held({})
     tensor, view, other = (held.hold(stream, None, None) for _ in range(3))  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ GRID = Layout((4, 2), ("data", "model"))
         ([Replicate(), Partial()], (Replicate(), Partial())),
     ],
 )
-def test_a_spec_names_the_mesh_dimension_that_cuts_each_dimension_of_a_tensor(spec: object, placements: object) -> None:
+def test_a_spec_names_the_mesh_dimension_of_each_cut_dimension(spec: object, placements: object) -> None:
     assert placements_of(spec, GRID, 2) == placements
 
 

@@ -40,7 +40,7 @@ def test_bytes_on_each_rank_are_those_of_its_parts() -> None:
     assert held == [2 * 56 + 8, 2 * 56 + 8] * 2 + [2 * 28 + 8] * 2 + [8] * 2
 
 
-def test_largest_tensors_come_first_with_their_name_and_the_line_that_made_them() -> None:
+def test_largest_tensors_come_first_with_name_and_creating_line() -> None:
     summary = summed([LiveTensor(2, meta(8, 8), HERE), LiveTensor(1, meta(64, 64, placed=(Shard(0), Shard(1))), None)])
     first, second = summary.rows
     assert (first.name, first.title, first.placement, first.each) == (
@@ -59,7 +59,7 @@ def test_only_so_many_are_listed_and_all_are_counted() -> None:
     assert (summary.count, summary.live[0]) == (500, 500 * 64)
 
 
-def test_what_a_cell_moved_is_one_sentence_and_a_sum_by_dimension() -> None:
+def test_shards_moved_by_a_cell_are_one_sentence_by_dimension() -> None:
     summary = summed(
         moves=[
             moved(7, "all_gather_into_tensor", 9, 900 << 20),
@@ -78,7 +78,7 @@ def test_what_a_cell_moved_is_one_sentence_and_a_sum_by_dimension() -> None:
     assert moved_text(()) == "the last cell moved nothing between ranks"
 
 
-def test_ranks_tell_how_long_they_were_busy_in_the_cell_and_how_much_they_have() -> None:
+def test_ranks_report_busy_time_in_the_cell_and_their_memory() -> None:
     def rank(at: int) -> Used:
         times = [Spent(3, (0,), 0.010 + at / 1000), Spent(3, (0, 1), 1.5), Spent(2, (1,), 9.0)]
         return Used(at << 20, (at + 1) << 20, 16 << 20, times)
@@ -98,7 +98,7 @@ def test_ranks_tell_how_long_they_were_busy_in_the_cell_and_how_much_they_have()
     assert summary_of("tensors", LAYOUT, [], [], [], used=told, cell=3).busy == ()  # it is of what was moved
 
 
-def test_tensors_of_a_mesh_that_is_gone_are_listed_with_why_and_those_lost_before_a_heal_are_marked() -> None:
+def test_tensors_of_lost_meshes_are_listed_with_the_reason() -> None:
     live = [LiveTensor(1, meta(64, 64), HERE), LiveTensor(2, meta(8, 8), HERE)]
     stopped = summary_of("tensors", LAYOUT, live, [], [], names={1: "w"}, lost="the mesh was stopped: by client")
     for told in (repr(shown(stopped)), tensors_html(shown(stopped))):

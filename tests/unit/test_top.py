@@ -96,7 +96,7 @@ def test_ranks_are_rows_and_actors_are_seen_on_their_processes() -> None:
     assert (told["CPU"], told["memory"]) == ("75 %", "3.0 GB")
 
 
-def test_what_a_rank_says_cannot_command_the_terminal() -> None:
+def test_text_of_a_rank_cannot_command_the_terminal() -> None:
     failed = rows(filled(2).document(), Look(query="failed"))
     assert [row.key for row in failed] == [("p", "node0000", 5)]
     assert cells(failed[0], 0)[4] == "it ended by signal 9  [31m(SIGKILL)"
@@ -139,7 +139,7 @@ def test_ten_thousand_ranks_are_rows_by_host_within_bounded_time() -> None:
 # -- the way from the controller ---------------------------------------------------------------------------------------
 
 
-def test_whoever_has_the_connection_file_sees_the_store_and_what_changes(served: tuple[Store, StoreServer]) -> None:
+def test_a_holder_of_the_connection_file_sees_the_store_and_changes(served: tuple[Store, StoreServer]) -> None:
     store, server = served
     assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
     assert [path for path, _ in files.connections()] == [server.path]
@@ -173,7 +173,7 @@ def test_a_file_that_others_can_read_is_not_used(served: tuple[Store, StoreServe
         files.read(server.path)
 
 
-def test_what_a_watcher_sends_changes_nothing(served: tuple[Store, StoreServer]) -> None:
+def test_messages_from_a_watcher_change_nothing(served: tuple[Store, StoreServer]) -> None:
     store, server = served
     watching = watch(server)
     before = store.document()["meshes"]
@@ -184,7 +184,7 @@ def test_what_a_watcher_sends_changes_nothing(served: tuple[Store, StoreServer])
     watching.close()
 
 
-def test_a_terminal_that_reads_nothing_holds_nobody_up_and_sees_the_newest_later(
+def test_a_stalled_terminal_delays_nobody_and_catches_up_later(
     served: tuple[Store, StoreServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from monarch_nb.top import server as serving

@@ -20,7 +20,7 @@ def row(burst: Burst, count: int, *, at: float = 0.0, size: int = 100, pauses: i
     return [burst.holds(size, at + STEP * number, pauses) for number in range(count)]
 
 
-def test_the_first_messages_of_a_row_leave_at_once_and_later_ones_wait_until_there_are_enough() -> None:
+def test_first_messages_of_a_burst_leave_at_once_later_in_batches() -> None:
     burst = Burst()
     assert row(burst, ALONE) == [False] * ALONE
     assert row(burst, MOST, at=ALONE * STEP) == [True] * (MOST - 1) + [False]
@@ -44,7 +44,7 @@ def test_a_large_message_takes_along_what_waits(size: int) -> None:
     assert not burst.holds(size, (ALONE + 2) * STEP, 0)
 
 
-def test_what_has_waited_for_long_takes_no_more_company() -> None:
+def test_a_message_that_waited_long_takes_no_more_company() -> None:
     burst = Burst()
     row(burst, ALONE)
     begun = ALONE * STEP

@@ -106,7 +106,7 @@ def test_a_client_that_knows_only_the_public_key_cannot_deliver(target: Target, 
     target.still_serves()
 
 
-def test_a_client_with_another_job_s_keys_cannot_deliver_and_is_told_why(
+def test_a_client_with_foreign_keys_cannot_deliver_and_learns_why(
     target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = End("h9/c", keys=Keys.create())
@@ -186,7 +186,7 @@ def test_a_frame_above_the_limit_cuts_the_connection(target: Target, dealer: "zm
     target.still_serves()
 
 
-def test_whoever_never_finishes_the_handshake_is_cut_off(target: Target) -> None:
+def test_an_unfinished_handshake_is_cut_off(target: Target) -> None:
     with socket.create_connection(("127.0.0.1", target.port)) as slow:
         slow.settimeout(20)
         slow.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f")
@@ -195,7 +195,7 @@ def test_whoever_never_finishes_the_handshake_is_cut_off(target: Target) -> None
     target.still_serves()
 
 
-def test_many_strangers_at_a_time_are_cut_off_at_once_and_friends_still_come_in(target: Target) -> None:
+def test_many_strangers_are_cut_off_and_friends_still_connect(target: Target) -> None:
     strangers = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(60)]
     try:
         tcp = target.end.node._tcp
@@ -247,6 +247,6 @@ def test_an_announcement_takes_no_memory_before_its_pieces_come(portable: bool) 
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"\x90"], [b"\x91\x01"], [b"\xa3why"]])
-def test_a_message_that_comes_back_without_a_reason_has_come_back_all_the_same(frames):
+def test_a_message_returned_without_a_reason_still_counts_as_returned(frames):
     assert reason_of(Parcel(frames)) == "it was returned"
     assert reason_of(reason_parcel("it is gone")) == "it is gone"

@@ -77,7 +77,7 @@ def test_once_both_are_told_who_lives_all_that_is_sent_arrives(world: World) -> 
         assert len(agent.got) == len(set(agent.got))
 
 
-def test_a_later_life_is_not_hit_by_the_word_that_an_earlier_one_is_over() -> None:
+def test_ending_an_earlier_incarnation_does_not_affect_a_later_one() -> None:
     incarnations = Incarnations()
     incarnations.back("h1/agent", 7)
     assert not incarnations.lost("h1/agent", 5, "late news")
@@ -90,7 +90,7 @@ def test_a_later_life_is_not_hit_by_the_word_that_an_earlier_one_is_over() -> No
     assert not incarnations.lost("h1/agent", 7, "told twice", heard=8)
 
 
-def test_a_life_that_was_taken_for_over_and_is_not_is_heard_again() -> None:
+def test_an_incarnation_wrongly_taken_for_ended_is_received_again() -> None:
     incarnations = Incarnations()
     assert incarnations.lost("h1/agent", 7, "no connection for 60 s")
     incarnations.back("h1/agent", 7)

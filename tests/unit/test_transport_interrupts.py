@@ -50,7 +50,7 @@ def test_ctrl_c_in_a_section_comes_after_it() -> None:
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_ctrl_c_while_it_is_held_back_comes_after_all_sections_in_it() -> None:
+def test_deferred_ctrl_c_comes_after_all_nested_sections() -> None:
     log: list[str] = []
 
     def several() -> None:
@@ -64,7 +64,7 @@ def test_ctrl_c_while_it_is_held_back_comes_after_all_sections_in_it() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_is_thrown_into_a_thread_waits_for_what_is_held_back_there() -> None:
+def test_an_exception_thrown_into_a_thread_waits_for_its_deferral() -> None:
     begun, thrown = threading.Event(), threading.Event()
     log: list[str] = []
 
@@ -91,7 +91,7 @@ def test_what_is_thrown_into_a_thread_waits_for_what_is_held_back_there() -> Non
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_a_handler_that_was_replaced_later_is_the_one_that_is_called_once() -> None:
+def test_the_handler_installed_last_is_called_once() -> None:
     uninterrupted(lambda: None)
     calls: list[int] = []
 
@@ -127,7 +127,7 @@ def test_an_error_in_the_section_comes_through() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_exception_thrown_into_a_thread_waits_for_the_end_of_its_section() -> None:
+def test_an_exception_thrown_into_a_thread_waits_for_its_section() -> None:
     inside, thrown = threading.Event(), threading.Event()
     log: list[str] = []
 
@@ -168,7 +168,7 @@ def traced_call_ends() -> bool:
     return done.wait(10)
 
 
-def test_what_is_thrown_into_a_thread_that_blocks_holds_up_no_thread_that_is_traced() -> None:
+def test_throwing_into_a_blocked_thread_stalls_no_traced_thread() -> None:
     lock, raised = threading.Lock(), threading.Event()
     lock.acquire()
 
@@ -189,14 +189,14 @@ def test_what_is_thrown_into_a_thread_that_blocks_holds_up_no_thread_that_is_tra
     thread.join(10)
 
 
-def test_what_is_taken_back_holds_up_no_thread_that_is_traced() -> None:
+def test_a_withdrawn_exception_stalls_no_traced_thread() -> None:
     thread = threading.Thread(target=take_back)
     thread.start()
     thread.join(10)
     assert traced_call_ends()
 
 
-def test_ctrl_c_ends_the_wait_for_credits_and_the_message_was_not_sent() -> None:
+def test_ctrl_c_ends_the_wait_for_credits_and_sends_nothing() -> None:
     config = LinkConfig(window=1 << 10)
     with run_folder() as folder:
         a, b = End("h/a", folder, config=config), End("h/b", folder, consume=False, config=config)
@@ -264,9 +264,7 @@ print(*sent, flush=True)
 @pytest.mark.parametrize(
     ("style", "wanted"), [("default", 200), ("swapped", 200), pytest.param("default", 1000, marks=pytest.mark.slow)]
 )
-def test_ctrl_c_again_and_again_while_sending_cuts_no_message_and_loses_none(
-    style: str, wanted: int, tmp_path: Path
-) -> None:
+def test_repeated_ctrl_c_while_sending_cuts_and_loses_no_message(style: str, wanted: int, tmp_path: Path) -> None:
     script = tmp_path / "sender.py"
     script.write_text(SENDER)
     with run_folder() as folder:
@@ -352,7 +350,7 @@ def works(library: types.ModuleType) -> None:
             pass
 
 
-def test_what_is_thrown_never_cuts_code_that_has_a_mode_to_leave(library: types.ModuleType) -> None:
+def test_thrown_exceptions_never_cut_code_that_leaves_a_mode(library: types.ModuleType) -> None:
     left = queue.SimpleQueue[int]()
 
     def program() -> None:
@@ -371,7 +369,7 @@ def test_what_is_thrown_never_cuts_code_that_has_a_mode_to_leave(library: types.
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_a_signal_never_cuts_code_that_has_a_mode_to_leave_and_comes_soon_after_it(library: types.ModuleType) -> None:
+def test_signals_never_cut_code_that_leaves_a_mode_but_come_soon(library: types.ModuleType) -> None:
     signal.signal(signal.SIGINT, interrupt_program)
     main = threading.main_thread().ident or 0
 

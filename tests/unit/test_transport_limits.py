@@ -43,7 +43,7 @@ def test_without_descriptors_a_new_connection_is_refused_and_nothing_is_half_ope
 
 
 @pytest.mark.parametrize("leaving", range(6))
-def test_a_node_that_cannot_start_for_lack_of_descriptors_says_so_and_leaves_nothing(leaving: int) -> None:
+def test_a_node_without_descriptors_says_so_and_leaves_nothing(leaving: int) -> None:
     with run_folder() as folder:
         node = Node("h/a", run_folders={"h": folder}, handler=print, on_link_failed=print)
         with starved(leaving), pytest.raises(DescriptorLimitError, match="ulimit -n"):
@@ -67,7 +67,7 @@ def in_child(end: End, folder: Path, pipe: Connection) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_forked_child_cannot_use_its_parent_s_connections_but_may_have_its_own() -> None:
+def test_a_forked_child_cannot_use_inherited_connections_but_its_own() -> None:
     context = multiprocessing.get_context("fork")
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)

@@ -171,7 +171,7 @@ def test_forgetting_a_dead_process_frees_a_sender_that_waits_for_it() -> None:
             thread.join()
 
 
-def test_a_process_that_came_back_at_the_same_address_is_told_apart_from_its_former_life() -> None:
+def test_a_process_back_at_its_address_is_a_new_incarnation() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a):
@@ -212,7 +212,7 @@ def test_closing_leaves_no_socket_file_and_no_thread() -> None:
             a.send("h/b", b"x")
 
 
-def test_what_was_sent_before_closing_still_arrives() -> None:
+def test_messages_sent_before_closing_still_arrive() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(b):
@@ -243,7 +243,7 @@ def test_an_error_in_the_handler_does_not_stop_the_reader(caplog: pytest.LogCapt
         assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_finalizer_that_sends_in_the_middle_of_a_send_is_put_off() -> None:
+def test_a_finalizer_that_sends_during_a_send_is_deferred() -> None:
     from monarch_nb.transport.interrupts import uninterrupted
 
     with run_folder() as folder:

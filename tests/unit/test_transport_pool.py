@@ -76,7 +76,7 @@ def test_a_file_that_its_sender_still_holds_is_not_filled_again() -> None:
     assert bytes(first.private()) == b"1" * BIG
 
 
-def test_all_who_were_sent_it_must_give_it_back_and_nobody_can_for_another() -> None:
+def test_every_recipient_must_return_a_loan_and_only_its_own() -> None:
     pool = a_pool()
     file = filled(pool, b"1")
     same = inode(file)
@@ -96,7 +96,7 @@ def test_a_much_larger_file_is_left_for_larger_buffers() -> None:
     assert inode(filled(pool, b"3", 3 * BIG)) == large
 
 
-def test_what_lies_idle_goes_and_a_loan_that_never_comes_back_is_forgotten() -> None:
+def test_idle_buffers_go_and_unreturned_loans_are_forgotten() -> None:
     pool = a_pool()
     lent = filled(pool, b"1")
     number = pool.lend([lent], "h/b")
@@ -125,7 +125,7 @@ def test_no_more_than_so_many_bytes_lie_idle() -> None:
     assert sum(is_open(*place) for place in places) == 1
 
 
-def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_not_before() -> None:
+def test_loans_return_over_the_network_when_the_receiver_drops_the_value() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):
@@ -145,7 +145,7 @@ def test_over_the_network_loans_come_back_when_the_receiver_drops_the_value_and_
             assert bytes(kept) == b"\1" * BIG
 
 
-def test_what_a_process_sends_to_itself_is_not_filled_again_under_it() -> None:
+def test_a_buffer_sent_to_oneself_is_not_refilled_in_use() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):
@@ -158,7 +158,7 @@ def test_what_a_process_sends_to_itself_is_not_filled_again_under_it() -> None:
             assert bytes(frames[1]) == b"\1" * BIG
 
 
-def test_what_is_passed_on_is_not_given_back_by_who_passed_it_on() -> None:
+def test_a_forwarded_buffer_is_not_returned_by_the_forwarder() -> None:
     with run_folder() as first, run_folder() as second:
         agent = End("h/agent", {"h": first, "g": second})
         a, b = End("h/a", first, agent="h/agent"), End("g/b", second)

@@ -31,9 +31,7 @@ def silent() -> Iterator[list[int]]:
             os.close(end)
 
 
-def test_what_is_asked_for_while_the_thread_has_something_to_look_at_again_is_not_forgotten(
-    reader: Reader, silent: list[int]
-) -> None:
+def test_requests_during_a_repeated_poll_are_not_forgotten(reader: Reader, silent: list[int]) -> None:
     first, second = silent
     looked, inside, go_on = threading.Event(), threading.Event(), threading.Event()
 
@@ -72,7 +70,7 @@ class Pipe:
         os.close(self.start)
 
 
-def test_what_waits_for_quiet_comes_after_all_that_was_there_to_be_read(reader: Reader) -> None:
+def test_work_for_quiet_times_comes_after_all_pending_reads(reader: Reader) -> None:
     told: list[str] = []
     words, news = Pipe("word", reader, told), Pipe("news", reader, told)
     done = threading.Event()
@@ -110,7 +108,7 @@ def test_where_it_is_never_quiet_that_is_waited_for_only_so_long(reader: Reader)
     endless.close()
 
 
-def test_what_still_waits_is_done_at_the_end() -> None:
+def test_pending_work_is_done_at_the_end() -> None:
     reader, done = Reader("test-reader", 0.01), threading.Event()
     reader.settled(done.set)
     reader.stop()

@@ -122,7 +122,7 @@ def test_a_message_never_goes_round_in_circles() -> None:
             assert "8 processes" in msgspec.msgpack.decode(frames[0], type=list[str])[0]
 
 
-def test_a_slow_receiver_slows_its_sender_through_the_relays_not_the_relays_themselves() -> None:
+def test_a_slow_receiver_slows_its_sender_and_not_the_relays() -> None:
     config = LinkConfig(window=1 << 20)
     with run_folder() as folder:
         hosts = TwoHosts(folder, config=config)

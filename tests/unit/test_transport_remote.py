@@ -26,7 +26,7 @@ def wait_for(true: object) -> None:
         time.sleep(0.005)
 
 
-def test_whether_a_connection_stands_is_known_on_both_ends() -> None:
+def test_both_ends_know_whether_a_connection_is_up() -> None:
     keys = Keys.create()
     listener, dialler = agent("h1", keys), End("h0/c", keys=keys)
     dialler.node.learn("h1", listener.node.tcp_endpoint)
@@ -53,7 +53,7 @@ def test_both_lanes_are_there_for_a_process_that_nobody_can_dial() -> None:
         assert dialler.get()[1] == [b"bulk"]
 
 
-def test_an_agent_that_had_dialled_and_is_gone_is_dialled_when_it_listens_again() -> None:
+def test_a_lost_agent_that_had_dialled_is_dialled_once_it_listens() -> None:
     keys = Keys.create()
     stays = agent("h1", keys)
     endpoint = f"tcp://127.0.0.1:{free_port()}"  # one that nobody is given while nobody listens there
@@ -86,7 +86,7 @@ def test_hosts_may_have_keys_of_their_own() -> None:
             c.node.learn("h3", "tcp://127.0.0.1:5")
 
 
-def test_whoever_listens_can_be_asked_for_its_name() -> None:
+def test_a_listener_can_be_asked_for_its_name() -> None:
     keys = Keys.create()
     a, c = agent("h7", keys), End("h0/c", keys=keys)
     c.node.learn("there", a.node.tcp_endpoint)
@@ -99,7 +99,7 @@ def test_whoever_listens_can_be_asked_for_its_name() -> None:
         assert (header.src, header.port, frames) == ("h7/agent", 5, [b"h7"])
 
 
-def test_a_host_that_was_forgotten_is_named_with_the_reason_until_it_is_learned_again() -> None:
+def test_a_forgotten_host_is_named_with_the_reason_until_learned_again() -> None:
     keys = Keys.create()
     a, c = agent("h1", keys), End("h0/c", keys=keys)
     c.node.learn("h1", a.node.tcp_endpoint)
@@ -129,7 +129,7 @@ def test_knocking_and_greeting_tell_what_listens() -> None:
         greet("tcp://no-such-machine.invalid:5", 5)
 
 
-def test_who_hangs_up_at_once_is_told_from_who_says_nothing() -> None:
+def test_a_peer_that_hangs_up_differs_from_a_silent_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(UnreachableError, match="says nothing"):
@@ -140,5 +140,5 @@ def test_who_hangs_up_at_once_is_told_from_who_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://[::1]:80", "tcp://node7:80"])
-def test_endpoints_are_split(endpoint: str) -> None:
+def test_endpoints_are_split_into_host_and_port(endpoint: str) -> None:
     assert split(endpoint) == (endpoint[6:-3].strip("[]"), 80)

@@ -53,7 +53,7 @@ def test_only_large_buffers_get_a_memory_file() -> None:
     assert memory_files() == []
 
 
-def test_many_small_buffers_travel_in_one_memory_file_and_each_can_be_written_to() -> None:
+def test_small_buffers_share_a_memory_file_and_are_writable_each() -> None:
     state = [bytearray([number]) * 16_384 for number in range(200)]
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
@@ -69,7 +69,7 @@ def test_many_small_buffers_travel_in_one_memory_file_and_each_can_be_written_to
             assert bytes(first[4]) + bytes(first[6]) == b"\4" * 16_384 + b"\6" * 16_384
 
 
-def test_a_body_for_many_receivers_is_written_once_and_released_when_all_have_it(
+def test_a_body_for_many_is_written_once_and_released_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = 0
@@ -104,7 +104,7 @@ def test_a_body_for_many_receivers_is_written_once_and_released_when_all_have_it
             assert bytes(views[1][:1]) == b"\5"
 
 
-def test_what_was_sealed_nobody_can_change() -> None:
+def test_sealed_memory_cannot_be_changed() -> None:
     file = MemoryFile.holding(memoryview(b"x" * BIG))
     with pytest.raises(PermissionError):
         os.pwrite(file.fd, b"y", 0)

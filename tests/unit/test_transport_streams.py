@@ -73,7 +73,7 @@ def messages(seed: int, count: int) -> list[tuple[bytes, list[bytes]]]:
     ]
 
 
-def test_messages_of_any_shape_arrive_whole_and_in_order_though_the_pipe_is_full(reader: Reader) -> None:
+def test_messages_arrive_whole_and_in_order_through_a_full_pipe(reader: Reader) -> None:
     end = Receiver(reader)
     sender = Stream(end.far, reader, lambda *_: None, lambda: None)
     sender.listen()
@@ -133,7 +133,7 @@ def memory() -> int:
 
 @pytest.mark.parametrize("claim", [10**12, 1 << 40, 1 << 50, memory() + 1])
 @pytest.mark.parametrize("count", [2, 9])
-def test_a_table_that_claims_more_than_there_is_ends_the_connection_and_takes_no_memory(
+def test_an_impossible_size_table_ends_the_connection_and_allocates_nothing(
     reader: Reader, claim: int, count: int
 ) -> None:
     end, before = Receiver(reader), resident()
@@ -206,7 +206,7 @@ def test_nobody_listens_no_connection() -> None:
         assert dial(str(folder / "nobody"), b"me") is None
 
 
-def test_a_name_left_by_the_dead_is_taken_over_and_one_in_use_is_not(reader: Reader) -> None:
+def test_the_socket_of_a_dead_process_is_taken_over(reader: Reader) -> None:
     with run_folder() as folder:
         path = str(folder / "name")
         dead = socket.socket(socket.AF_UNIX)
@@ -224,7 +224,7 @@ def test_a_name_left_by_the_dead_is_taken_over_and_one_in_use_is_not(reader: Rea
         door.close()
 
 
-def test_what_is_sent_before_anybody_listens_is_kept_and_arrives_in_order() -> None:
+def test_messages_sent_before_anybody_listens_arrive_in_order() -> None:
     with run_folder() as folder:
         a = End("h/a", folder)
         with ends(a):
@@ -264,7 +264,7 @@ def test_processes_of_one_host_need_no_threads_of_libzmq() -> None:
             assert b.node._links._context is None
 
 
-def test_who_is_turned_away_for_want_of_descriptors_is_told_so(tmp_path: Path, reader: Reader) -> None:
+def test_a_peer_refused_for_lack_of_descriptors_learns_so(tmp_path: Path, reader: Reader) -> None:
     idle = Reader("idle-reader", 0.02)  # nobody answers the door
     door = Listener(str(tmp_path / "door"), 5, idle, lambda connection: None)
     with socket.socket(socket.AF_UNIX) as caller:

@@ -36,7 +36,7 @@ def test_agents_that_dial_each_other_exchange_messages_in_order() -> None:
         assert [b.get()[0].index for _ in range(300)] == list(range(300))
 
 
-def test_a_process_that_nobody_can_dial_is_answered_over_the_connection_it_dialled() -> None:
+def test_an_undialable_process_is_answered_over_its_own_connection() -> None:
     keys = Keys.create()
     listener = agent("h1", keys)
     controller = End("h0/c", keys=keys)
@@ -49,7 +49,7 @@ def test_a_process_that_nobody_can_dial_is_answered_over_the_connection_it_diall
         assert [controller.get()[0].index for _ in range(500)] == list(range(500))
 
 
-def test_the_urgent_lane_of_a_process_that_nobody_can_dial_works_both_ways() -> None:
+def test_the_urgent_lane_of_an_undialable_process_works_both_ways() -> None:
     keys = Keys.create()
     listener = agent("h1", keys)
     controller = End("h0/c", keys=keys)
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_said() -> None:
         assert reader_threads() == []
 
 
-def test_a_key_file_is_private_and_the_same_for_all_who_race_for_it(tmp_path: Path) -> None:
+def test_a_key_file_is_private_and_identical_for_racing_creators(tmp_path: Path) -> None:
     place = tmp_path / "new" / "job.key"
     found: queue.SimpleQueue[Keys] = queue.SimpleQueue()
     threads = [threading.Thread(target=lambda: found.put(Keys.load_or_create(place))) for _ in range(8)]
@@ -224,7 +224,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(10)
-def test_a_pipe_in_the_place_of_a_key_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_key_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
     with pytest.raises(TrustError, match="not a file"):
         Keys.load_or_create(tmp_path / "key")
@@ -255,7 +255,7 @@ def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
     proxy.close()
 
 
-def test_a_dead_connection_is_noticed_though_more_was_written_than_goes_into_it(
+def test_a_dead_connection_with_a_full_buffer_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A heartbeat of libzmq's leaves after what waits to be written, and is missed only once it has left."""

@@ -25,7 +25,7 @@ def request(call: str = "h/c1.0.0:1", mesh: str = "m1") -> Header:
                   extent=(("gpus",), (2,)))  # fmt: skip
 
 
-def test_an_answer_is_there_with_its_place_until_it_is_not_needed_any_more() -> None:
+def test_a_stored_answer_stays_with_its_rank_until_it_is_released() -> None:
     answers = UnheardAnswers()
     answers.keep(request(), Status.VALUE, [b"head", bytearray(b"body")])
     answers.keep(request(mesh="m2"), Status.VALUE, [b"other"])
@@ -40,7 +40,7 @@ def test_an_answer_is_there_with_its_place_until_it_is_not_needed_any_more() -> 
 
 
 @pytest.mark.usefixtures("small")
-def test_older_answers_make_room_and_one_that_is_too_large_is_known_of_only() -> None:
+def test_older_answers_make_room_and_oversized_ones_are_only_noted() -> None:
     answers = UnheardAnswers()
     for size in (600, 1001, 300, 200):
         answers.keep(request(), Status.VALUE, [bytes(size)])
@@ -56,7 +56,7 @@ def test_of_very_many_only_the_newest_are_known() -> None:
     assert [one.call for one in answers.of({"m1"})] == [f"c:{number}" for number in range(5, MOST + 5)]
 
 
-def test_what_was_raised_is_told_in_a_line_and_of_a_dead_actor_no_more_is_kept() -> None:
+def test_errors_are_stored_as_a_line_and_dead_actors_keep_nothing() -> None:
     answers = UnheardAnswers()
     answers.keep(request(), Status.EXCEPTION, encode_exception(ValueError("no such step")))
     answers.keep(request(), Status.FAILURE, [b"\x80 no pickle"])

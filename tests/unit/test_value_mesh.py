@@ -64,7 +64,7 @@ def test_a_mesh_of_no_dimensions_holds_one_value() -> None:
     assert mesh_of("abcd", hosts=2, gpus=2).slice(hosts=1, gpus=0).item() == "c"
 
 
-def test_it_is_made_from_shapes_and_regions_too() -> None:
+def test_a_value_mesh_is_made_from_shapes_and_regions() -> None:
     shape = Shape(["gpus"], NDSlice(offset=8, sizes=[3], strides=[2]))
     assert ValueMesh(shape, "abc") == ValueMesh(shape.region, "abc") == ValueMesh(shape.extent, "abc")
     assert ValueMesh(shape, "abc").item(gpus=2) == "c"
@@ -114,7 +114,7 @@ def test_arrays_are_equal_when_all_their_elements_are() -> None:
     assert mesh != mesh_of([numpy.arange(3), numpy.ones(1)], gpus=2)
 
 
-def test_it_survives_pickling_and_copying() -> None:
+def test_a_value_mesh_survives_pickling_and_copying() -> None:
     mesh = mesh_of([[1], [2], [3], [4]], hosts=2, gpus=2).slice(hosts=1)
     assert pickle.loads(pickle.dumps(mesh)) == mesh == copy.deepcopy(mesh)
     lazy: ValueMesh[int] = ValueMesh._of_thunks(Extent(["gpus"], [2]), [lambda: 1, lambda: 2])
@@ -140,7 +140,7 @@ def test_lazy_values_are_decoded_when_looked_at_and_once() -> None:
     assert ValueMesh._of_lazy(Extent(["gpus"], [2]), [5, Lazy(lambda: 6)]).values() == [5, 6]
 
 
-def test_a_value_that_cannot_be_decoded_fails_alone_and_can_be_tried_again() -> None:
+def test_an_undecodable_value_fails_alone_and_may_be_retried() -> None:
     ready = False
 
     def thunk() -> str:
@@ -188,7 +188,7 @@ def test_few_different_values_are_shown_each_with_its_place() -> None:
     ]
 
 
-def test_values_of_a_slice_are_shown_with_their_places_of_the_whole_mesh() -> None:
+def test_values_of_a_slice_are_shown_with_full_mesh_positions() -> None:
     whole = mesh_of("aabb", gpus=4)
     assert repr(whole.slice(gpus=slice(2, 4))) == "ValueMesh({gpus: 2}):\n  gpus=2-3: 'b'"
     assert repr(whole.slice(gpus=2)) == "ValueMesh({}):\n  gpus=2: 'b'"

@@ -115,7 +115,7 @@ def test_the_handler_gets_the_request_and_what_it_returns_is_the_reply() -> None
     assert process.answers == [(Status.VALUE, Told("8"))]
 
 
-def test_a_request_is_answered_later_and_one_without_a_port_not_at_all() -> None:
+def test_requests_are_answered_later_or_never_without_a_port() -> None:
     process, askers = Process(), []
 
     def later(ask: Ask, asker: Asker[Told]) -> None:
@@ -143,7 +143,7 @@ def test_a_verb_has_one_handler_until_it_is_released() -> None:
     assert process.answers == [(Status.VALUE, Told("second"))]
 
 
-def test_what_no_process_knows_and_what_a_handler_raises_is_refused_by_name() -> None:
+def test_unknown_verbs_and_raising_handlers_are_refused_by_name() -> None:
     process = Process()
 
     def fails(ask: Ask, asker: Asker[Told]) -> Told:

@@ -56,7 +56,7 @@ def test_a_change_in_pieces_is_the_same_change(before: Message, patch: Message, 
     assert max(map(size, parts)) <= most + size({**whole, "patch": {}}) + most // 2 + 60
 
 
-def test_a_snapshot_of_many_ranks_is_a_part_of_it_and_changes_of_the_same_number() -> None:
+def test_a_snapshot_of_many_ranks_is_split_under_one_number() -> None:
     ranks = {"uid": {str(index): {"state": "idle", "pid": index} for index in range(1000)}}
     state = {"hosts": {}, "meshes": {"uid": {"name": "w"}}, "ranks": ranks}
     parts = list(pieces({"type": "snapshot", "seq": 3, "state": state, "now": 1.0}, size, 4000))
@@ -66,7 +66,7 @@ def test_a_snapshot_of_many_ranks_is_a_part_of_it_and_changes_of_the_same_number
     assert max(map(size, parts)) < 8000
 
 
-def test_lines_and_points_come_in_several_messages_the_first_of_which_says_that_they_begin_anew() -> None:
+def test_lines_and_points_come_in_pieces_after_a_marked_first() -> None:
     lines = [(0, 1.0, "", "x" * 100) for _ in range(50)] + [(1, 2.0, "", "y" * (LONGEST + 5))]
     parts = list(pieces({"type": "logs", "id": "l", "reset": True, "lines": lines, "skipped": 2}, size, 1000))
     assert [line[:3] for part in parts for line in part["lines"]] == [line[:3] for line in lines]
@@ -97,7 +97,7 @@ class Comm:
     comm_id = "c"
 
 
-def test_a_view_that_asks_is_told_how_many_messages_came_before_pieces_of_them_included() -> None:
+def test_a_view_is_told_the_number_of_earlier_messages_and_pieces() -> None:
     kernel = Kernel()
     way = Channel(kernel, Comm())
     way.send({"type": "views", "views": []})
@@ -161,7 +161,7 @@ class Requests:
         return {"text": f"done {self.done}"}
 
 
-def test_a_request_that_comes_again_is_done_once_and_its_answer_is_given_again() -> None:
+def test_a_repeated_request_runs_once_and_gets_the_same_answer() -> None:
     replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
     requests: Any = Requests()
     view = View(lambda message: replies.put(message) if message["type"] == "reply" else None, requests, LiveViews())
@@ -177,7 +177,7 @@ def test_a_request_that_comes_again_is_done_once_and_its_answer_is_given_again()
     assert replies.get(timeout=10)["result"] == {"text": "done 2"}
 
 
-def test_a_page_that_says_nothing_for_long_is_told_nothing_until_it_is_there_again(
+def test_a_silent_page_gets_nothing_until_it_speaks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with cluster() as machines:

@@ -33,7 +33,7 @@ def test_agents_and_controllers_are_no_procs() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/", "h1", "h1/", "h1/p", "h1/p.x.0", "h1/p.1", "h1/p.-1.0", "h1/p." + "9" * 99])
-def test_what_is_no_process_of_a_mesh_has_no_place_in_one(text: str) -> None:
+def test_addresses_outside_of_a_mesh_have_no_rank_in_one(text: str) -> None:
     address = parse_address(text)
     assert address.place == ("", 0, 0)
     assert not address.is_proc

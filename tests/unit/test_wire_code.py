@@ -56,7 +56,7 @@ def test_class_keeps_one_identity_in_every_process_and_on_the_way_back(run):
     """)
 
 
-def test_class_handed_on_by_a_worker_has_the_same_identity_there_and_at_home(run):
+def test_a_class_passed_on_by_a_worker_is_identical_everywhere(run):
     run("""
         class Point:
             pass
@@ -482,7 +482,7 @@ def test_same_definition_is_not_executed_again(run):
     """)
 
 
-def test_code_keeps_the_name_of_its_file_and_so_do_the_functions_inside_it(run):
+def test_code_and_its_inner_functions_keep_the_file_name(run):
     run("""
         class Trainer:
             def step(self):

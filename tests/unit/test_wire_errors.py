@@ -122,7 +122,7 @@ def test_notes_attributes_and_groups_survive():
     ],
     ids=["unpicklable", "unpickling raises", "no exception", "raises everywhere"],
 )
-def test_what_cannot_travel_is_stood_for_faithfully(exc, reason):
+def test_a_faithful_stand_in_replaces_an_error_that_cannot_travel(exc, reason):
     back = trip(raised(exc, KeyError("the cause")))
     assert isinstance(back, RemoteException)
     assert back.type_name.endswith(type(exc).__qualname__)
@@ -135,7 +135,7 @@ def test_what_cannot_travel_is_stood_for_faithfully(exc, reason):
     assert type(trip(back)) is RemoteException
 
 
-def test_traceback_text_has_the_chain_the_lines_of_cells_and_no_engine_frames():
+def test_traceback_text_has_the_chain_and_cell_lines_without_engine_frames():
     text = "def cell():\n    raise ValueError('from a cell')  # this line\n"
     name = "<ipython-input-7-abc>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)

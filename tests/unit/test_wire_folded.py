@@ -28,7 +28,7 @@ def test_replies_come_out_as_they_went_in():
     assert [one.logs for one in unfold(folded, body)] == [(("h/p.2.0", 20),), ()]
 
 
-def test_small_answers_that_are_the_same_are_there_once_with_all_their_places():
+def test_equal_small_answers_are_stored_once_with_all_their_ranks():
     ranks = [rank for rank in range(80_000) if rank != 7]
     body = fold([*(Folded.of(_reply(rank, log=0), [b"None"]) for rank in ranks), Folded.of(_reply(7), [b"seven"])])
     assert len(body) == 3
@@ -87,6 +87,6 @@ def test_replies_of_no_ranks_or_more_than_there_can_be_are_refused(places):
         unfold(Header(Kind.FOLDED, "a/b", "c/d"), [msgspec.msgpack.encode([[places, 0, 0, []]])])
 
 
-def test_garbage_is_refused():
+def test_a_garbled_folded_answer_is_refused():
     with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
         unfold(Header(Kind.FOLDED, "a/b", "c/d"), [b"\xc1garbage"])

@@ -93,7 +93,7 @@ def test_large_tensors_are_neither_copied_when_encoding_nor_when_decoding():
     assert back[0] == 0
 
 
-def test_what_arrives_may_be_written_to_and_is_private():
+def test_received_tensors_are_writable_and_private():
     tensor = torch.ones(10_000)
     back = trip([tensor])[0]
     back.zero_()
@@ -216,7 +216,7 @@ def others(big):
         )
     ),
 )
-def test_what_torch_takes_apart_itself_is_not_copied_either(name, big):
+def test_storages_that_torch_pickles_itself_are_not_copied(name, big):
     sent = others(big)[name]
     first, *rest = encode(sent)
     assert len(first) < 4096

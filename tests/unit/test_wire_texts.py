@@ -111,7 +111,7 @@ def test_names_of_types_are_their_own_whatever_their_metaclass_says():
     assert text_of("a\udcffb") == "a\\udcffb"
 
 
-def test_what_cannot_be_sent_is_explained_also_when_its_error_has_no_text():
+def test_unsendable_values_are_explained_though_their_error_has_no_text():
     class Refuses:
         def __reduce__(self):
             raise caught(hostile(ValueError("no"), TypeError))
@@ -172,7 +172,7 @@ def test_records_of_other_processes_hold_no_commands():
         assert "\x1b" not in str(there)
 
 
-def test_values_that_do_not_let_themselves_be_looked_at_are_shown_all_the_same():
+def test_values_that_resist_inspection_are_shown_anyway():
     class Shut(dict):
         def give(self, *_):
             raise SystemExit(3)

@@ -43,9 +43,7 @@ def test_an_answer_that_meets_a_cut_link_arrives_once_it_is_mended(two: Cluster,
 
 
 @every_adverb
-def test_a_link_that_stays_cut_fails_what_waits_after_the_lease_and_names_the_host(
-    two: Cluster, adverb: Adverb
-) -> None:
+def test_links_cut_past_the_lease_fail_their_calls_naming_the_host(two: Cluster, adverb: Adverb) -> None:
     _, mesh = workers(two)
     pending = adverb(mesh, "rest", "never", 5.0)
     two.advance(1)
@@ -123,7 +121,7 @@ def test_a_call_is_not_repeated_by_a_heal_in_its_middle(two: Cluster, adverb: Ad
 
 
 @every_adverb
-def test_a_stop_in_the_middle_lets_running_calls_answer_and_refuses_later_ones(two: Cluster, adverb: Adverb) -> None:
+def test_a_stop_lets_running_calls_answer_and_refuses_later_ones(two: Cluster, adverb: Adverb) -> None:
     _, mesh = workers(two)
     running = adverb(mesh, "rest", "running", 5.0)
     two.advance(1)
@@ -140,7 +138,7 @@ def test_a_stop_in_the_middle_lets_running_calls_answer_and_refuses_later_ones(t
 
 
 @pytest.mark.parametrize("adverb", [one for one in ADVERBS if one.name != "accumulate"], ids=lambda one: one.name)
-def test_a_limit_ends_a_call_over_a_cut_link_and_the_ranks_drop_it(two: Cluster, adverb: Adverb) -> None:
+def test_a_limit_ends_calls_over_a_cut_link(two: Cluster, adverb: Adverb) -> None:
     _, mesh = workers(two)
     busy = mesh.rest.call("busy", 20.0)
     two.advance(1)

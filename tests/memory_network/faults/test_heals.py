@@ -55,7 +55,7 @@ every_cause = pytest.mark.parametrize("lose", [by_death, by_exception])
 
 @every_cause
 @pytest.mark.parametrize("rank", range(4))
-def test_a_rank_comes_back_as_it_was_made_and_the_others_as_they_are(two: Cluster, lose: Any, rank: int) -> None:
+def test_a_healed_rank_is_rebuilt_and_others_stay_as_they_are(two: Cluster, lose: Any, rank: int) -> None:
     procs = two.hosts().spawn_procs(per_host={"gpus": 2}, name="procs")
     mesh: Any = procs.spawn("mesh", Healed, "ab", times=2)
     two.result(mesh.spoil.call())
@@ -70,7 +70,7 @@ def test_a_rank_comes_back_as_it_was_made_and_the_others_as_they_are(two: Cluste
 
 
 @every_cause
-def test_a_rank_is_healed_three_times_in_a_minute_and_not_four_times(two: Cluster, lose: Any) -> None:
+def test_a_rank_heals_three_times_a_minute_but_not_four(two: Cluster, lose: Any) -> None:
     procs = two.hosts().spawn_procs(per_host={"gpus": 2}, name="procs")
     mesh: Any = procs.spawn("mesh", Healed, "ab")
     two.result(mesh.initialized)
@@ -120,7 +120,7 @@ def test_nothing_sent_before_a_death_reaches_who_comes_after_it(adverb: Adverb, 
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["answers are late", "news is late"])
-def test_a_call_fails_of_a_death_once_the_death_can_be_healed_whichever_word_of_it_comes_first(late: int) -> None:
+def test_calls_fail_of_a_death_only_once_healing_is_possible(late: int) -> None:
     with cluster(hosts=3, faults=NetworkFaults(lag={late: 0.5})) as made:
         procs, mesh = workers(made, gpus=1)
         made.partition(2)
@@ -218,7 +218,7 @@ def test_a_constructor_that_fails_in_a_heal_is_told_by_the_heal(two: Cluster) ->
     assert two.result(mesh.rank.call()).values() == [0, 1]
 
 
-def test_a_heal_that_meets_a_cut_link_goes_on_when_it_is_mended(two: Cluster) -> None:
+def test_a_heal_over_a_cut_link_resumes_when_it_is_mended(two: Cluster) -> None:
     procs, mesh = workers(two)
     two.kill(procs.slice(hosts=1, gpus=1))
     two.partition(1)

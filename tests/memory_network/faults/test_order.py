@@ -124,7 +124,7 @@ def test_values_of_a_port_come_in_the_order_of_each_sender(network: str) -> None
 
 @pytest.mark.parametrize("depth", range(1, 4))
 @pytest.mark.parametrize("network", ["calm", "reordering", "uneven"])
-def test_what_was_told_before_a_call_through_others_is_there_when_it_is_answered(network: str, depth: int) -> None:
+def test_broadcasts_sent_before_an_indirect_call_arrive_before_its_answer(network: str, depth: int) -> None:
     """Causality along a chain: each tells the last, then asks the next."""
     with cluster(hosts=4, seed=depth, faults=NETWORKS[network]()) as made:
         _, mesh = workers(made, 1)

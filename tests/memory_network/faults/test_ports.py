@@ -62,7 +62,7 @@ def test_a_ranked_receiver_gets_one_value_of_each(network: str) -> None:
 
 
 @every_network
-def test_actors_of_two_hosts_talk_through_a_port_that_a_third_handed_on(network: str) -> None:
+def test_actors_on_two_hosts_talk_through_a_port_from_a_third(network: str) -> None:
     with cluster(hosts=3, seed=4, faults=NETWORKS[network]()) as made:
         _, mesh = workers(made, 1, Sender)
         first, second = mesh.slice(hosts=1), mesh.slice(hosts=2)
@@ -120,7 +120,7 @@ def test_values_that_meet_a_cut_link_wait_for_it(two: Cluster) -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_a_receiver_in_a_process_that_dies_ends_the_call_that_waits_there(two: Cluster, once: bool) -> None:
+def test_a_dead_receiver_process_ends_the_call_that_waits_there(two: Cluster, once: bool) -> None:
     procs, mesh = workers(two, 1, Sender)
     one = mesh.slice(hosts=1)
     two.result(one.open.call_one(once))

@@ -94,7 +94,7 @@ def test_a_reference_works_again_once_its_mesh_was_healed_by_somebody_else(three
 
 
 @every_adverb
-def test_whoever_holds_a_reference_may_heal_what_it_names(three: Cluster, adverb: Adverb) -> None:
+def test_any_holder_of_a_reference_may_heal_its_mesh(three: Cluster, adverb: Adverb) -> None:
     procs, mesh = workers(three)
     held = holder(three, mesh)
     three.kill(procs.slice(hosts=1))
@@ -129,7 +129,7 @@ def test_a_reference_goes_through_many_hands_and_back(three: Cluster, hands: int
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped", "failed", "host"])
-def test_what_an_actor_made_ends_with_it_for_every_holder(three: Cluster, end: str) -> None:
+def test_children_of_an_actor_end_with_it_for_every_holder(three: Cluster, end: str) -> None:
     targets = three.hosts().slice(hosts=2).spawn_procs(per_host={"gpus": 2}, name="targets")
     own = three.hosts().slice(hosts=1).spawn_procs(name="own")
     maker: Any = own.spawn("maker", Maker, targets)
@@ -167,9 +167,7 @@ def test_a_reference_outlives_the_one_who_handed_it_on(three: Cluster, end: str)
         assert three.result(second.ask.call_one("call", "x"))
 
 
-def test_a_holder_that_was_cut_off_learns_of_a_heal_when_the_link_is_mended(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_that_was_cut_off_learns_of_a_heal_later(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "PATIENCE", 0.1)  # real seconds in which holders may take note of a heal
     procs, mesh = workers(three)
     part = mesh.slice(hosts=slice(0, 2))

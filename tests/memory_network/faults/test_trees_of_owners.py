@@ -135,7 +135,7 @@ def test_a_failure_climbs_to_the_first_who_handles_it(four: Cluster, way: str, h
 
 @pytest.mark.parametrize("cls", [Owner, AsyncOwner])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_what_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster, level: int, cls: Any) -> None:
+def test_everything_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster, level: int, cls: Any) -> None:
     tree = Tree(four, cls, 0)
     four.kill(tree.procs[3 - level].slice(gpus=0))
     four.advance(5)
@@ -147,7 +147,7 @@ def test_what_an_owner_owned_ends_with_it_down_to_the_leaves(four: Cluster, leve
 
 @pytest.mark.parametrize("cls", [Owner, AsyncOwner])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_a_stop_of_an_owner_is_nobodys_failure_and_takes_all_below_along(four: Cluster, level: int, cls: Any) -> None:
+def test_stopping_an_owner_is_no_failure_and_stops_its_subtree(four: Cluster, level: int, cls: Any) -> None:
     tree = Tree(four, cls, 0)
     stopped = tree.owners[level].stop("enough")
     four.result(stopped)
