@@ -10,40 +10,14 @@ import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_nb.config import configured
-from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
 
 class Stoppable(Actor):
-    def __init__(self, port: Port[Any] | None = None) -> None:
-        self.port = port
-
     @endpoint
     def ping(self) -> str:
         return "pong"
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        if self.port is not None:
-            self.port.send((threading.current_thread().name, exc))
-
-
-def test_a_process_mesh_stops_with_its_actors_after_their_clean_up(faults: Faults) -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="stopping")
-    port, receiver = Channel[Any].open()
-    mesh: Any = procs.spawn("mesh", Stoppable, port)
-    assert mesh.ping.call().get(20).values() == ["pong"] * 2
-    first = procs.stop("all done")
-    first.get(20)
-    assert procs.stop() is first
-    assert [receiver.recv().get(20) for _ in range(2)] == [("monarch-actor-driver", None)] * 2
-    with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
-        mesh.ping.call().get(20)
-    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
-        procs.spawn("again", Stoppable)
-    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
-        procs.initialized.get(20)
-    assert faults.left() == []
 
 
 class Witness(Actor):

@@ -14,22 +14,9 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, Channel, Extent, Point, ProcMesh, ValueMesh, endpoint, this_host
+from monarch.actor import Actor, Channel, Extent, Point, ProcMesh, ValueMesh, endpoint, this_host
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
-
-
-class CannotGo:
-    def __getstate__(self) -> Any:
-        raise RuntimeError("stays here")
-
-
-class CannotArrive:
-    def __getstate__(self) -> Any:
-        return {"x": 1}
-
-    def __setstate__(self, state: Any) -> None:
-        raise RuntimeError("not welcome")
 
 
 class Taker(Actor):
@@ -69,19 +56,6 @@ def watching() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def taker(quad: ProcMesh) -> Any:
     return quad.slice(gpus=0).spawn("taker", Taker)
-
-
-def test_arguments_that_cannot_be_pickled_fail_at_the_call(taker: Any) -> None:
-    with pytest.raises(Exception, match="stays here") as caught:
-        taker.take.call_one(CannotGo())
-    assert not isinstance(caught.value, ActorError)
-
-
-def test_arguments_that_cannot_be_unpickled_fail_in_the_actor(taker: Any) -> None:
-    future = taker.take.call_one(CannotArrive())
-    with pytest.raises(ActorError, match="not welcome"):
-        future.get(20)
-    assert taker.take.call_one(1).get(20) == 1
 
 
 def test_meshes_are_sent_before_they_are_there(taker: Any) -> None:

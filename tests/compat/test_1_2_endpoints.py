@@ -131,12 +131,6 @@ def test_an_endpoint_of_a_mesh_is_an_endpoint(quad: ProcMesh) -> None:
     assert isinstance(quad.spawn("counters", Counter).increment, Endpoint)
 
 
-def test_more_than_one_actor_is_no_call_one(quad: ProcMesh) -> None:
-    counters = quad.spawn("counters", Counter)
-    with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 4"):
-        counters.value_of.call_one()
-
-
 def test_a_stream_gives_as_many_futures_as_there_are_actors(quad: ProcMesh) -> None:
     stream = quad.spawn("counters", Counter, 7).value_of.stream()
     assert iter(stream) is not None
@@ -156,12 +150,6 @@ def test_send_to_one_that_is_chosen(quad: ProcMesh) -> None:
 def test_send_is_to_all_or_to_one_that_is_chosen(quad: ProcMesh) -> None:
     with pytest.raises(ValueError, match="selection"):
         send(quad.spawn("counters", Counter).value_of, (), {}, selection="none")  # type: ignore[arg-type]
-
-
-def test_send_without_a_port_is_a_broadcast(quad: ProcMesh) -> None:
-    counters = quad.spawn("counters", Counter, 5)
-    send(counters.increment, (), {})
-    assert list(counters.value_of.call().get(20).values()) == [6] * 4
 
 
 def test_an_explicit_port_answers_every_adverb(quad: ProcMesh) -> None:

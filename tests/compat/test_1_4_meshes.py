@@ -22,8 +22,6 @@ from monarch.actor import (
     HostMesh,
     Point,
     ProcMesh,
-    SupervisionError,
-    ValueMesh,
     current_rank,
     default_bootstrap_cmd,
     endpoint,
@@ -164,16 +162,6 @@ def test_dropping_a_mesh_keeps_its_processes() -> None:
     kept.stop().get(20)
 
 
-def test_a_stopped_process_mesh_takes_no_actors() -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 1}, name="stopped")
-    actors = procs.spawn("place", Place)
-    procs.stop("enough").get(20)
-    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
-        procs.spawn("late", Place).initialized.get(20)  # type: ignore[attr-defined]
-    with pytest.raises(SupervisionError, match="stopped"):
-        actors.place.call().get(20)
-
-
 def test_an_actor_mesh_is_cast_to_use_what_meshes_have(quad: ProcMesh) -> None:
     actors = quad.spawn("place", Place)
     mesh = cast(ActorMesh[Place], actors)
@@ -192,17 +180,6 @@ def test_the_name_of_a_mesh_is_that_in_its_failures(quad: ProcMesh, faults: Any)
     mesh: Any = quad.slice(gpus=0).spawn("fails", Fails)
     mesh.fail.broadcast()
     assert faults.next().mesh_name == mesh._name.get(20)
-
-
-def test_values_of_a_mesh() -> None:
-    values = ValueMesh(Extent(["x", "y"], [2, 2]), ["a", "b", "c", "d"])
-    assert values.item(x=1, y=0) == "c"
-    assert values.get(3) == "d"
-    assert list(values.values()) == ["a", "b", "c", "d"]
-    assert [(str(point), value) for point, value in values] == [(str(point), value) for point, value in values.items()]
-    assert list(values.slice(x=1).values()) == ["c", "d"]
-    assert repr(values).startswith("ValueMesh({x: 2, y: 2}):\n")
-    assert list(pickle.loads(pickle.dumps(values)).values()) == ["a", "b", "c", "d"]
 
 
 def test_a_command_with_another_environment() -> None:

@@ -16,7 +16,6 @@ import pytest
 from monarch.actor import (
     Actor,
     Channel,
-    Future,
     ProcMesh,
     attach_to_workers,
     current_rank,
@@ -28,7 +27,6 @@ from monarch.actor import (
     shutdown_context,
     start_worker_loop_forever,
     this_host,
-    this_proc,
 )
 from monarch.config import configured
 from monarch.job import ProcessJob
@@ -48,26 +46,8 @@ class Registry(Actor):
 
 class User(Actor):
     @endpoint
-    async def ask(self) -> tuple[int, int]:
-        registry = await get_or_spawn_controller("compat_registry", Registry, 99)
-        return await registry.told.call_one()
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
-
-    @endpoint
     async def rank(self) -> int:
         return current_rank().rank
-
-
-def test_a_controller_is_one_for_all_and_lives_in_the_client(quad: ProcMesh) -> None:
-    first = get_or_spawn_controller("compat_registry", Registry, 1)
-    assert isinstance(first, Future)
-    assert first.get(20).told.call_one().get(20) == (1, os.getpid())
-    users = quad.spawn("users", User)
-    assert list(users.ask.call().get(20).values()) == [(1, os.getpid())] * 4
-    assert get_or_spawn_controller("compat_registry", Registry, 2).get(20).told.call_one().get(20)[0] == 1
 
 
 def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
@@ -76,12 +56,6 @@ def test_a_controller_can_be_awaited(quad: ProcMesh) -> None:
         return await registry.told.call_one()
 
     assert asyncio.run(main()) == (3, os.getpid())
-
-
-def test_this_proc_spawns_actors_in_the_client() -> None:
-    actor: Any = this_proc().spawn("here", User)
-    assert actor.pid.call_one().get(20) == os.getpid()
-    actor.stop().get(20)
 
 
 @pytest.mark.slow

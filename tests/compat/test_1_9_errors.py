@@ -1,6 +1,5 @@
 """Section 1.9: errors. The rest: tests/memory_network/test_errors.py, tests/unit/test_supervision_texts.py."""
 
-import asyncio
 import inspect
 import pickle
 from typing import Any
@@ -19,47 +18,13 @@ class NotOrdinary(BaseException):
 
 
 class Fails(Actor):
-    def __init__(self, how: str = "") -> None:
-        if how:
-            raise RuntimeError(how)
-
-    @endpoint
-    async def fail(self) -> None:
-        try:
-            raise KeyError("inner")
-        except KeyError as error:
-            raise ValueError("outer") from error
-
-    @endpoint
-    async def cancelled(self) -> None:
-        raise asyncio.CancelledError("mine")
-
     @endpoint
     async def leave(self) -> None:
         raise NotOrdinary(3)
 
     @endpoint
-    async def exits(self) -> None:
-        raise SystemExit(3)
-
-    @endpoint
     async def abort(self, reason: Any) -> None:
         context().actor_instance.abort(reason)
-
-
-def test_an_actor_error_holds_the_error_and_its_story(quad: ProcMesh) -> None:
-    with pytest.raises(ActorError) as caught:
-        quad.spawn("fails", Fails).fail.call().get(20)
-    error = caught.value
-    assert isinstance(error.exception, ValueError)
-    assert error.message.startswith("Actor call ")
-    assert "fails.fail failed." in error.message
-    text = str(error)
-    assert "Traceback of where the remote call failed (most recent call last):" in text
-    for part in ("KeyError: 'inner'", "ValueError: outer", "direct cause"):
-        assert part in text
-    told = error.exception_formatted
-    assert "ValueError: outer" in (told if isinstance(told, str) else "".join(told or ()))
 
 
 def test_an_actor_error_can_be_made_and_has_a_message() -> None:
@@ -81,15 +46,6 @@ def test_a_supervision_error_is_a_runtime_error_with_an_endpoint(quad: ProcMesh,
     assert faults.next().mesh_name == "fails"
 
 
-def test_a_constructor_that_failed_is_told_to_callers_and_owner(quad: ProcMesh, faults: Any) -> None:
-    fails = quad.slice(gpus=1).spawn("fails", Fails, "not like this")
-    with pytest.raises(SupervisionError, match="not like this"):
-        fails.fail.call_one().get(20)
-    failure = faults.next()
-    assert isinstance(failure, MeshFailure)
-    assert "not like this" in failure.report()
-
-
 @pytest.mark.parametrize(("reason", "told"), [("enough", "enough"), (None, "no reason provided")])
 def test_an_abort_tells_its_reason(quad: ProcMesh, faults: Any, reason: Any, told: str) -> None:
     fails = quad.slice(gpus=0).spawn("fails", Fails)
@@ -100,19 +56,6 @@ def test_an_abort_tells_its_reason(quad: ProcMesh, faults: Any, reason: Any, tol
     assert text.startswith("MeshFailure(mesh_name=fails, crashed_ranks=[0], event=Supervision event: actor <root>.<")
     assert "and all its descendants have failed:" in failure.report()
     assert failure.mesh is None
-
-
-def test_an_exit_in_an_endpoint_fails_its_call_with_the_status(quad: ProcMesh) -> None:
-    fails: Any = quad.slice(gpus=0).spawn("fails", Fails)
-    for _ in range(2):
-        with pytest.raises(ActorError, match="SystemExit: 3"):
-            fails.exits.call_one().get(20)
-
-
-def test_a_failure_is_not_pickled(quad: ProcMesh, faults: Any) -> None:
-    quad.slice(gpus=0).spawn("fails", Fails).abort.broadcast("x")
-    with pytest.raises(TypeError):
-        pickle.dumps(faults.next())
 
 
 def test_a_hook_that_is_assigned_is_called(quad: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ Elsewhere: who is told (test_supervision.py), stops (test_stop.py), recursive st
 """
 
 import asyncio
-import os
 import re
-import signal
 import threading
 import time
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 
 from monarch.actor import (
     Actor,
-    ActorError,
     Channel,
     MeshFailure,
     Port,
@@ -43,23 +40,6 @@ class Worker(Actor):
     @endpoint
     async def fail(self) -> None:
         raise ValueError("boom")
-
-    @endpoint
-    async def leave(self) -> None:
-        raise SystemExit(3)
-
-    @endpoint
-    async def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    @endpoint
-    async def kill_me(self, reason: str) -> None:
-        context().actor_instance.kill(reason)
-
-    @endpoint
-    async def stop_me(self) -> str:
-        context().actor_instance.stop("had enough")
-        return "last words"
 
     async def __cleanup__(self, exc: Exception | None) -> None:
         if self.port is not None:
@@ -213,50 +193,6 @@ def test_a_stop_cancels_a_supervise_that_has_not_ended(quad: ProcMesh, faults: A
     assert faults.left() == []
 
 
-def test_an_answer_that_came_is_returned_though_its_actor_died_since(quad: ProcMesh, faults: Any) -> None:
-    worker = quad.slice(gpus=0).spawn("worker", Worker)
-    answered = worker.ping.call_one()
-    worker.ping.call_one().get(20)  # so that the first answer, which comes before this one, is there
-    worker.fail.broadcast()  # the word of this goes on a lane of its own, and may overtake answers
-    assert faults.next().mesh_name == "worker"
-    assert answered.get(20) == 0
-
-
-def test_other_actors_on_the_processes_of_a_failed_one_go_on(quad: ProcMesh, faults: Any) -> None:
-    others, workers = quad.spawn("others", Worker), quad.spawn("workers", Worker)
-    workers.fail.broadcast()
-    assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
-    assert list(others.ping.call().get(20).values()) == [0, 1, 2, 3]
-    assert list(quad.spawn("later", Worker).ping.call().get(20).values()) == [0, 1, 2, 3]
-
-
-def test_an_error_of_a_call_is_the_callers_and_the_actor_lives(quad: ProcMesh) -> None:
-    worker = quad.slice(gpus=0).spawn("worker", Worker)
-    for future in (worker.fail.call(), worker.fail.call_one(), worker.fail.choose(), *worker.fail.stream()):
-        with pytest.raises(ActorError, match="boom"):
-            future.get(20)
-    assert worker.ping.call_one().get(20) == 0
-
-
-def test_a_system_exit_fails_its_call_and_no_rank(quad: ProcMesh) -> None:
-    worker = quad.slice(gpus=0).spawn("worker", Worker)
-    with pytest.raises(ActorError, match="SystemExit: 3"):
-        worker.leave.call_one().get(20)
-    assert worker.ping.call_one().get(20) == 0
-
-
-def test_slices_without_the_failed_rank_go_on_and_others_fail_at_once(quad: ProcMesh, faults: Any) -> None:
-    workers = quad.spawn("workers", Worker)
-    workers.slice(gpus=2).fail.broadcast()
-    assert faults.next().crashed_ranks == [2]
-    for broken in (workers, workers.slice(gpus=slice(1, 3)), workers.slice(gpus=2)):
-        with pytest.raises(SupervisionError) as caught:
-            broken.ping.call().get(20)
-        assert isinstance(caught.value, RuntimeError)
-    assert list(workers.slice(gpus=slice(0, 2)).ping.call().get(20).values()) == [0, 1]
-    assert workers.slice(gpus=3).ping.call_one().get(20) == 0
-
-
 def test_a_sync_owner_is_told_before_its_next_message(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     owner = quad.slice(gpus=0).spawn("owner", SyncOwner, port)
@@ -287,55 +223,6 @@ def test_a_clean_up_is_told_why(quad: ProcMesh, faults: Any) -> None:
     assert word == "cleanup"
     assert "boom" in reason
     assert faults.next().mesh_name == "failed"
-
-
-def test_a_stop_is_no_failure_and_says_so_to_callers(quad: ProcMesh, faults: Any) -> None:
-    workers: Any = quad.spawn("workers", Worker)
-    workers.stop("enough").get(20)
-    with pytest.raises(SupervisionError, match=r"has status: .*stopped"):
-        workers.ping.call().get(20)
-    assert faults.left() == []
-
-
-def test_an_actor_ends_itself_in_either_way(quad: ProcMesh, faults: Any) -> None:
-    worker = quad.slice(gpus=0).spawn("worker", Worker)
-    assert worker.stop_me.call_one().get(20) == "last words"
-    with pytest.raises(SupervisionError, match="had enough"):
-        worker.ping.call_one().get(20)
-    assert faults.left() == []
-    other = quad.slice(gpus=0).spawn("other", Worker)
-    other.kill_me.broadcast("on purpose")
-    assert "on purpose" in faults.next().report()
-
-
-def test_a_dead_process_is_noticed_at_once_by_caller_and_owner(own_procs: ProcMesh, faults: Any) -> None:
-    workers = own_procs.spawn("workers", Worker)
-    workers.ping.call().get(20)
-    with pytest.raises(SupervisionError, match=r"the process this actor was running on failed: Killed\(sig=9\)"):
-        workers.slice(gpus=1).die.call_one().get(20)
-    failures = [faults.next()]
-    assert "Killed(sig=9)" in failures[0].report()
-    assert failures[0].crashed_ranks == [1]
-    assert workers.slice(gpus=0).ping.call_one().get(20) == 0
-    assert own_procs.slice(gpus=0).spawn("later", Worker).ping.call_one().get(20) == 0
-
-
-def test_actors_whose_owner_stops_are_stopped_with_it(quad: ProcMesh) -> None:
-    port, _ = Channel[str].open()
-    owner: Any = quad.slice(gpus=0).spawn("owner", SyncOwner, port)
-    worker = owner.own.call_one(quad.slice(gpus=1)).get(20)
-    owner.stop().get(20)
-    with pytest.raises(SupervisionError):
-        worker.ping.call_one().get(20)
-
-
-def test_stopped_processes_are_gone_and_their_actors_say_why() -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 1})
-    workers = procs.spawn("workers", Worker)
-    workers.ping.call().get(30)
-    procs.stop().get(20)
-    with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
-        workers.ping.call().get(20)
 
 
 class Backlogged(Actor):

@@ -24,9 +24,7 @@ from monarch.actor import (
     get_or_spawn_controller,
     this_host,
 )
-from tests.cluster.hosts_tools import wait_until
 from tests.cluster.worker_tools import short_folder
-from tests.processes import alive
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -60,35 +58,6 @@ def run(tmp_path: Path, source: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def test_every_rank_whose_constructor_fails_reaches_the_hook(quad: ProcMesh, faults: Any) -> None:
-    class Broken(Actor):
-        def __init__(self) -> None:
-            raise KeyError("from init")
-
-        @endpoint
-        async def ping(self) -> None: ...
-
-    quad.spawn("broken", Broken)  # returns though the constructors will fail
-    ranks: set[int] = set()
-    while ranks != {0, 1, 2, 3}:
-        failure = faults.next()
-        assert "from init" in failure.report()
-        assert ranks.isdisjoint(failure.crashed_ranks)
-        ranks.update(failure.crashed_ranks)
-
-
-def test_this_host_inside_an_actor_spawns_processes(quad: ProcMesh) -> None:
-    keeper: Any = quad.slice(gpus=0).spawn("keeper", Keeper)
-    pids = {*keeper.nested.call_one().get(40), keeper.pid.call_one().get(20), os.getpid()}
-    assert len(pids) == 4
-    keeper.stop().get(20)
-
-
-def test_a_controller_has_the_pid_of_the_client() -> None:
-    controller = get_or_spawn_controller("compat_pid", Keeper).get(20)
-    assert controller.pid.call_one().get(20) == os.getpid()
 
 
 def test_actors_that_a_bootstrap_spawns_live_on() -> None:
@@ -176,44 +145,6 @@ def test_a_program_that_awaits_everything(tmp_path: Path) -> None:
     )
     assert "values [8, 7]" in said
     assert "total 15" in said
-
-
-@pytest.mark.slow
-def test_a_failure_that_nobody_handles_ends_a_program_with_status_1(tmp_path: Path) -> None:
-    said = run(
-        tmp_path,
-        """
-        class A(Actor):
-            @endpoint
-            async def fail(self): raise ValueError("untold")
-        if __name__ == "__main__":
-            atexit.register(lambda: print("at exit", flush=True))
-            this_host().spawn_procs().spawn("a", A).fail.broadcast()
-            import time
-            time.sleep(40)
-        """,
-        code=1,
-    )
-    assert "untold" in said
-    assert "at exit" in said
-
-
-def test_a_client_that_is_killed_takes_its_processes_and_no_others(quad: ProcMesh, tmp_path: Path) -> None:
-    own = quad.slice(gpus=0).spawn("keeper", Keeper).pid.call_one().get(20)
-    script = tmp_path / "client.py"
-    script.write_text(
-        HEAD + "class A(Actor):\n    @endpoint\n    async def pid(self): return os.getpid()\n"
-        "if __name__ == '__main__':\n"
-        "    print(this_host().spawn_procs().spawn('a', A).pid.call_one().get(30), flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    client = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with client:
-        assert client.stdout is not None
-        pid = int(client.stdout.readline())
-        client.kill()
-    wait_until(lambda: not alive(pid))
-    assert quad.slice(gpus=0).spawn("keeper", Keeper).pid.call_one().get(20) == own
 
 
 def test_a_controller_made_in_an_actor_is_the_clients(quad: ProcMesh) -> None:

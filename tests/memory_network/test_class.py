@@ -78,7 +78,7 @@ class AsyncWithSyncSupervise(Actor):
 @pytest.mark.parametrize(
     ("cls", "text"),
     [
-        (Mixed, "mixes both async and sync endpoints"),
+        (Mixed, "Mixed mixes both async and sync endpoints: two are async, one are not"),
         (SyncWithAsyncCleanup, "has sync endpoints, but an async __cleanup__"),
         (AsyncWithSyncCleanup, "has async endpoints, but a synchronous __cleanup__"),
         (SyncWithAsyncSupervise, "has sync endpoints, but an async __supervise__"),
@@ -97,7 +97,9 @@ def test_a_class_that_cannot_work_is_refused_before_anything_is_created(quad: Pr
 @pytest.mark.parametrize("name", ["slice", "stop", "size", "initialized", "split", "rename", "flatten", "extent"])
 def test_an_endpoint_must_not_hide_what_a_mesh_can_do(quad: ProcMesh, name: str) -> None:
     cls = type("Clash", (Actor,), {name: endpoint(lambda self: None)})
-    with pytest.raises(ValueError, match="ActorMesh has an attribute that collides with an endpoint name"):
+    with pytest.raises(
+        ValueError, match=rf"ActorMesh has an attribute that collides with an endpoint name: Clash\.{name}"
+    ):
         quad.spawn("x", cls)
 
 

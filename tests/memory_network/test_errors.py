@@ -47,8 +47,8 @@ class BadLoad:
 
 
 class Raiser(Actor):
-    def __init__(self) -> None:
-        self.fine = 0
+    def __init__(self, fine: Any = 0) -> None:
+        self.fine = fine
 
     @endpoint
     def plain(self) -> None:
@@ -194,13 +194,15 @@ def test_an_exception_that_cannot_travel_is_told_in_words(raisers: Any) -> None:
     assert "Unpicklable" in str(caught.value)
 
 
-def test_an_argument_that_cannot_be_sent_is_named_at_the_call(raisers: Any) -> None:
+def test_an_argument_that_cannot_be_sent_is_named_at_the_call(quad: ProcMesh, raisers: Any) -> None:
     with pytest.raises(
         TypeError, match=r"argument `x` of raisers.take cannot be sent: `x\['a'\]\[0\]` is a _thread.lock"
     ):
-        raisers.take.call({"a": [threading.Lock()]})
+        raisers.take.broadcast({"a": [threading.Lock()]})
     with pytest.raises(ValueError, match="cannot be saved"):
         raisers.take.call(BadState())
+    with pytest.raises(TypeError, match="argument `fine` of Raiser"):
+        quad.spawn("unsendable", Raiser, threading.Lock())
     assert raisers.take.call(1).get(20).values() == ["taken"] * 4
 
 
@@ -213,6 +215,7 @@ def test_an_argument_that_cannot_be_loaded_is_told_by_the_actor(raisers: Any) ->
 def test_a_result_that_cannot_be_sent_is_named(raisers: Any) -> None:
     with pytest.raises(ActorError, match=r"`result\['deep'\]\[0\]` is a _thread.lock"):
         raisers.unpicklable_result.choose().get(20)
+    assert raisers.alive.call().get(20).values() == [True] * 4
 
 
 def test_a_result_that_cannot_be_loaded_says_where(raisers: Any) -> None:

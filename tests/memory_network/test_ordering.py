@@ -1,5 +1,6 @@
 """Messages of one sender to one actor arrive in the order they were sent, whichever way they took."""
 
+import threading
 import time
 from typing import Any
 
@@ -100,3 +101,19 @@ class PortLog(Actor):
     def count(self, port: Port[int], to: int) -> None:
         for n in range(to):
             port.send(n)
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(2500, marks=pytest.mark.slow)])
+def test_messages_of_each_of_several_threads_stay_in_order(logs: Any, count: int) -> None:
+    logs.take.call().get(20)
+    threads = [
+        threading.Thread(target=lambda me=me: [logs.note.broadcast((me, n)) for n in range(count)]) for me in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    for seen in logs.take.call().get(50).values():
+        assert len(seen) == 4 * count
+        for me in range(4):
+            assert [n for who, n in seen if who == me] == list(range(count))

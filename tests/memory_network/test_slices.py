@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, context, current_rank, current_size, endpoint, this_host
+from monarch_nb.mesh.host import HostMesh, host_labels
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -77,9 +78,9 @@ def test_impossible_slices_say_what_is_wrong(grid: ProcMesh, places: Any) -> Non
     for mesh in (grid, places):
         with pytest.raises(IndexError, match="index out of range"):
             mesh.slice(gpus=2)
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"cores.*gpus"):  # what there is
             mesh.slice(cores=0)
-        with pytest.raises(ValueError, match="3"):
+        with pytest.raises(ValueError, match=r"gpus.*3"):
             mesh.split(gpus=("a", "b"), b=3)
         with pytest.raises(ValueError, match="sparse"):
             mesh.slice(gpus=slice(0, 1)).flatten("all")
@@ -103,8 +104,14 @@ def test_a_mesh_without_dimensions_has_one_member() -> None:
 
 
 def test_impossible_meshes_are_refused() -> None:
-    for sizes in ({"gpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"gpus": True}):
-        with pytest.raises(ValueError, match="gpus"):
-            this_host().spawn_procs(per_host=sizes)  # type: ignore[arg-type]
+    for size in (0, -1, 1.5, True, "two"):
+        with pytest.raises(ValueError, match=r"gpus=.* must be a whole number"):
+            this_host().spawn_procs(per_host={"gpus": size})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="proc_bind"):
         this_host().spawn_procs(per_host={"gpus": 2}, proc_bind=[{"cpus": "0"}])
+
+
+def test_a_dimension_of_the_hosts_is_not_given_twice() -> None:
+    several = HostMesh("several", [this_host().host_ids[0]] * 2, host_labels(["a", "b"]))
+    with pytest.raises(ValueError, match=r"hosts is a dimension of the hosts already.*rename"):
+        several.spawn_procs(per_host={"hosts": 2})

@@ -76,7 +76,9 @@ def test_a_stopped_actor_mesh_refuses_calls_and_says_why(quad: ProcMesh) -> None
     first.get(20)
     assert mesh.stop() is first
     for call in (mesh.ping.call(), mesh.slice(gpus=0).ping.call_one(), mesh.ping.choose()):
-        with pytest.raises(SupervisionError, match=r"Endpoint call mesh.ping\(\) failed, .* stopped: not needed"):
+        with pytest.raises(
+            SupervisionError, match=r"mesh.ping\(\) failed, .* stopped: not needed(.|\n)* spawn a new one"
+        ):
             call.get(20)
     with pytest.raises(SupervisionError):
         mesh.ping.broadcast()
@@ -85,6 +87,24 @@ def test_a_stopped_actor_mesh_refuses_calls_and_says_why(quad: ProcMesh) -> None
             future.get(20)
     assert [receiver.recv().get(20) for _ in range(4)] == [("monarch-actor-driver", None)] * 4
     assert "stopped: not needed" in repr(mesh)
+
+
+def test_a_process_mesh_stops_with_its_actors_after_their_clean_up(faults: Faults) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="stopping")
+    port, receiver = Channel[Any].open()
+    mesh: Any = procs.spawn("mesh", Stoppable, port)
+    assert mesh.ping.call().get(20).values() == ["pong"] * 2
+    first = procs.stop("all done")
+    first.get(20)
+    assert procs.stop() is first
+    assert [receiver.recv().get(20) for _ in range(2)] == [("monarch-actor-driver", None)] * 2
+    with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
+        mesh.ping.call().get(20)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        procs.spawn("again", Stoppable)
+    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
+        procs.initialized.get(20)
+    assert faults.left() == []
 
 
 def test_processes_live_on_when_their_actors_stop(quad: ProcMesh) -> None:
