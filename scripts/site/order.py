@@ -29,7 +29,7 @@ def nav() -> list[Entry]:
                 {"Models trained": "models.md"},
                 {"Architecture": "architecture.md"},
                 {"Decisions": ["decisions/README.md", *decisions()]},
-                {"Faults at random": "chaos.md"},
+                {"Random faults": "chaos.md"},
                 {"Protocol": "protocol.md"},
                 {"Changelog": "changelog.md"},
             ]

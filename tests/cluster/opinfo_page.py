@@ -18,21 +18,21 @@ LONGEST = 180  # of an error, in the table
 
 HEAD = """# Which operations run on sharded tensors
 
-PyTorch ships samples for {count} operations, with which it tests itself. Here {tried} of their {known:,}
-samples{sizes} have run on sharded tensors, forward and backward, and once more with their dimensions written as
-negative numbers; values, gradients and inputs that are written to are compared with those of local tensors. Inputs
-are whole on each of two ranks, cut by rows, cut by columns, or parts of a sum, and cut in two ways on four ranks in a
-square. The ranks are threads, with all of the product but its processes and its transport. Of operations that draw
-random numbers, shapes and types are compared, since a mesh draws others than one process.
+PyTorch tests itself with samples for {count} operations. Here {tried} of their {known:,} samples{sizes} ran on
+sharded tensors, forward and backward, and once more with their dimensions as negative numbers. Values, gradients and inputs that are written to
+are compared with those of local tensors. Inputs are replicated on two ranks, sharded by rows, sharded by columns, or
+partial sums, and sharded in two ways on four ranks in a square. The ranks are threads that run everything except
+processes and transport. For operations that draw random numbers, only shapes and types are compared, because a mesh
+draws other numbers than one process.
 
-**{cases:,} cases are right, {wrong} wrong.** {right} operations are right in all of theirs, {refused} are refused in
-some or in all, with an error that says why, and {untried} cannot be tried: their samples do not run on local tensors,
-or there are none in this build of PyTorch.
+**{cases:,} cases are right, {wrong} wrong.** {right} operations are right in all of their cases, {refused} are
+refused in some or all, with an error that says why, and {untried} cannot be tried: their samples do not run on local tensors,
+or this build of PyTorch has none.
 
-This page is written by `python -m tests.cluster.opinfo_page RESULTS`, from what
-`python -m tests.cluster.opinfo_all RESULTS` has found, which goes on where it was ended and tries
-fewer samples of each where it is asked to. `make test` tries those that are known to go wrong in plain DTensor, and
-random programs; `make test-slow` tries one of every operation.
+`python -m tests.cluster.opinfo_page RESULTS` writes this page from the results of
+`python -m tests.cluster.opinfo_all RESULTS`, which can be interrupted and continued, and can be limited to fewer
+samples of each operation. `make test` tries the operations that are known to fail in plain DTensor, and random programs;
+`make test-slow` tries one sample of every operation.
 
 | inputs | right | refused |
 |---|---|---|
@@ -42,10 +42,10 @@ random programs; `make test-slow` tries one of every operation.
 REFUSED = """
 ## Refused
 
-What depends on values (in `index_fill` and `index_put`, the gradient of a value that is written), needs memory that the
-controller does not have, or is no dense tensor.
+These operations depend on values (in `index_fill` and `index_put`, the gradient of a value that is written), need
+memory that the controller does not have, or give a tensor that is not dense.
 
-| operation | cases | what is said |
+| operation | cases | error |
 |---|---|---|
 """
 

@@ -12,34 +12,34 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = f"""# Models that were trained on a mesh
 
 Each of these models is trained for {STEPS} steps by one process, and for {STEPS} steps on a mesh of 2×2 processes, from
-the same weights on the same batch: the loss, its gradients, `clip_grad_norm_`, AdamW. Compared are the losses and the
-norms of all gradients of each step, and all parameters after the last. Models are as their libraries build them, small
-and with random weights; those of Transformers are built from a configuration, and nothing in them is changed for the
-mesh.
+the same weights and on the same batch: the loss, its gradients, `clip_grad_norm_`, AdamW. The losses and the norms of
+all gradients of each step are compared, and all parameters after the last step. The models are built by their
+libraries, small and with random weights; those of Transformers are built from a configuration. No model is changed for
+the mesh.
 
 """
 
 TABLE = """
-*Data* has whole parameters everywhere and a batch in four parts, *fully sharded* parameters in four parts, too.
-*Tensor* is the plan of the second column over two processes; *data + tensor* has a batch in two parts besides, and
-*fully sharded + tensor* also parameters in two parts more. The numbers are the largest relative difference of a loss.
+*Data* replicates the parameters and shards the batch in four; *fully sharded* also shards the parameters in four.
+*Tensor* applies the plan of the second column over two processes; *data + tensor* also shards the batch in two, and
+*fully sharded + tensor* the parameters in two as well. The numbers are the largest relative difference of a loss.
 
 """
 
 GATHERED = """
 ## What was gathered
 
-Where PyTorch has no way to compute on parts, or a model asks for whole tensors, these operations run on whole ones:
-the result is right, and a `GatherWarning` says so at the line.
+If PyTorch cannot compute an operation on shards, or if a model needs whole tensors, the operation runs on whole
+tensors: the result is correct, and a `GatherWarning` at the line says so.
 
 | model | operations |
 |---|---|
 """
 
 END = """
-`python -m tests.models` writes this page; `make test-slow` trains all of it and holds this page to it, `make test` a
-few. Each of PyTorch's own modules is compared with itself there, too, by PyTorch's own samples: forward and backward,
-in training and not, whole and cut.
+`python -m tests.models` writes this page. `make test-slow` trains all of these models and compares the results with
+this page; `make test` trains a few. It also compares PyTorch's own modules on a mesh with themselves, on PyTorch's own
+samples: forward and backward, in training and evaluation mode, replicated and sharded.
 """
 
 
@@ -48,7 +48,7 @@ def page(outcomes: Mapping[str, Mapping[str, Outcome]], versions: str) -> str:
     every = [one for by in outcomes.values() for one in by.values()]
     equal = sum(one.is_equal() for one in every)
     verdict = "**All of them are equal**" if equal == len(every) else f"**{equal} of {len(every)} are equal**"
-    text = HEAD + f"{verdict}, to the digits of float32, with {versions}.\n" + TABLE
+    text = HEAD + f"{verdict}, up to float32 rounding, with {versions}.\n" + TABLE
     text += "| model | plan | " + " | ".join(PARALLEL) + " |\n|---|---|" + "---|" * len(PARALLEL) + "\n"
     for name, by in outcomes.items():
         cells = (

@@ -213,7 +213,7 @@ def decodes_or_refuses(verb: Verb[Any, Any], data: bytes) -> None:
 
 def table() -> str:
     """The engine messages as docs/protocol.md has them."""
-    lines = ["| verb | carries | is answered with | what it says |", "|---|---|---|---|"]
+    lines = ["| verb | request | reply | meaning |", "|---|---|---|---|"]
     for verb in ALL.values():
         reply = "" if verb.reply is None else f"`{verb.reply.__name__}`"
         lane = ", not urgent" if verb.lane == Lane.DATA else ""
