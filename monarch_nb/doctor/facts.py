@@ -16,7 +16,6 @@ from monarch_nb.host.folders import base_folder
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
 from monarch_nb.host.packages import installed
 from monarch_nb.lifecycle.devices import devices
-from monarch_nb.transport import Host, host_of
 
 _WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
 _ALSO = ("torch", "numpy", "torchmonarch", "nixl-cu12", "nixl-cu13")
@@ -40,7 +39,6 @@ class Facts(Struct, frozen=True):
     loopback_problem: str
     name_resolves: bool
     quick_start: bool  # processes are forked from one that has imported everything
-    sharing: Host  # what there is for threads that look before they sleep
     gpus: int
     rdma: tuple[str, ...] = ()  # RDMA devices that this process may use
     rdma_closed: tuple[str, ...] = ()  # and those it may not
@@ -65,7 +63,6 @@ def facts_of_this_machine() -> Facts:
         loopback_problem=_loopback_problem(),
         name_resolves=_name_resolves(),
         quick_start=has_pidfd() and not portable(),
-        sharing=host_of(None),
         gpus=len(devices()),
         rdma=rdma_devices(),
         rdma_closed=rdma_devices(closed=True),

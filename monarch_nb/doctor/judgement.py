@@ -26,7 +26,6 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
         _ports(facts),
         _name(facts),
         _start(facts),
-        _waiting(facts),
         Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
         _rdma(facts),
     ]
@@ -166,17 +165,6 @@ def _start(facts: Facts) -> Finding:
         "starting", "warning", "this system has no pidfd",
         "Everything works, but each process imports its libraries itself, which takes seconds with PyTorch.",
     )  # fmt: skip
-
-
-def _waiting(facts: Facts) -> Finding:
-    sharing, most = facts.sharing, facts.sharing.most_processes
-    if sharing.pressure is None:
-        why = "this kernel does not tell how busy processors are"
-    elif most < 1:
-        why = f"{sharing.processors} processors are none to spare"
-    else:
-        return Finding("waiting", "ok", f"look_before_sleep=auto polls for messages with up to {most} processes here")
-    return Finding("waiting", "ok", f"threads sleep at once, also with look_before_sleep=auto: {why}")
 
 
 def _rdma(facts: Facts) -> Finding:

@@ -244,8 +244,6 @@ class Future(Generic[R]):
         try:
             begun = time.monotonic()
             deadline = None if timeout is None else begun + timeout
-            for look in waiting.looks:
-                look(self.done)
             while True:
                 tick = waiting.TICK  # also where there are no waiters: one may come
                 if deadline is not None:

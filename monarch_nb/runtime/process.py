@@ -218,9 +218,7 @@ def install(new: Runtime | None, *, several: bool = False) -> None:
     if here.started() is not None:
         waiting.guards.clear()
         waiting.ready.clear()
-        waiting.looks.clear()
     here.install(new, several=several)
     if new is not None:
         log_prefix.install(running_actor)
         waiting.guards.append(new.waits.guard)
-        waiting.looks.append(new.node.before_wait)

@@ -34,9 +34,6 @@ ready: list[Callable[[], None]] = []
 # Asked when Ctrl-C ends a blocking wait: what becomes of the operation, "" to say no more than the wait itself does.
 stop_words: list[Callable[["Future[Any]"], str]] = []
 
-# Called before a thread sleeps, with what ends its wait: the thread may read messages by itself for a moment.
-looks: list[Callable[[Callable[[], object]], None]] = []
-
 # Asked before a thread blocks; may raise.
 block_checks: list[Callable[["Future[Any]"], None]] = []
 

@@ -38,7 +38,6 @@ class ConfigureArgs(AcceptedArgs, total=False):
     log_file_size: int
     log_folder: str
     log_kept_lines: int
-    look_before_sleep: str
     mesh_attach_config_timeout: Duration
     mesh_keep: Duration
     mesh_orphan_timeout: Duration

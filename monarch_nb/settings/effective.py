@@ -16,10 +16,6 @@ class Effective:
         "transport", ChannelTransport.Unix, "how hosts are reached; see enable_transport"
     )
     link_credit_window = count(256 * _MIB, "how many bytes may be under way to one process", least=1024)
-    look_before_sleep = text(
-        "off",
-        "whether a thread that waits reads messages itself for a moment: auto (with processors to spare), on, off",
-    )
     link_down_timeout = seconds(60, "how long a connection may be down before what waits for it is lost")
     shared_memory_threshold = count(
         256 * 1024, "the size, in bytes, from which a buffer travels as shared memory", least=4096

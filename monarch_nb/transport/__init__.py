@@ -28,7 +28,6 @@ from monarch_nb.transport.protocols import Clock, Transport
 
 if TYPE_CHECKING:
     from monarch_nb.transport.keys import Keys, require_keys
-    from monarch_nb.transport.looking import Host, host_of
     from monarch_nb.transport.node import Node
     from monarch_nb.transport.tcp.greeting import Unready, greet, knock, split
     from monarch_nb.transport.tcp.sockets import Limits, bound_at
@@ -38,7 +37,6 @@ __all__ = [
     "AGAIN_S",
     "Clock",
     "DescriptorLimitError",
-    "Host",
     "Keys",
     "Limits",
     "Node",
@@ -55,7 +53,6 @@ __all__ = [
     "descriptors_for",
     "greet",
     "held_back",
-    "host_of",
     "interrupt_program",
     "is_descriptor_limit",
     "knock",
@@ -81,10 +78,6 @@ __getattr__ = lazy_names(
         "keys": (
             "Keys",
             "require_keys",
-        ),
-        "looking": (
-            "Host",
-            "host_of",
         ),
         "node": ("Node",),
         "tcp.sockets": (

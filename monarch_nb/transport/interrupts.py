@@ -189,7 +189,7 @@ def throw_into(thread: int, exception: type[BaseException]) -> bool:
     """
     guard = _by_thread.get(thread)
     own = thread == threading.get_ident()
-    if own and guard is not None and guard.holding:  # it reads messages before it sleeps
+    if own and guard is not None and guard.holding:  # it delivers messages itself, as in a memory network
         guard.deferred = exception
         return True
     locks = [] if guard is None else [guard.outer, guard.lock]

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +20,6 @@ from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.listener import Listener
 from monarch_nb.transport.loans import Loans
-from monarch_nb.transport.looking import Looking, host_of
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.pool import Pool
 from monarch_nb.transport.reader import Reader
@@ -89,8 +87,6 @@ class Node:
             shared.threshold = settings.shared_memory_threshold
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
         self._pool = Pool(self._reader.busy)
-        self._looking = Looking(settings.look_before_sleep, lambda: host_of(self._own_folder))
-        self._may_look = settings.look_before_sleep != "off"
         self._loans = Loans(address, self._pool, self._reader, self.send)
         self._links = Links(
             address,
@@ -231,12 +227,6 @@ class Node:
                 interrupts.uninterrupted(self._reader.bursts.flush)
         else:
             self._reader.bursts.pauses += 1
-
-    def before_wait(self, done: Callable[[], object]) -> None:
-        """The calling thread is about to sleep until `done()`: what was held back leaves, and it may look first."""
-        self.flush()
-        if self._may_look and sys.gettrace() is None and not interrupts.inside():
-            self._reader.look(done, self._looking)
 
     def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
         """Send to whatever process is found where host `at` was learned to be, to hear its name. Never blocks."""

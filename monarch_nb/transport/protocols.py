@@ -67,9 +67,6 @@ class Transport(Protocol):
     def flush(self) -> None:
         """Let what waits to leave together with what comes after it leave now."""
 
-    def before_wait(self, done: Callable[[], object]) -> None:
-        """The calling thread is about to sleep until `done()`: the same, and where that pays it reads for a moment."""
-
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """Send back a message that cannot be taken to where it belongs."""
 

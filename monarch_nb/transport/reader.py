@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch_nb.transport.bursts import Bursts
 from monarch_nb.transport.errors import descriptor_limit, is_descriptor_limit
-from monarch_nb.transport.interrupts import held_back, uninterrupted
-from monarch_nb.transport.looking import PAUSE_S, Looking
+from monarch_nb.transport.interrupts import uninterrupted
 
 log = logging.getLogger("monarch_nb.transport")
 _WRITABLE = 4  # EPOLLOUT
@@ -24,8 +23,7 @@ _SPACE = 256 * 1024  # bytes
 _PATIENCE = 0.05  # seconds; how long `settled` waits for quiet
 _NAP = 0.001  # seconds; from a sleep that long nobody needs to be woken
 _RUSH_S = 0.005  # after a burst the thread naps, as another may follow
-_ASIDE_S = 0.003  # so long after the look of a thread that waits, another is expected
-_RECENT = 5.0  # seconds; a reader that had something to do within them looks up once a second
+_RECENT = 5.0  # seconds; a reader that had something to do within them wakes up once a second
 
 
 class Ticking(Protocol):
@@ -62,14 +60,10 @@ class Reader:
         except OSError as error:
             raise descriptor_limit("reading messages") if is_descriptor_limit(error) else error from None
         self.watch(self._wake_read, self._woken)
-        self._nap = select.poll()
-        self._nap.register(self._wake_read, select.POLLIN)
         self._stopping = False
         self.deep = False  # sleeping without a time limit
         self._asleep = False  # for longer than a nap
         self.bursts = Bursts(self._nudge)
-        self._turn = threading.Lock()  # of who carries out what is ready
-        self._looked_at = float("-inf")  # when a thread that waits has read by itself
         self._next_tick = time.monotonic()
         self.ident = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -209,16 +203,12 @@ class Reader:
                 self._asleep = now - bursts.last > _RUSH_S
                 if bursts.holders or not self._asleep:
                     timeout = _NAP
-            if now - self._looked_at < _ASIDE_S:  # threads that wait read by themselves
-                self._nap.poll(1000 * _NAP)
-                timeout = 0.0
             ready = self._selector.poll(timeout)
             self.deep = self._asleep = False
-            with self._turn:
-                self._handle(ready)
+            self._handle(ready)
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
-        """What is to be done for descriptors, and what is due; only under the lock of the turn."""
+        """Serves the descriptors that are ready, runs the calls, and ticks what is due."""
         quiet = not (ready or self._again)
         if self._again:
             again, self._again = self._again, set()
@@ -240,46 +230,6 @@ class Reader:
         if now >= self._next_tick and (self._busy or self._newly_busy):
             self._next_tick = now + self._tick
             self._tick_all(now)
-
-    def look(self, done: Callable[[], object], looking: Looking) -> None:
-        """Read on the calling thread, without sleeping, until `done()` or for as long as `looking` lets it."""
-        clock = time.monotonic
-        last = clock()
-        seconds = looking.seconds(last)
-        if not seconds or self.ident in (0, threading.get_ident()):
-            return
-        end = last + seconds
-        try:
-            while not done():
-                ready = self._selector.poll(0.0)
-                now = clock()
-                if now - last > PAUSE_S:
-                    looking.paused(now)
-                    break
-                if now >= end or self._stopping:
-                    looking.missed(now)
-                    break
-                self._looked_at = now
-                if ready:
-                    held_back(self._take_turn, ready)
-                    now = clock()
-                last = now
-            else:
-                looking.found()
-                return
-        except (OSError, ValueError):  # closed meanwhile
-            pass
-        self._looked_at = float("-inf")
-        self.wake()  # it stands aside, and what comes from now on is for it to read
-
-    def _take_turn(self, ready: list[tuple[int, int]]) -> None:
-        if self._turn.acquire(blocking=False):
-            before, self.ident = self.ident, threading.get_ident()
-            try:
-                self._handle(ready)
-            finally:
-                self.ident = before
-                self._turn.release()
 
     def _call_back(self, fd: int) -> None:
         callback = self._callbacks.get(fd)

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from monarch_nb.doctor import Facts, Finding, facts_of_this_machine, judge, table
-from monarch_nb.transport import Host
 
 GOOD = Facts(
     host="node1",
@@ -21,7 +20,6 @@ GOOD = Facts(
     loopback_problem="",
     name_resolves=True,
     quick_start=True,
-    sharing=Host(4, 0, 0.0),
     gpus=0,
 )
 

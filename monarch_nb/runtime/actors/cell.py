@@ -80,7 +80,7 @@ class ActorCell(AnsweringActor):
         self.executor: SyncExecutor | AsyncExecutor = (
             AsyncExecutor(self, process.node.flush)
             if spec.kind == "async"
-            else SyncExecutor(self, process.node.before_wait, main=spec.runs_on is RunsOn.MAIN_THREAD)
+            else SyncExecutor(self, process.node.flush, main=spec.runs_on is RunsOn.MAIN_THREAD)
         )
 
     # -- reading thread ---------------------------------------------------------------------------------------------

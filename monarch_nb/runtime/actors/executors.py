@@ -54,11 +54,9 @@ YIELD_AFTER = 64  # messages an async actor handles in a row before its other ta
 class SyncExecutor:
     """A thread without an event loop, on which everything of one sync actor runs; blocking there is legal."""
 
-    def __init__(
-        self, cell: Executed, before_wait: Callable[[Callable[[], object]], None], *, main: bool = False
-    ) -> None:
-        """`before_wait` is called before the thread sleeps, with what ends that."""
-        self._cell, self._before_wait = cell, before_wait
+    def __init__(self, cell: Executed, flush: Callable[[], None], *, main: bool = False) -> None:
+        """`flush` sends messages that were held back; it is called before the thread waits."""
+        self._cell, self._flush = cell, flush
         self._queue: SimpleQueue[bool] = SimpleQueue()
         self._items: deque[Message] = deque()  # the queue's tokens stand for these: they can be looked at
         self._control: deque[Callable[[], Any]] = deque()
@@ -125,12 +123,9 @@ class SyncExecutor:
         cell.finish()
         sleeping.leave()
 
-    def _wanted(self) -> bool:
-        return bool(self._items or self._control)
-
     def _step(self) -> None:
         if not self._items:
-            self._before_wait(self._wanted)
+            self._flush()
         self._idle = True
         token = self._queue.get()
         self._idle = False
@@ -151,7 +146,7 @@ class AsyncExecutor:
     """A thread with an event loop, on which everything of one async actor runs."""
 
     def __init__(self, cell: Executed, flush: Callable[[], None]) -> None:
-        """`flush` sends what waits to leave with what comes after it, before the loop waits."""
+        """`flush` sends messages that were held back; it is called before the loop waits."""
         self._cell, self._flush = cell, flush
         self._items: deque[Message] = deque()
         self._control: deque[Callable[[], Any]] = deque()

@@ -112,9 +112,6 @@ class MemoryTransport:
     def flush(self) -> None:
         """Everything leaves at once here."""
 
-    def before_wait(self, done: Callable[[], object]) -> None:
-        """The same; reading is for whoever lets time pass."""
-
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         """Send back a message that cannot be taken to where it belongs."""
         if header.src == self.address:
