@@ -84,7 +84,7 @@ class Collectives:
 
     def _of(self, cell: ActorCell) -> Waiting:
         running = cell.running
-        if running is None or cell.struck is not None:
+        if running is None or cell.on_interrupt is not None:
             return Waiting()
         cells = tuple(self._engine.cells.values())
         alone = not any(other.running_now() for other in cells if other is not cell)

@@ -49,7 +49,7 @@ class MemoryWorker:
     def start(self) -> None:
         """It takes messages from now on; actors are constructed once its set-up is done."""
         constructed = threading.Event()
-        self._console.executor.urge(constructed.set)
+        self._console.executor.post_control(constructed.set)
         self._console.executor.start()
         constructed.wait(10.0)
         self.engine.begin_setup()

@@ -14,7 +14,7 @@ from monarch_nb.mesh.mesh_events import Event, MeshStopped, MeshStopping
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
 from monarch_nb.runtime import (
-    ActorLife,
+    ActorCell,
     ActorState,
     Future,
     Instance,
@@ -238,11 +238,11 @@ class MeshStopper:
             return ActorGone()
         cell.on_end(lambda: asker.reply(ActorGone(cell.left_in)))
         cell.stop(body.reason)
-        self._engine.later(cell.patience, lambda: self._hurry(cell))
+        self._engine.later(cell.cleanup.patience, lambda: self._interrupt_overdue(cell))
         return None
 
-    def _hurry(self, cell: ActorLife) -> None:
+    def _interrupt_overdue(self, cell: ActorCell) -> None:
         """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""
-        wait = cell.hurry()
+        wait = cell.cleanup.interrupt_overdue()
         if wait is not None:
-            self._engine.later(wait, lambda: self._hurry(cell))
+            self._engine.later(wait, lambda: self._interrupt_overdue(cell))

@@ -10,14 +10,12 @@ from monarch_nb.runtime.actors.endpoint import (
     kind_of,
     undeclared_name,
 )
-from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
-from monarch_nb.runtime.actors.roles import Feature
 from monarch_nb.runtime.arrivals import SPAWN
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.features import COLLECTIVES, DEBUG
+from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.held import Held
 from monarch_nb.runtime.local import Local
@@ -41,7 +39,7 @@ from monarch_nb.runtime.settling import (
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
-from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, WhatRuns
+from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
@@ -59,7 +57,6 @@ __all__ = [
     "Actor",
     "ActorCell",
     "ActorId",
-    "ActorLife",
     "ActorState",
     "Channel",
     "Context",

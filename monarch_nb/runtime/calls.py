@@ -1,24 +1,21 @@
 """Calls that wait for replies: one of them collects the answers of every actor it was sent to."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
-from monarch_nb.runtime.context import Context
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.meshes import MeshState
-from monarch_nb.runtime.output.log_positions import LogPositions
-from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, unfold, unpickle_failure
 from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
-    from monarch_nb.transport import Clock, Parcel, Transport
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
 
 Thunk = Callable[[], Any]
 
@@ -29,55 +26,6 @@ def answered() -> None:
 
 def _nobody() -> None:
     """In the place of a future that was handed out."""
-
-
-class Caller(Protocol):
-    """What a call asks of the process that made it."""
-
-    @property
-    def node(self) -> "Transport":
-        """The process on the network."""
-
-    @property
-    def clock(self) -> "Clock":
-        """Its time."""
-
-    @property
-    def ports(self) -> PortTable:
-        """Where answers arrive."""
-
-    @property
-    def calls(self) -> "dict[str, PendingCall]":
-        """Those that wait for answers, by id."""
-
-    @property
-    def meshes(self) -> Mapping[str, MeshState]:
-        """What is known of meshes, by uid."""
-
-    @property
-    def log_positions(self) -> LogPositions:
-        """Where the output of others stood at their latest replies."""
-
-    def held_at(self, mesh: str, rank: int) -> str:
-        """Where an actor is stopped by the debugger, "" where it is not."""
-
-    def new_call(self) -> str:
-        """A process-wide unique id for one call."""
-
-    def context(self) -> Context:
-        """Who calls."""
-
-    def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Runs a short function later."""
-
-    def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
-        """Frees ranks that wait for others that have raised, and does `then`."""
-
-    def cancel_on_ranks(self, call: str, mesh: str, ranks: list[int]) -> None:
-        """Tells ranks that they need not answer a call any more."""
-
-    def failure(self, frames: Sequence[Any], call: "PendingCall | None" = None) -> BaseException:
-        """The error that an encoded cause of a failure stands for."""
 
 
 class DeadlockError(RuntimeError):
@@ -93,7 +41,7 @@ class PendingCall:
 
     def __init__(
         self,
-        process: Caller,
+        process: "Runtime",
         title: str,
         mesh: str,
         ranks: Callable[[], Sequence[int]],

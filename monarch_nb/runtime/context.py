@@ -2,15 +2,18 @@
 
 import hashlib
 import threading
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from monarch_nb.routing import Outbox
 from monarch_nb.runtime.ids import Uid
 from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import Harmless, parse_address
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.cell import ActorCell
+    from monarch_nb.runtime.process import Runtime
 
 _NOWHERE = Point(0, Extent((), ()))
 
@@ -95,30 +98,6 @@ def _creator(lineage: tuple[Ancestor, ...]) -> CreatorInstance | None:
     return CreatorInstance(last.name, last.class_name, place, _creator(lineage[:-1]), ActorId.of(lineage))
 
 
-class Home(Protocol):
-    """The process that an actor lives in."""
-
-    @property
-    def address(self) -> str:
-        """Where it is."""
-
-    def this_proc(self) -> Any:
-        """It, as a ProcMesh of one."""
-
-    def proc_mesh(self) -> Any:
-        """The ProcMesh it belongs to."""
-
-
-class Hosted(Protocol):
-    """What runs an actor."""
-
-    def end_self(self, how: str, reason: str | None) -> None:
-        """The actor asks for its own end, from within an endpoint."""
-
-    def interruptible(self) -> AbstractContextManager[None]:
-        """Around what an interrupt of the actor breaks off; on its thread."""
-
-
 class StopRequested(BaseException):
     """Unwinds an endpoint whose actor asked to stop, be killed or aborted."""
 
@@ -127,14 +106,14 @@ class StopRequested(BaseException):
 class Instance:
     """One life of one actor: its names, its place, and what it can do to itself."""
 
-    process: Home
+    process: "Runtime"
     stream: str  # unique per life: the sender of its messages
     lineage: tuple[Ancestor, ...]  # the root first, itself last
     rank: Point = _NOWHERE
     mesh: str = ""
     base_rank: int = 0
     incarnation: int = 0
-    cell: Hosted | None = None
+    cell: "ActorCell | None" = None
     outbox: Outbox = field(default_factory=Outbox)
     numbering: threading.Lock = field(default_factory=threading.Lock)
     actor_id: ActorId = field(init=False)

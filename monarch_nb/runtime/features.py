@@ -4,9 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from monarch_nb.runtime.actors.roles import Feature
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
@@ -18,6 +17,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Feature(Generic[T]):
+    """The name of a part that a process loads when it is first needed, and its type."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class Debugger(Protocol):

@@ -1,31 +1,33 @@
 """Which process this is: what users' code finds when it names none, on whichever thread it runs."""
 
 import threading
-from typing import cast
+from typing import TYPE_CHECKING
 
 from monarch_nb._becoming import become_controller
-from monarch_nb.runtime.actors.roles import Process
 from monarch_nb.runtime.context import current
 from monarch_nb.transport import held_back
 
-_process: Process | None = None
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+
+_process: "Runtime | None" = None
 _several = False  # several are simulated here, and an actor's context says which of them it is in
 _starting = threading.RLock()
 
 
-def process() -> Process:
+def process() -> "Runtime":
     """The process of the calling code; one that is part of nothing yet becomes a controller now."""
     if _several:
         return _of_context() or _process or _start()
     return _process or _start()
 
 
-def started() -> Process | None:
+def started() -> "Runtime | None":
     """The process of the calling code, if it is part of anything yet."""
     return (_of_context() if _several else None) or _process
 
 
-def install(new: Process | None, *, several: bool = False) -> None:
+def install(new: "Runtime | None", *, several: bool = False) -> None:
     """Makes `new` the process of all code, or with `several` of the code that runs outside of actors.
 
     None after the old one was closed.
@@ -34,12 +36,12 @@ def install(new: Process | None, *, several: bool = False) -> None:
     _process, _several = new, several
 
 
-def _of_context() -> Process | None:
+def _of_context() -> "Runtime | None":
     context = current.get()
-    return None if context is None else cast(Process, context.actor_instance.process)
+    return None if context is None else context.actor_instance.process
 
 
-def _start() -> Process:
+def _start() -> "Runtime":
     with _starting:
         if _process is None:
             held_back(become_controller)

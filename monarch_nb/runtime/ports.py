@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from monarch_nb.runtime.actors.roles import Process
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.here import process
 from monarch_nb.wire import (
@@ -24,6 +23,7 @@ from monarch_nb.wire import (
 )
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 T = TypeVar("T")
@@ -216,7 +216,7 @@ class _OpenPort:
             queue.arrive(header, parcel)
 
 
-def _open(header: Header, frames: Sequence[Any], receiver: Process) -> Any:
+def _open(header: Header, frames: Sequence[Any], receiver: "Runtime") -> Any:
     """What came for a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
         return decode(frames, receiver)

@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -13,11 +13,10 @@ from monarch_nb.runtime import forgotten, here, waiting
 from monarch_nb.runtime.actors.cell import HOOK, ActorCell
 from monarch_nb.runtime.actors.failures import Failures
 from monarch_nb.runtime.actors.hosting import Hosting
-from monarch_nb.runtime.actors.interruptions import Interruptions
+from monarch_nb.runtime.actors.interrupts import Interrupts
 from monarch_nb.runtime.arrivals import SPAWN, Arrivals
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.cancelled import CancelledCalls
-from monarch_nb.runtime.cancels import Cancels
+from monarch_nb.runtime.cancellation import Cancellation, CancelledCalls
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features
 from monarch_nb.runtime.local import Local
@@ -106,17 +105,17 @@ class Runtime:
         self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later
         self.latest_actors = hosting.latest
 
-        self.waits = Waits(local, self, clock, node.flush)
-        cancels = Cancels(self, self.cancelled, meshes=local.meshes, cells=local.cells, calls=local.calls)
-        self.cancel_on_ranks = cancels.send
-        interruptions = Interruptions(
+        self.waits = Waits(self)
+        cancellation = Cancellation(self)
+        self.cancel_on_ranks = cancellation.send
+        interrupts = Interrupts(
             local.cells, self.cancelled, clock, lambda cell: self.feature(COLLECTIVES).interrupted(cell)
         )
-        self.verbs.handle(CANCEL, cancels.arrive)
+        self.verbs.handle(CANCEL, cancellation.arrive)
         self.verbs.handle(PROBE, self.waits.arrive)
         self.verbs.handle(END, self.waits.end)
-        self.verbs.handle(INTERRUPT, interruptions.interrupt)
-        self.verbs.handle(DOING, interruptions.doing)
+        self.verbs.handle(INTERRUPT, interrupts.interrupt)
+        self.verbs.handle(DOING, interrupts.doing)
 
     @property
     def closed(self) -> bool:
@@ -204,10 +203,10 @@ class Runtime:
 
 
 # This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now.
-runtime = cast("Callable[[], Runtime]", here.process)
+runtime = here.process
 
 # The same, if there is one yet.
-started = cast("Callable[[], Runtime | None]", here.started)
+started = here.started
 
 
 def install(new: Runtime | None, *, several: bool = False) -> None:

@@ -6,12 +6,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import forgotten
 from monarch_nb.runtime.actors.raised import Raised
-from monarch_nb.runtime.calls import Caller, PendingCall, Thunk, answered
+from monarch_nb.runtime.calls import PendingCall, Thunk, answered
 from monarch_nb.runtime.future import Future
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
 
 
 class _Unclaimed:
@@ -27,7 +30,9 @@ class _Unclaimed:
 class StreamCall(PendingCall):
     """Hands each reply to the next future that is looked at, in the order of arrival."""
 
-    def __init__(self, process: Caller, title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int) -> None:
+    def __init__(
+        self, process: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
+    ) -> None:
         super().__init__(process, title, mesh, ranks, size, lambda replies: None)
         self.future.story = None  # nobody waits for this one, and neither is to wait for a garbage collection
         self._ready: deque[Thunk] = deque()

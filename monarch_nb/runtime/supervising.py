@@ -2,72 +2,29 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.context import Ancestor, Instance
 from monarch_nb.wire import Header
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.cell import ActorCell
+    from monarch_nb.runtime.calls import PendingCall
+    from monarch_nb.runtime.context import Instance
     from monarch_nb.runtime.meshes import MeshState
     from monarch_nb.shape import Region
-
-
-class Spec(Protocol):
-    """How an actor was spawned."""
-
-    @property
-    def name(self) -> str:
-        """As it was spawned."""
-
-    @property
-    def owner_process(self) -> str:
-        """The process of the actor that owns it."""
-
-    @property
-    def creators(self) -> tuple[Ancestor, ...]:
-        """Who spawned whom, the owner last."""
-
-
-class Actor(Protocol):
-    """An actor of this process, as supervision sees it."""
-
-    @property
-    def instance(self) -> Instance:
-        """Its names and its place."""
-
-    @property
-    def spec(self) -> Spec:
-        """How it was spawned."""
-
-    @property
-    def mesh(self) -> str:
-        """The mesh it is in."""
-
-    @property
-    def rank(self) -> int:
-        """Its base rank there."""
-
-    @property
-    def incarnation(self) -> int:
-        """Which life of that rank it is."""
-
-    @property
-    def cause(self) -> Any:
-        """Why it has ended; None while it lives."""
 
 
 class Supervising(Protocol):
     """What the runtime asks of the row above: causes of failures, and telling owners."""
 
-    def cause_of(self, kind: str, error: BaseException, text: str, actor: Actor, method: str) -> Any:
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: "ActorCell", method: str) -> Any:
         """The cause of an actor's failure."""
 
-    def stopped_cause(self, actor: Actor, reason: str) -> Any:
+    def stopped_cause(self, actor: "ActorCell", reason: str) -> Any:
         """What callers of a stopped actor are told."""
 
     def lost_cause(self, header: Header, reason: str) -> Any:
         """What the caller is told of a message that could not be delivered."""
 
-    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
+    def lost(self, header: Header, reason: str, call: "PendingCall") -> BaseException:
         """The error of a call whose message could not be delivered."""
 
     def encode(self, cause: object, request: Header) -> bytes:
@@ -76,22 +33,22 @@ class Supervising(Protocol):
     def reason(self, cause: object) -> str:
         """A cause in a few words."""
 
-    def check(self, state: "MeshState", region: "Region", call: PendingCall | None) -> BaseException | None:
+    def check(self, state: "MeshState", region: "Region", call: "PendingCall | None") -> BaseException | None:
         """What a call on a slice must raise at once."""
 
-    def error(self, data: Any, call: PendingCall | None) -> BaseException:
+    def error(self, data: Any, call: "PendingCall | None") -> BaseException:
         """The error a call raises for an encoded cause."""
 
-    def actor_spawned(self, actor: Actor) -> None:
+    def actor_spawned(self, actor: "ActorCell") -> None:
         """An actor lives here from now on."""
 
-    def actor_failed(self, actor: Actor) -> None:
+    def actor_failed(self, actor: "ActorCell") -> None:
         """An actor of this process has failed."""
 
-    def actor_ended(self, actor: Actor) -> None:
+    def actor_ended(self, actor: "ActorCell") -> None:
         """An actor of this process is gone, failed or stopped."""
 
-    def stop_children(self, instance: Instance) -> None:
+    def stop_children(self, instance: "Instance") -> None:
         """Stops what an ending actor owns; blocks."""
 
     def undeliverable(self, header: Header, reason: str) -> None:

@@ -1,8 +1,34 @@
-"""Engine messages between the processes of a cluster about calls: cancelled, blocked, interrupted."""
+"""Engine messages between processes about actors and calls: spawned, cancelled, blocked, interrupted."""
+
+from enum import IntEnum
 
 import msgspec
 
-from monarch_nb.wire import Verb
+from monarch_nb.runtime.actors.endpoint import Kind
+from monarch_nb.runtime.context import Ancestor
+from monarch_nb.shape import RegionForm
+from monarch_nb.wire import Harmless, Verb
+
+
+class RunsOn(IntEnum):
+    """Which thread of its process an actor runs on."""
+
+    ITS_OWN = 0  # or a loop of its own
+    MAIN_THREAD = 1
+
+
+class SpawnActor(Harmless, array_like=True, frozen=True):
+    """The request to host one rank of an actor mesh; its class and arguments follow, pickled."""
+
+    name: str
+    class_name: str
+    kind: Kind
+    region: RegionForm  # on which the mesh was spawned, or that it has grown to
+    owner: str  # stream of the owning actor
+    owner_process: str
+    creators: tuple[Ancestor, ...]  # who spawned whom, the owner last
+    runs_on: RunsOn = RunsOn.ITS_OWN
+    debug: bytes = b""  # the debugger's breakpoints, which hold in `__init__`, too
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True):

@@ -4,20 +4,20 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb._about import more
 from monarch_nb.runtime.actors.cell import ActorCell
-from monarch_nb.runtime.actors.roles import Messenger
 from monarch_nb.runtime.calls import DeadlockError
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Hop, Probe
-from monarch_nb.transport import Clock
 from monarch_nb.wire import Asker
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
 
 TICK = 0.25  # seconds a wait lasts before anything is asked, and between looks at the waits of this process
 SLOWEST = 30.0  # seconds between two probes of a wait that goes on and on
@@ -34,9 +34,8 @@ class Waits:
     wait of the circle, the same whoever finds it, ends with a DeadlockError. Nothing is asked of waits that are short.
     """
 
-    def __init__(self, local: Local, messenger: Messenger, clock: Clock, flush: Callable[[], None]) -> None:
-        """`flush` sends what waits to leave with what comes after it, before a thread waits."""
-        self._local, self._messenger, self._clock, self._flush = local, messenger, clock, flush
+    def __init__(self, runtime: "Runtime") -> None:
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[ActorCell, tuple[str, float]] = {}  # call, since when
         self._probed: dict[ActorCell, tuple[str, float, float]] = {}  # call, when next, how long after that
@@ -46,17 +45,17 @@ class Waits:
 
     def guard(self, future: Future[Any], timeout: float | None) -> Callable[[], None] | None:
         """A thread begins to wait; the function returned is called when it does no longer."""
-        self._flush()
+        self._runtime.node.flush()
         context = current.get()
         cell = context.actor_instance.cell if context is not None else None
         if not isinstance(cell, ActorCell) or not future.wait_id or not _holds_up(cell):
             return None
-        if self._local.cells.get((cell.mesh, cell.rank)) is not cell:
+        if self._runtime.cells.get((cell.mesh, cell.rank)) is not cell:
             return None
         self._end_own(cell, future.wait_id)
         if timeout is not None:
             return None
-        self._waiting[cell] = (future.wait_id, self._clock.monotonic())
+        self._waiting[cell] = (future.wait_id, self._runtime.clock.monotonic())
         if not self._ticking:
             self._start()
 
@@ -67,11 +66,11 @@ class Waits:
 
     def _end_own(self, cell: ActorCell, call_id: str) -> None:
         """An actor that waits for itself waits for nothing: the call ends at once, also where the wait has a limit."""
-        call = self._local.calls.get(call_id)
+        call = self._runtime.calls.get(call_id)
         if call is None or call.mesh != cell.mesh or (isinstance(call, StreamCall) and call.size > 1):
             return
         if cell.rank in call.missing_ranks() and not cell.is_concurrent(call.title.rpartition(".")[2]):
-            story = _story((Hop(self._local.address, call_id, _doing(cell), call.title),))
+            story = _story((Hop(self._runtime.address, call_id, _doing(cell), call.title),))
             call.fail(DeadlockError(story + more("manual/deadlocks.md")))
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
@@ -81,10 +80,10 @@ class Waits:
             if self._ticking:
                 return
             self._ticking = True
-        self._clock.every(TICK, self._tick)
+        self._runtime.clock.every(TICK, self._tick)
 
     def _tick(self) -> bool:
-        now = self._clock.monotonic()
+        now = self._runtime.clock.monotonic()
         for cell, (call, since) in tuple(self._waiting.items()):
             if now - since < TICK:
                 continue
@@ -103,20 +102,20 @@ class Waits:
 
     def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[Hop, ...]) -> None:
         """Asks those whom `cell` waits for."""
-        call = self._local.calls.get(call_id)
+        call = self._runtime.calls.get(call_id)
         if call is None or (isinstance(call, StreamCall) and call.size > 1):
             return  # a stream goes on with any answer
-        state = self._local.meshes.get(call.mesh)
+        state = self._runtime.meshes.get(call.mesh)
         if not isinstance(state, ActorState):
             return
         missing = call.missing_ranks()
         if len(missing) > WIDEST:
             return
-        hops = (*before, Hop(self._local.address, call_id, _doing(cell), call.title))
+        hops = (*before, Hop(self._runtime.address, call_id, _doing(cell), call.title))
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
-                self._messenger.tell(state.procs.address(rank), PROBE, probe)
+                self._runtime.tell(state.procs.address(rank), PROBE, probe)
             except Exception:  # gone: who waits for it is told otherwise
                 continue
 
@@ -124,7 +123,7 @@ class Waits:
 
     def arrive(self, probe: Probe, asker: Asker[None]) -> None:
         """Somebody who waits for an actor here asks whether that one waits, too."""
-        cell = self._local.cells.get((probe.mesh, probe.rank))
+        cell = self._runtime.cells.get((probe.mesh, probe.rank))
         if cell is None or cell.incarnation != probe.incarnation:
             return
         blocked = self._waiting.get(cell)
@@ -147,11 +146,11 @@ class Waits:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
-        self._messenger.tell(victim.process, END, Deadlock(victim.call, _story(circle)))
+        self._runtime.tell(victim.process, END, Deadlock(victim.call, _story(circle)))
 
     def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
         """A wait of this process is part of a deadlock, and the one that ends."""
-        call = self._local.calls.get(deadlock.call)
+        call = self._runtime.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
             call.fail(DeadlockError(deadlock.story + more("manual/deadlocks.md")))
 

@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
-from monarch_nb.runtime import ActorState, Local
-from monarch_nb.runtime.supervising import Actor
+from monarch_nb.runtime import ActorCell, ActorState, Local
 from monarch_nb.supervision.cause import Cause, CauseKind, stop_cause
 from monarch_nb.wire import Header, error_line, host_of
 
@@ -29,7 +28,7 @@ class Causes:
     def __init__(self, local: Local) -> None:
         self.local = local
 
-    def cause_of(self, kind: str, error: BaseException, text: str, actor: Actor, method: str) -> Cause:
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: ActorCell, method: str) -> Cause:
         """The cause of an actor's failure."""
         if kind == "aborted":
             return Cause(kind="aborted", text=text, actor=str(actor.instance), host=self.local.host, at=time.time())
@@ -44,7 +43,7 @@ class Causes:
             at=time.time(),
         )
 
-    def stopped_cause(self, actor: Actor, reason: str) -> Cause:
+    def stopped_cause(self, actor: ActorCell, reason: str) -> Cause:
         """What callers of a stopped actor are told."""
         return msgspec.structs.replace(stop_cause(reason), actor=str(actor.instance), host=self.local.host)
 
@@ -55,9 +54,9 @@ class Causes:
         host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
         return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
 
-    def refusal(self, actor: Actor) -> Refusal:
+    def refusal(self, actor: ActorCell) -> Refusal:
         """How the end of an actor is told."""
-        return Refusal(actor.mesh, actor.rank, actor.incarnation, actor.cause)
+        return Refusal(actor.mesh, actor.rank, actor.incarnation, cast(Cause, actor.cause))
 
     def encode(self, cause: Any, request: Header) -> bytes:
         """The cause for which a call is refused, as bytes; it names the actor that was called."""

@@ -15,7 +15,6 @@ from monarch_nb.runtime import (
     ProcState,
     when_done,
 )
-from monarch_nb.runtime.supervising import Actor
 from monarch_nb.settings import settings
 from monarch_nb.supervision.actions import (
     Action,
@@ -265,12 +264,12 @@ class Driver(CallErrors):
 
     # -- what the runtime asks (Supervising) ------------------------------------------------------------------------
 
-    def actor_spawned(self, actor: Actor) -> None:
+    def actor_spawned(self, actor: ActorCell) -> None:
         """An actor lives here from now on, for as long as the process of its owner does."""
         if actor.spec.owner_process != self.local.address:
             self._effects.watch_owner(actor.spec.owner_process)
 
-    def actor_failed(self, actor: Actor) -> None:
+    def actor_failed(self, actor: ActorCell) -> None:
         """An actor of this process has failed: what it owns ends, its owner is told."""
         self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
         if actor.spec.owner_process == self.local.address:
@@ -278,7 +277,7 @@ class Driver(CallErrors):
         else:
             self._effects.tell_owner(actor.spec.owner_process, self.refusal(actor))
 
-    def actor_ended(self, actor: Actor) -> None:
+    def actor_ended(self, actor: ActorCell) -> None:
         """An actor of this process is gone."""
         self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.runtime import ActorLife
+from monarch_nb.runtime import ActorCell
 from monarch_nb.supervision.failure import MeshFailure
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
 
 
 def run_hook(
-    cell: ActorLife,
+    cell: ActorCell,
     hook: Callable[[], Any],
     done: Callable[[bool], None],
     failed: Callable[[BaseException], None],
@@ -75,7 +75,7 @@ def run_hook(
             raise error
         failed(error)
 
-    cell.executor.urge(run)
+    cell.executor.post_control(run)
 
 
 def log_failure(failure: MeshFailure) -> None:

@@ -62,17 +62,27 @@ def module_name(path: Path, source_root: Path) -> str:
 
 
 @functools.cache
-def imports(source: str, module: str, *, is_package: bool) -> tuple[str, ...]:
-    """Every import anywhere in the source: in functions, under TYPE_CHECKING, by a literal import_module() too.
+def imports(source: str, module: str, *, is_package: bool, for_types: bool = True) -> tuple[str, ...]:
+    """Every import anywhere in the source: in functions, by a literal import_module(), `for_types` those of types too.
 
     `from a import b` counts as a.b: whether b is a module or a name in a comes out as the same row.
     """
-    return tuple(_imports(source, module, is_package=is_package))
+    return tuple(_imports(source, module, is_package=is_package, for_types=for_types))
 
 
-def _imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+def _statements(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
+    """All nodes of a tree, with or without what stands under `if TYPE_CHECKING`."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not for_types:
+                continue
+        yield from _statements(node, for_types=for_types)
+
+
+def _imports(source: str, module: str, *, is_package: bool, for_types: bool) -> Iterator[str]:
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source, filename=module)):
+    for node in _statements(ast.parse(source, filename=module), for_types=for_types):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -141,7 +151,10 @@ USUAL_MODULE = 130  # the median
 
 
 def graph() -> dict[str, set[str]]:
-    """Which module of the library imports which, wherever the import stands."""
+    """Which module of the library imports which when it runs, wherever the import stands.
+
+    Imports for types alone are left out: a part names the class that it is a part of, and runs nothing of it.
+    """
     files = {module_name(path, ROOT): path for path in (ROOT / "monarch_nb").rglob("*.py")}
 
     def known(name: str) -> str:
@@ -151,7 +164,7 @@ def graph() -> dict[str, set[str]]:
 
     found: dict[str, set[str]] = {}
     for module, path in files.items():
-        names = imports(path.read_text(), module, is_package=path.name == "__init__.py")
+        names = imports(path.read_text(), module, is_package=path.name == "__init__.py", for_types=False)
         found[module] = {target for name in names if (target := known(name)) and target != module}
     return found
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 # (class, attribute) and why it may be anything.
 VALUES_OF_USERS = {
-    ("ActorLife", "obj"): "the user's actor",
+    ("ActorCell", "obj"): "the user's actor",
     ("EndpointProperty", "_propagator"): "what the user gave for the types of an endpoint",
     ("Future", "_value"): "what the user's endpoint returned",
 }

@@ -1,66 +1,97 @@
-"""One life of one actor in its process: its inbox, its object, and how its messages are run."""
+"""One actor in its process, from its spawn to its end: its inbox, its object, how its messages run, how it ends."""
 
 import asyncio
 import contextlib
 import functools
 import inspect
 import logging
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from monarch_nb.routing import Inbox, InboxOverflow
-from monarch_nb.runtime.actors.answering import AnsweringActor
-from monarch_nb.runtime.actors.cell_host import CellHost
+from monarch_nb.runtime.actors.cleanup import Cleanup
 from monarch_nb.runtime.actors.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.actors.exposure import Exposure
-from monarch_nb.runtime.actors.life import RunsOn, SpawnActor
-from monarch_nb.runtime.context import Ancestor, Context, Instance, current
+from monarch_nb.runtime.actors.interrupts import InterruptWindow
+from monarch_nb.runtime.cancellation import not_run
+from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
 from monarch_nb.runtime.ports import ReplyPort
 from monarch_nb.runtime.spans import continued, instrumented
+from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.shape import Extent, Point
 from monarch_nb.wire import (
     Header,
+    RemoteException,
     Status,
     decode,
     encode,
     encode_exception,
+    error_line,
+    format_exception,
+    pickle_failure,
+    text_of,
+    type_name,
 )
 from monarch_nb.wire.header import SKIP
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
 logger = logging.getLogger(__name__)
+
+State = Literal["starting", "alive", "failed", "stopped"]
 
 EXEC = "__cell__"  # runs a cell's source between messages
 HOOK = "__healed__"  # tells survivors who was re-created
 ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
-STRUCK = "__interrupted__"  # of actors of the library whose endpoints are hit by interrupts only where they say so
+INTERRUPT_HOOK = "__interrupted__"  # of actors of the library that say themselves where an interrupt may raise
 
 
-class ActorCell(AnsweringActor):
-    """Hosts one actor. `arrive` is called by the reading thread; all user code runs on the executor's thread."""
+class ActorCell:
+    """Hosts one actor.
 
-    def __init__(self, process: CellHost, spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
-        super().__init__(process, spec)
+    The reading thread calls `arrive`; all user code runs on the executor's thread. Methods may be called from any
+    thread where their section does not say otherwise.
+    """
+
+    def __init__(self, process: "Runtime", spec: SpawnActor, header: Header, parcel: "Parcel | None") -> None:
         self.process = process
+        self.spec = spec
         self.mesh, self.rank, self.incarnation = header.mesh, header.rank, header.incarnation
+        self.obj: Any = None
+        self.state: State = "starting"
+        self.cause: object = None  # why it has failed or was stopped, as supervision says it
+        self.endpoints: dict[str, Any] = {}
+        self.cell_namespace: dict[str, Any] = {"__name__": "__main__"}  # of cells run on this actor
+        self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self.inbox: Inbox[Any] = Inbox()
-        self.running = None
+        self._arriving = threading.Lock()
+        self._spawn = (header, parcel)
+        self.running: tuple[str, str, float] | None = None  # call, endpoint, since when
         self.began: tuple[str, float] | None = None  # the last call, and when
-        self.constructing = False  # its `__init__` runs
+        self.constructing = False  # `__init__` runs
         self.calls = 0  # messages that were begun, for statistics
         self.errors = 0  # those that raised
         self.task: asyncio.Task[Any] | None = None
-        self.watch: Callable[[Any], Any] | None = None  # wraps methods while a debugger has breakpoints here
         self._calls: dict[str, asyncio.Task[Any] | None] = {}  # async endpoints that run, by call
-        self._exposure = Exposure(process.clock)
+        self._interrupts = InterruptWindow(process.clock)
         self._unanswered: Header | None = None  # the message that a sync endpoint runs
-        self._spawn = (header, parcel)
+        self.ending = False  # the executor takes no more messages
+        self.ended = False
+        self.end_error: Exception | None = None
+        self.left_in = ""  # what it was still doing when it was given up
+        self.muted = False  # answers nothing any more
+        self._on_end: list[Callable[[], object]] = []
+        self.cleanup = Cleanup(self)
+
         labels, sizes = spec.region.labels, spec.region.sizes
         point = spec.region.region.point_of_base_rank(header.rank)
         shown = f"<{spec.class_name} {spec.name}{point if labels else ''}>"
@@ -75,15 +106,13 @@ class ActorCell(AnsweringActor):
             incarnation=header.incarnation,
             cell=self,
         )
-        self.endpoints: dict[str, Any] = {}
-        self.cell_namespace: dict[str, Any] = {"__name__": "__main__"}  # of cells run on this actor
         self.executor: SyncExecutor | AsyncExecutor = (
             AsyncExecutor(self, process.node.flush)
             if spec.kind == "async"
             else SyncExecutor(self, process.node.flush, main=spec.runs_on is RunsOn.MAIN_THREAD)
         )
 
-    # -- reading thread ---------------------------------------------------------------------------------------------
+    # -- messages come in: reading thread ---------------------------------------------------------------------------
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """Takes a message in; it is queued as soon as all before it have come."""
@@ -107,7 +136,7 @@ class ActorCell(AnsweringActor):
             self.process.watch_gap(self)
 
     def expire_gaps(self, now: float) -> list[Any]:
-        """Gaps that will not be filled any more; what came after them is run."""
+        """Gives up the gaps that have lasted too long; what came after them is run."""
         with self._arriving:
             gaps = list(self.inbox.expired(now, settings.message_delivery_timeout))
             for gap in gaps:
@@ -116,7 +145,7 @@ class ActorCell(AnsweringActor):
         return gaps
 
     def queued(self) -> list[Any]:
-        """Messages that wait, for diagnosis."""
+        """The messages that wait, for diagnosis."""
         return self.executor.waiting()
 
     def _enqueue(self, header: Header, parcel: "Parcel") -> None:
@@ -127,7 +156,19 @@ class ActorCell(AnsweringActor):
         if self.cause is not None:  # it ended in between: nobody else will look into the queue
             self.refuse_queued()
 
-    # -- the executor's thread --------------------------------------------------------------------------------------
+    def refuse(self, header: Header, parcel: "Parcel | None" = None) -> None:
+        """Answers a message that will never be run."""
+        if parcel is not None:
+            self.process.node.consumed(parcel)
+        if not self.muted:
+            self.process.refuse(header, self.cause)
+
+    def refuse_queued(self) -> None:
+        """Refuses all messages that wait."""
+        for message in self.executor.drain():
+            self.refuse(*message)
+
+    # -- messages are run: the executor's thread --------------------------------------------------------------------
 
     def construct(self) -> None:
         """Makes the object; on failure the actor fails with the error as its cause."""
@@ -145,9 +186,9 @@ class ActorCell(AnsweringActor):
                 self.process.arm(self, cls)
                 init = obj.__init__ if self.watch is None else self.watch(obj.__init__)
                 self.constructing = True
-                self._exposure.begin()
+                self._interrupts.begin()
                 init(*args, **kwargs)
-                self._exposure.end()
+                self._interrupts.end()
                 self.obj = obj
             else:
                 self.endpoints = endpoints_of(type(self.obj))
@@ -155,11 +196,11 @@ class ActorCell(AnsweringActor):
                 self.state = "alive"
             self._reply(header, Status.VALUE, encode(None))
         except BaseException as error:
-            self._exposure.end()
+            self._interrupts.end()
             if self.cause is None:
                 self.fail("init", error, header)
             else:  # it was stopped before it had begun
-                self._refuse_current(header)
+                self._refuse_call(header)
         finally:
             self.constructing = False
             self._spawn = (header, None)
@@ -203,7 +244,7 @@ class ActorCell(AnsweringActor):
         return method, args, kwargs
 
     def _reload(self, cls: type) -> Any:
-        """The object gets a new class and keeps its state; its `__reload__(old)` hook runs then, if it has one.
+        """Gives the object a new class; it keeps its state. Its `__reload__(old)` hook runs then, if it has one.
 
         Raises TypeError where the two cannot be swapped: another kind of actor, or other slots.
         """
@@ -217,7 +258,7 @@ class ActorCell(AnsweringActor):
         return hook(old) if hook is not None else None
 
     def _make_anew(self, cls: type, arguments: Any) -> None:
-        """Another object of the same arguments takes the place of the one there is."""
+        """Replaces the object by another one of the same arguments."""
         args, kwargs = arguments.load(self.process)
         obj = _new(cls, args, kwargs)
         self.constructing = True
@@ -228,7 +269,7 @@ class ActorCell(AnsweringActor):
         self.obj, self.endpoints = obj, endpoints_of(cls)
 
     def _begin(self, header: Header, parcel: "Parcel") -> tuple[Any, Any] | None:
-        """None where the message names a place that there is not; its sender has been told."""
+        """None where the message names a point that does not exist; its sender gets the error."""
         try:
             return self._enter(header)
         except Exception as error:
@@ -238,13 +279,18 @@ class ActorCell(AnsweringActor):
 
     def _enter(self, header: Header) -> tuple[Any, Any]:
         extent = header.extent
-        point = _place(header.index, extent) if extent is not None else self.instance.rank
+        point = _point(header.index, extent) if extent is not None else self.instance.rank
         self.running = (header.call, header.method, time.monotonic())
         self.began = (header.call, self.running[2])
         self.calls += 1
         chain = (*header.chain, header.call)
         self.process.log.begin(chain[0])
         return current.set(Context(self.instance, point, header.call, chain, header.trace)), self.running
+
+    def _leave(self, header: Header, token: Any) -> None:
+        origin = header.chain[0] if header.chain else header.call
+        self.process.log.end(origin, answered=header.port != 0 and not self._explicit(header))
+        current.reset(token)
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
         """Runs one message to its end and answers it."""
@@ -258,15 +304,15 @@ class ActorCell(AnsweringActor):
         left = continued(header.trace) if header.trace else None
         self._unanswered = header
         try:
-            if self.struck is None:
-                self._exposure.begin()
+            if self.on_interrupt is None:
+                self._interrupts.begin()
             method, args, kwargs = self._open(header, parcel)
             result = method(*args, **kwargs)
-            self._exposure.end()
+            self._interrupts.end()
             self._answer(header, result)
             self._unanswered = None
         except BaseException as error:
-            self._exposure.end()
+            self._interrupts.end()
             self._unanswered = None
             self._raised(header, error)
         finally:
@@ -276,8 +322,8 @@ class ActorCell(AnsweringActor):
             self._leave(header, token)
 
     def cut_off(self) -> None:
-        """An interrupt broke off even the end of a message: whoever waits for its answer is told. On its thread."""
-        self._exposure.end()
+        """Answers a message whose end was itself broken off by an interrupt."""
+        self._interrupts.end()
         header, self._unanswered = self._unanswered, None
         if header is not None:
             self.running = None
@@ -308,10 +354,80 @@ class ActorCell(AnsweringActor):
                 self.running = None
             self._leave(header, token)
 
-    def _leave(self, header: Header, token: Any) -> None:
-        answered = header.port != 0 and not self._explicit(header)
-        self.process.log.end(header.chain[0] if header.chain else header.call, answered=answered)
-        current.reset(token)
+    # -- answers: the executor's thread -----------------------------------------------------------------------------
+
+    def _explicit(self, header: Header) -> bool:
+        endpoint = self.endpoints.get(header.method)
+        return endpoint is not None and endpoint._explicit_response_port
+
+    def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
+        if not self.muted:
+            self.process.reply(header, status, frames)
+
+    def _answer(self, header: Header, result: Any) -> None:
+        if header.port == 0 or self._explicit(header):
+            return
+        try:
+            frames = encode(result, self.process)
+            self.process.bound(header.src, frames)
+        except Exception as error:
+            failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
+            self._reply(header, Status.EXCEPTION, encode_exception(failure))
+            return
+        self._reply(header, Status.VALUE, frames)
+
+    def _raised(self, header: Header, error: BaseException) -> None:
+        if isinstance(error, StopRequested):
+            self._refuse_call(header)
+            return
+        if isinstance(error, SystemExit) and error.code in (None, 0):  # a program's good end
+            self._answer(header, None)
+            return
+        self.errors += 1
+        kept = None
+        try:
+            kept = self.process.failures.keep(self.instance, header, error)
+            self._answer_raised(header, error)
+        except BaseException as failure:
+            self._answer_in_words(header, error, failure)
+        if kept is not None:
+            try:
+                self.process.failures.ease(kept)
+            except BaseException:  # of what the frames hold; the caller has been answered
+                logger.exception("what a failure of %s holds could not be released", self.instance)
+
+    def _answer_raised(self, header: Header, error: BaseException) -> None:
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        # `sys.exit(2)`, as argparse does, ends a program; here that program is the call.
+        ordinary = isinstance(error, (Exception, SystemExit)) or (interrupted and not self.ending)
+        given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
+        cancelled = given_up and header.call in self.process.cancelled
+        if ordinary and header.port and (cancelled or not self._explicit(header)):
+            self._reply(header, Status.EXCEPTION, encode_exception(error))
+            return
+        if interrupted and self.ending:
+            self._refuse_call(header)
+            return
+        self.fail("exception", error, header)
+
+    def _answer_in_words(self, header: Header, error: BaseException, failure: BaseException) -> None:
+        """Answers with the text of an error that could not be sent as it is, or whose sending was interrupted."""
+        formatted, why = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was sent"
+        answer = RemoteException(type_name(error), text_of(error), formatted, why)
+        if header.port and not self._explicit(header):
+            self._reply(header, Status.EXCEPTION, encode_exception(answer))
+        elif self.cause is None:
+            self.fail("exception", answer, header)
+
+    def _refuse_call(self, header: Header) -> None:
+        if header.port and not self._explicit(header):
+            self.refuse(header)
+
+    def _drop(self, header: Header, parcel: "Parcel") -> None:
+        self.process.node.consumed(parcel)
+        self._reply(header, Status.EXCEPTION, encode_exception(not_run()))
+
+    # -- interrupts and cancelled calls -----------------------------------------------------------------------------
 
     def cancel(self, call: str, then: Callable[[], None]) -> None:
         """Cancels an `async def` endpoint that runs for this call, and does `then` (reading thread).
@@ -329,7 +445,7 @@ class ActorCell(AnsweringActor):
                 task.cancel("the call was cancelled")
             then()
 
-        self.executor.urge(cancel)
+        self.executor.post_control(cancel)
 
     def running_now(self) -> dict[str, object]:
         """The calls whose endpoints run, each with a mark that no other run of them has."""
@@ -337,30 +453,144 @@ class ActorCell(AnsweringActor):
         return {**self._calls, running[0]: running} if running is not None else dict(self._calls)
 
     @property
-    def struck(self) -> Callable[[], None] | None:
-        """What the actor does itself when it is interrupted; None for most. Its calls are never left out."""
-        return getattr(self.obj, STRUCK, None)
+    def on_interrupt(self) -> Callable[[], None] | None:
+        """The actor's own `__interrupted__`; None for most. Calls of such an actor are never left out."""
+        return getattr(self.obj, INTERRUPT_HOOK, None)
 
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the running endpoint, or in `__init__`; best effort where that sits in C code."""
         executor = self.executor
-        if self.struck is not None:
-            self.struck()
+        if self.on_interrupt is not None:
+            self.on_interrupt()
         if isinstance(executor, AsyncExecutor):
-            executor.urge(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
+            executor.post_control(lambda: [task.cancel() for task in tuple(self._calls.values()) if task is not None])
         if executor.thread.ident is not None:
-            self._exposure.strike(executor.thread)
+            self._interrupts.interrupt(executor.thread)
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """What runs inside of it is what `interrupt` hits. On its thread."""
-        return self._exposure.interruptible()
+        """A block that `interrupt` may break off. On the actor's thread."""
+        return self._interrupts.interruptible()
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def fail(self, kind: str, error: BaseException, header: Header) -> None:
+        """Fails the actor; its owner and all who wait for it learn of that. On its thread."""
+        self._fail(kind, error, header.method)
+        if header.port:
+            self.refuse(header)
+        self.refuse_queued()
+
+    def _fail(self, kind: str, error: BaseException, method: str) -> None:
+        cause = self.process.supervisor.cause_of(kind, error, "".join(format_exception(error)), self, method)
+        self._failed(cause, error if isinstance(error, Exception) else RuntimeError(error_line(error)))
+
+    def thread_lost(self, error: BaseException) -> bool:
+        """Reports as a failure that the thread ends of `error`, though the actor was not to end. On that thread.
+
+        False where the clean-up was what failed; then there is none any more.
+        """
+        try:
+            if self.cause is None:
+                lost = RuntimeError(f"the thread that runs {self.instance} has ended: {error_line(error)}")
+                lost.__cause__ = error
+                self._fail("exception", lost, "")
+            self.refuse_queued()
+        except Exception:
+            logger.exception("the end of %s could not be reported", self.instance)
+        self.ending = True
+        if self.cleanup.begun:
+            self.cleanup.finish(None)
+        return not self.cleanup.begun
+
+    def fail_with(self, cause: object, error: Exception) -> None:
+        """Fails the actor for a reason from outside: a failure it did not handle."""
+        if self.cause is None or self.state == "stopped":
+            self._failed(cause, error)
+        else:
+            self._end_soon()
+
+    def _failed(self, cause: object, error: Exception) -> None:
+        self.state = "failed"
+        self.cause = cause
+        self.end_error = error
+        self.process.supervisor.actor_failed(self)
+        self._end_soon()
+
+    # -- stops ------------------------------------------------------------------------------------------------------
+
+    def hand_over(self, process: str) -> None:
+        """Makes another process its owner."""
+        self.spec = msgspec.structs.replace(self.spec, owner_process=process)
+
+    def end_self(self, how: str, reason: str | None) -> None:
+        """Ends the actor at its own wish, from within an endpoint."""
+        if how == "stop":
+            self.stop(reason or "it stopped itself")
+            return
+        error = RuntimeError(reason or "no reason provided")
+        self._failed(self.process.supervisor.cause_of("aborted", error, str(error), self, ""), error)
+        raise StopRequested
+
+    def stop(self, reason: str, *, cause: object = None, error: Exception | None = None) -> None:
+        """Ends the actor after the current message. Later callers get `cause`."""
+        if self.cause is None:
+            self.state = "stopped" if error is None else "failed"
+            self.cause = cause if cause is not None else self.process.supervisor.stopped_cause(self, reason)
+            self.end_error = error
+        self._end_soon()
+
+    def abandon(self, reason: str) -> None:
+        """Ends the actor as if its process were dead: it takes no message, answers none, and is not cleaned up."""
+        self.state, self.cause = "failed", self.process.supervisor.stopped_cause(self, reason)
+        self.muted = True
+        self.executor.drain()
+        self._end_soon()
+
+    def give_up(self, doing: str) -> None:
+        """Counts the actor as ended, though its thread goes on with what it is `doing`."""
+        logger.info("%s was stopped, and its %s does not end", self.instance, doing)
+        self.left_in = doing
+        self.process.actor_ended(self)
+        self.finish()
+
+    def _end_soon(self) -> None:
+        self.executor.post_control(self._end)  # also wakes one that waits for messages
+
+    def _end(self) -> None:
+        self.ending = True
+
+    def on_end(self, function: Callable[[], object]) -> None:
+        """Calls back once the actor has ended and cleaned up; at once if it has."""
+        with self._arriving:
+            if not self.ended:
+                self._on_end.append(function)
+                return
+        function()
+
+    @contextlib.contextmanager
+    def acting(self, *, judging: bool = False) -> Iterator[None]:
+        """Makes the actor the current one outside of a message: for its hooks."""
+        token = current.set(Context(self.instance, self.instance.rank, judging=judging))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                current.reset(token)
+
+    def finish(self) -> None:
+        """Calls back whoever waits for the end of the actor."""
+        with self._arriving:
+            self.ended = True
+            waiting, self._on_end = self._on_end, []
+        for function in waiting:
+            function()
 
 
 _extent = functools.lru_cache(maxsize=64)(Extent)  # those of the slices it is called on, again and again
 
 
 @functools.lru_cache(maxsize=256)
-def _place(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
+def _point(index: int, extent: tuple[tuple[str, ...], tuple[int, ...]]) -> Point:
     return Point(index, _extent(*extent))
 
 

@@ -5,47 +5,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.actors import sleeping
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.cell import ActorCell
     from monarch_nb.transport import Parcel
     from monarch_nb.wire import Header
 
     Message = tuple[Header, Parcel]
-
-
-class Executed(Protocol):
-    """An actor, as what runs it sees it."""
-
-    ending: bool
-    task: "asyncio.Task[Any] | None"
-
-    def construct(self) -> None:
-        """Makes the object."""
-
-    def is_concurrent(self, method: str) -> bool:
-        """True for endpoints that do not hold up the next message."""
-
-    def run_sync(self, header: "Header", parcel: "Parcel") -> None:
-        """Runs one message to its end and answers it."""
-
-    async def run_async(self, header: "Header", parcel: "Parcel") -> None:
-        """Like `run_sync` on the actor's loop."""
-
-    def cut_off(self) -> None:
-        """An interrupt broke off even the end of a message."""
-
-    def thread_lost(self, error: BaseException) -> bool:
-        """Its thread ends of `error`, though the actor was not to end. False where there is nothing left to clean."""
-
-    def finish(self) -> None:
-        """The thread's last act."""
-
-    async def finish_async(self) -> None:
-        """The same on a loop."""
 
 
 YIELD_AFTER = 64  # messages an async actor handles in a row before its other tasks get a turn
@@ -54,7 +24,7 @@ YIELD_AFTER = 64  # messages an async actor handles in a row before its other ta
 class SyncExecutor:
     """A thread without an event loop, on which everything of one sync actor runs; blocking there is legal."""
 
-    def __init__(self, cell: Executed, flush: Callable[[], None], *, main: bool = False) -> None:
+    def __init__(self, cell: "ActorCell", flush: Callable[[], None], *, main: bool = False) -> None:
         """`flush` sends messages that were held back; it is called before the thread waits."""
         self._cell, self._flush = cell, flush
         self._queue: SimpleQueue[bool] = SimpleQueue()
@@ -78,7 +48,7 @@ class SyncExecutor:
         self._items.append(message)
         self._queue.put(True)
 
-    def urge(self, control: Callable[[], Any]) -> None:
+    def post_control(self, control: Callable[[], Any]) -> None:
         """Queues something that goes before all messages."""
         self._control.append(control)
         self._queue.put(False)
@@ -102,7 +72,7 @@ class SyncExecutor:
             self._live()
         except BaseException as error:
             if self._cell.thread_lost(error):
-                self._cell.finish()
+                self._cell.cleanup.run()
             if self._main:
                 raise
 
@@ -120,7 +90,7 @@ class SyncExecutor:
                     cell.cut_off()
             except KeyboardInterrupt:
                 continue
-        cell.finish()
+        cell.cleanup.run()
         sleeping.leave()
 
     def _step(self) -> None:
@@ -145,7 +115,7 @@ def _drain(items: "deque[Message]") -> "list[Message]":
 class AsyncExecutor:
     """A thread with an event loop, on which everything of one async actor runs."""
 
-    def __init__(self, cell: Executed, flush: Callable[[], None]) -> None:
+    def __init__(self, cell: "ActorCell", flush: Callable[[], None]) -> None:
         """`flush` sends messages that were held back; it is called before the loop waits."""
         self._cell, self._flush = cell, flush
         self._items: deque[Message] = deque()
@@ -174,7 +144,7 @@ class AsyncExecutor:
         if self._idle:
             self._soon(self._wake.set)
 
-    def urge(self, control: Callable[[], Any]) -> None:
+    def post_control(self, control: Callable[[], Any]) -> None:
         """Runs a control function on the loop soon; if it returns a coroutine, as a task of its own."""
         self._control.append(control)
         self._soon(self._controls)
@@ -210,7 +180,7 @@ class AsyncExecutor:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=settings.cleanup_timeout)
-        await self._cell.finish_async()
+        await self._cell.cleanup.run_async()
 
     def _controls(self) -> None:
         while self._control and not self._cell.ending:
@@ -255,7 +225,7 @@ class AsyncExecutor:
         for task in outstanding:
             task.cancel()
         await asyncio.gather(*outstanding, return_exceptions=True)
-        await cell.finish_async()
+        await cell.cleanup.run_async()
 
 
 async def aside(function: Callable[..., None], *args: Any) -> None:

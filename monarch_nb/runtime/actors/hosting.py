@@ -1,33 +1,98 @@
-"""The actors of one process: spawned, found no more, ended."""
+"""The actors of one process: spawned, ended, and what becomes of messages for those that are not here."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.actors.cell import ActorCell
-from monarch_nb.runtime.actors.cell_host import CellHost
-from monarch_nb.runtime.actors.life import ActorLife, RunsOn, SpawnActor
-from monarch_nb.runtime.actors.parking import Parking
 from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel
 from monarch_nb.wire import Header, Kind, msgpack_decoder
 
+if TYPE_CHECKING:
+    from monarch_nb.runtime.process import Runtime
+
+Message = tuple[Header, Parcel]
+Place = tuple[str, int]  # actor mesh, rank
+
+REMEMBERED = 10_000  # ends of actors whose causes late callers still get
 _REPLACED = "the actor has been replaced by a newer one"
 _spawn_decoder = msgpack_decoder(SpawnActor)
+
+
+class Parking:
+    """Keeps early messages until their actor is spawned, and the causes with which late ones are refused."""
+
+    def __init__(self, later: Callable[[float, Callable[[], object]], None]) -> None:
+        self._later = later
+        self._lock = threading.Lock()
+        self._parked: dict[Place, list[Message]] = {}
+        self._ends: OrderedDict[tuple[str, int, int], object] = OrderedDict()
+
+    def ended(self, mesh: str, rank: int, incarnation: int, cause: object) -> None:
+        """An actor is gone, for this reason."""
+        with self._lock:
+            self._ends[mesh, rank, incarnation] = cause
+            while len(self._ends) > REMEMBERED:
+                self._ends.popitem(last=False)
+
+    def end_of(self, mesh: str, rank: int, incarnation: int) -> object:
+        """Why that actor is gone; None if that is not known."""
+        return self._ends.get((mesh, rank, incarnation))
+
+    def ends_of(self, meshes: Collection[str]) -> list[tuple[str, int, int, object]]:
+        """Mesh, rank, incarnation and cause of all known ends in these meshes, the oldest first."""
+        with self._lock:
+            return [(*which, cause) for which, cause in self._ends.items() if which[0] in meshes]
+
+    def park(self, message: Message, here: Callable[[], bool], give_up: Callable[[Message], None]) -> bool:
+        """Keeps a message for an actor to come; False if it is `here` by now. After a while it is given up."""
+        place = (message[0].mesh, message[0].rank)
+        with self._lock:
+            if here():
+                return False
+            self._parked.setdefault(place, []).append(message)
+
+        def expire() -> None:
+            if self._take(place, message):
+                give_up(message)
+
+        # The actor's spawn may travel another way.
+        self._later(settings.message_delivery_timeout, expire)
+        return True
+
+    def unpark(self, place: Place, arrive: Callable[[], None]) -> list[Message]:
+        """The actor is here, as `arrive` makes known; what waited for it, in order."""
+        with self._lock:
+            arrive()
+            return self._parked.pop(place, [])
+
+    def _take(self, place: Place, message: Message) -> bool:
+        with self._lock:
+            parked = self._parked.get(place, [])
+            for number, waiting in enumerate(parked):
+                if waiting is message:
+                    del parked[number]
+                    if not parked:
+                        del self._parked[place]
+                    return True
+        return False
 
 
 class Hosting:
     """Holds them. Reading thread, if not said otherwise."""
 
-    def __init__(self, local: Local, clock: Clock, process: CellHost) -> None:
+    def __init__(self, local: Local, clock: Clock, process: "Runtime") -> None:
         self._local, self._clock, self._process = local, clock, process
         self._parking = Parking(clock.later)
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[ActorLife], object]] = []
+        self._listeners: list[Callable[[ActorCell], object]] = []
         self._waiting: set[ActorCell] = set()  # for a message before those that have come
 
-    def spawn(self, header: Header, parcel: Parcel) -> Iterable[tuple[Header, Parcel]]:
+    def spawn(self, header: Header, parcel: Parcel) -> Iterable[Message]:
         """A new actor; gives the messages that have come before it."""
         spec = _spawn_decoder.decode(parcel.frames[0])
         key = (header.mesh, header.rank)
@@ -70,7 +135,7 @@ class Hosting:
         self._process.node.consumed(parcel)
         self._process.refuse(header, cause or self._process.supervisor.lost_cause(header, _REPLACED))
 
-    def _never_came(self, message: tuple[Header, Parcel]) -> None:
+    def _never_came(self, message: Message) -> None:
         header, parcel = message
         self._process.node.consumed(parcel)
         why = (
@@ -99,7 +164,7 @@ class Hosting:
 
         self._clock.every(1.0, look)
 
-    def ended(self, cell: ActorLife) -> None:
+    def ended(self, cell: ActorCell) -> None:
         """An actor is gone; what comes for it later is refused with its cause. Any thread."""
         self._parking.ended(cell.mesh, cell.rank, cell.incarnation, cell.cause)
         with self._lock:
@@ -121,7 +186,7 @@ class Hosting:
                 found[cell.mesh, cell.rank] = (cell.incarnation, cell.cause)
         return found
 
-    def on_end(self, listener: Callable[[ActorLife], object]) -> None:
+    def on_end(self, listener: Callable[[ActorCell], object]) -> None:
         """Calls `listener` with each actor that is gone from now on, on whichever thread ended it."""
         self._listeners.append(listener)
 
@@ -133,5 +198,5 @@ class Hosting:
         begun = self._clock.monotonic()
         for cell in cells:
             if cell.executor.thread.ident is not None:  # else it has not begun, and will not
-                patience = min(timeout, cell.patience) if cell.obj is None else timeout
+                patience = min(timeout, cell.cleanup.patience) if cell.obj is None else timeout
                 cell.executor.thread.join(max(0.0, begun + patience - self._clock.monotonic()))

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.shape import places_of, spans
 from monarch_nb.wire import ActorError, Story, decode_exception, host_name, story_of
 
 if TYPE_CHECKING:
-    from monarch_nb.transport import Parcel, Transport
+    from monarch_nb.runtime.process import Runtime
+    from monarch_nb.transport import Parcel
 
 KINDS = 8  # of errors that are told one by one
 HOSTS = 3  # that are named
@@ -26,14 +27,6 @@ _CHAINED = (
     "\nThe above exception was the direct cause of the following exception:\n",
     "\nDuring handling of the above exception, another exception occurred:\n",
 )
-
-
-class Receiver(Protocol):
-    """The process that an answer came to."""
-
-    @property
-    def node(self) -> "Transport":
-        """On the network."""
 
 
 class Raised:
@@ -68,7 +61,7 @@ class Raised:
             first = first.partition(between)[0]
         return _LEFT_ALONE.search(first) is not None
 
-    def exception(self, receiver: Receiver) -> BaseException:
+    def exception(self, receiver: "Runtime") -> BaseException:
         """The exception; the message it came in is done with."""
         parcel, self._parcel = self._parcel, None
         try:
@@ -117,7 +110,7 @@ class Ranks:
 
 
 def actor_error(
-    receiver: Receiver, title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
+    receiver: "Runtime", title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
 ) -> ActorError:
     """The error of a call; `raised` by place in it, as `in_order` has them, `missing` who had not answered."""
     failures = {place: one.exception(receiver) for place, one in raised.items()}

@@ -1,0 +1,178 @@
+"""Interrupts of what actors run: asked for by other processes, raised on the actor's thread where that may be."""
+
+import contextlib
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from monarch_nb.runtime.actors.sleeping import wake
+from monarch_nb.runtime.verbs import Doing, Interrupt, WhatRuns
+from monarch_nb.transport import AGAIN_S, Clock, take_back, throw_into
+from monarch_nb.wire import Asker
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.actors.cell import ActorCell
+    from monarch_nb.runtime.cancellation import CancelledCalls
+
+INTERRUPT_INTERVAL = 0.2  # seconds; a sooner interrupt counts as the one before, which may not have arrived yet
+FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is freed from the process groups it waits in
+FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
+REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
+POLL_INTERVAL = 0.02  # seconds
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+class InterruptWindow:
+    """Knows whether a thread is in an endpoint, or in `__init__`: nothing else of it is ever interrupted.
+
+    `begin` and `end` are called on that thread, `interrupt` on any other.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._interruptible = False
+        self._thrown = False  # an interrupt is on its way
+        self._interrupted_at = float("-inf")  # when what runs was interrupted last
+
+    def begin(self) -> None:
+        """Opens the window: from now on an interrupt hits what runs."""
+        self._interruptible = True
+
+    def end(self) -> None:
+        """Closes the window: an interrupt that comes now is too late, and must not cut off the answer."""
+        while self._interruptible:
+            try:
+                with self._lock:
+                    self._interruptible = False
+                    self._interrupted_at = float("-inf")
+                    if self._thrown:
+                        self._thrown = False
+                        take_back()
+            except KeyboardInterrupt:
+                continue
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Opens the window for a block."""
+        try:
+            self.begin()
+            yield
+        finally:
+            self.end()
+
+    def interrupt(self, thread: threading.Thread) -> None:
+        """Raises KeyboardInterrupt in what runs, as soon as that is where an exception may end it. Does not block."""
+        with self._lock:
+            if not self._interruptible or time.monotonic() - self._interrupted_at < INTERRUPT_INTERVAL:
+                return
+            interrupted_at = self._interrupted_at = time.monotonic()
+            if thread is threading.main_thread():
+                # To the thread itself: a signal to the process may be taken by any, and wakes only the one that does.
+                signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+                return
+        if self._throw(thread.ident or 0, interrupted_at):
+            self._clock.every(AGAIN_S, lambda: self._throw(thread.ident or 0, interrupted_at))
+
+    def _throw(self, thread: int, interrupted_at: float) -> bool:
+        """Whether to try again."""
+        with self._lock:
+            if not self._interruptible or self._interrupted_at != interrupted_at:
+                return False
+            self._thrown = throw_into(thread, KeyboardInterrupt)
+            if not self._thrown:
+                return True
+        wake(thread)
+        return False
+
+
+class Interrupts:
+    """Carries out interrupts that come from other processes, and answers with their outcome."""
+
+    def __init__(
+        self,
+        cells: "Mapping[tuple[str, int], ActorCell]",
+        cancelled: "CancelledCalls",
+        clock: Clock,
+        free: "Callable[[ActorCell], bool]",
+    ) -> None:
+        """`free` ends what an actor waits in, in process groups of torch.distributed; True if it did."""
+        self._cells, self._cancelled, self._clock, self._free = cells, cancelled, clock, free
+
+    def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> Doing | None:
+        """Interrupts an actor of this process (reading thread)."""
+        cell = self._cells.get((request.mesh, request.rank))
+        running = cell.running_now() if cell is not None else {}
+        for call in request.drop if cell is None or cell.on_interrupt is None else ():
+            if call not in running:
+                self._cancelled.add(call)
+        if cell is None or not running:
+            return Doing()
+        before = _doing(cell)
+        cell.interrupt()
+        self._follow(asker, cell, running, before)
+        return None
+
+    def _follow(self, asker: Asker[Doing], cell: "ActorCell", running: dict[str, object], before: Doing) -> None:
+        began, freed, answered, free_at = time.monotonic(), False, False, FREES_AFTER
+
+        def poll() -> bool:
+            nonlocal freed, answered, free_at
+            now, passed = cell.running_now(), time.monotonic() - began
+            if not any(now.get(call) is mark for call, mark in running.items()):
+                if not answered:
+                    asker.reply(msgspec.structs.replace(before, ended=True, freed=freed))
+                return False
+            if passed >= free_at:  # again and again: it may come to a collective in what it does now
+                free_at = passed * 1.2
+                freed |= "torch.distributed" in sys.modules and self._free(cell)
+            if passed >= REACTS_WITHIN and not answered:
+                answered = True
+                asker.reply(msgspec.structs.replace(_doing(cell), freed=freed))
+            return passed < FREES_WITHIN
+
+        self._clock.every(POLL_INTERVAL, poll)
+
+    def doing(self, which: WhatRuns, asker: Asker[Doing]) -> Doing:
+        """Says what an actor of this process does (reading thread)."""
+        cell = self._cells.get((which.mesh, which.rank))
+        return _doing(cell) if cell is not None else Doing()
+
+
+def _doing(cell: "ActorCell") -> Doing:
+    running = cell.running
+    if running is None:
+        return Doing()
+    call, endpoint, since = running
+    file, line, source = "", 0, ""
+    frame = _user_frame(sys._current_frames().get(cell.executor.thread.ident or 0))
+    if frame is not None:
+        # Between two lines a frame may be at none.
+        file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
+        source = linecache.getline(file, line).strip()
+    return Doing(call, endpoint, time.monotonic() - since, file=file, line=line, source=source)
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is of the user's program; of a library where there is none."""
+    first = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            if first is not None and not file.endswith(("sleeping.py", "future.py")):
+                break  # what is above the endpoint
+        elif not file.startswith((_LIBRARY, "<frozen")):
+            return frame
+        elif first is None:
+            first = frame
+        frame = frame.f_back
+    return first
