@@ -8,7 +8,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Parts
-from monarch_nb.supervision import RankIncarnation, Refusal
+from monarch_nb.supervision import ActorEnd, RankIncarnation
 
 
 class MeshEffects:
@@ -33,9 +33,9 @@ class MeshEffects:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
         self._parts.get(MeshHealer).healed(incarnations, await_hooks)
 
-    def tell_owner(self, process: str, refusal: Refusal) -> None:
+    def notify_owner(self, process: str, end: ActorEnd) -> None:
         """Lets the process of a failed actor's owner know."""
-        self._parts.get(Handover).tell_owner(process, refusal)
+        self._parts.get(Handover).notify_owner(process, end)
 
     def watch_owner(self, process: str) -> None:
         """An actor of an owner in that process incarnations here: it ends when that process does."""

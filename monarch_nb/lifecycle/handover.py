@@ -23,7 +23,7 @@ from monarch_nb.mesh.verbs import (
 )
 from monarch_nb.runtime import ActorCell, MeshState, RunsOn, Runtime
 from monarch_nb.runtime.sender import caller_of
-from monarch_nb.supervision import Driver, Refusal
+from monarch_nb.supervision import ActorEnd, Driver
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Status, parse_address
 
@@ -42,10 +42,10 @@ class Handover:
         engine.verbs.handle(RESULTS, self._results)
         engine.verbs.handle(RESULT, self._result)
 
-    def tell_owner(self, process: str, refusal: Refusal) -> None:
+    def notify_owner(self, process: str, end: ActorEnd) -> None:
         """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
         if process not in self._engine.local.away:
-            self._engine.tell(process, ACTOR_FAILED, refusal)
+            self._engine.tell(process, ACTOR_FAILED, end)
 
     def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
         states = [state for uid in news.meshes if (state := self._engine.meshes.get(uid)) is not None]

@@ -12,7 +12,7 @@ from monarch_nb.lifecycle import extents
 from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
 from monarch_nb.runtime import ProcState, Runtime, runtime
 from monarch_nb.shape import first_places_of
-from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text, warned
+from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class HostNotices:
         seconds = None if None in left else min((each for each in left if each is not None), default=None)
         if fresh:
             cause = Cause(kind="preemption", text=by, host=", ".join(fresh), at=wall, seconds=seconds)
-            self._driver.feed(lambda machine: warned(machine, fresh, cause))
+            self._driver.feed(lambda machine: machine.preemption_announced(fresh, cause))
         if not hosts:
             return
         until = None if seconds is None else wall + seconds

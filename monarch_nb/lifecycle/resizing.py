@@ -20,8 +20,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, resolved_future, runtime
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm, first_places_of, region_of_ranks
-from monarch_nb.supervision import Driver, HealError
-from monarch_nb.supervision import extents as supervised
+from monarch_nb.supervision import Driver, HealError, Machine
 from monarch_nb.transport import held_back
 
 
@@ -84,7 +83,7 @@ class MeshResizer:
                     raise KeyboardInterrupt(f"{told}: what is new is stopped") from error
                 raise
             for each in (state, *actors):
-                self._driver.feed(partial(supervised.grown, uid=each.uid, fresh=growth.fresh))
+                self._driver.feed(partial(Machine.grown, uid=each.uid, fresh=growth.fresh))
             return tuple(each.name for each in actors if not each.inner)
 
     def shrink(self, state: ProcState, places: Collection[int]) -> Left:
@@ -115,7 +114,7 @@ class MeshResizer:
             with state.lock:
                 state.layout = msgspec.structs.replace(layout, hosts=names)
                 state.resized, state.version = True, state.version + 1
-            self._driver.feed(lambda machine: supervised.move(machine, self._registry.spec_of(state)))
+            self._driver.feed(lambda machine: machine.move(self._registry.spec_of(state)))
             self._tell(MeshResized(state))
 
     def _check(self, state: ProcState, what: str) -> None:
@@ -134,7 +133,7 @@ class MeshResizer:
         for each in (state, *actors):
             each.coming = growth.region
             _place(each, growth.region)
-            self._driver.feed(partial(supervised.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
+            self._driver.feed(partial(Machine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
     def _take_back(
         self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, before: Region

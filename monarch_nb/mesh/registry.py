@@ -7,7 +7,7 @@ from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime, ranks_of
 from monarch_nb.shape import Region
-from monarch_nb.supervision import Action, Driver, Machine, MeshSpec, Refusal, extents
+from monarch_nb.supervision import Action, ActorEnd, Driver, Machine, MeshSpec
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Layout
 
@@ -130,7 +130,7 @@ class MeshRegistry:
     def reshape(self, state: MeshState, why: str) -> None:
         """Supervision takes over the extent of a mesh, and where it lies, as its record has them."""
         spec = self.spec_of(state)
-        self._driver.feed(lambda machine: extents.reshape(machine, spec, why))
+        self._driver.feed(lambda machine: machine.reshape(spec, why))
 
     def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
         """A mesh of this process was stopped long ago, and the actors on it: nothing is known of them any more."""
@@ -167,5 +167,5 @@ class MeshRegistry:
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _actor_failed(self, refusal: Refusal, asker: Asker[None]) -> None:
-        self._engine.node.settled(self._driver.refused, refusal)  # what it answered before comes before
+    def _actor_failed(self, end: ActorEnd, asker: Asker[None]) -> None:
+        self._engine.node.settled(self._driver.on_actor_end, end)  # what it answered before comes before

@@ -4,7 +4,7 @@ import msgspec
 
 from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.shape import RegionForm
-from monarch_nb.supervision import RankIncarnation, Refusal
+from monarch_nb.supervision import ActorEnd, RankIncarnation
 from monarch_nb.wire import Done, Lane, Verb
 from monarch_nb.wire.texts import Harmless
 
@@ -136,7 +136,7 @@ STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receive
 HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receiver owns")
 NEW_CLASS = Verb("mesh.class", NewClass, Done, doc="a mesh has a newer class")
 STOP_ACTOR = Verb("actor.stop", StopActor, ActorGone, doc="ends one rank of an actor mesh")
-ACTOR_FAILED = Verb("actor.failed", Refusal, doc="an actor has failed: tells its owner")
+ACTOR_FAILED = Verb("actor.failed", ActorEnd, doc="an actor has failed: tells its owner")
 RESULTS = Verb("proc.results", WantedResults, KeptResults, doc="answers that nobody was there to hear")
 RESULT = Verb("proc.result", WantedResult, ResultBody, doc="the body of such an answer", lane=Lane.DATA)
 FIND_CONTROLLERS = Verb("controllers.find", Done, Controllers, doc="where the registry of controllers is")

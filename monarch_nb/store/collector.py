@@ -232,7 +232,7 @@ class Collector:
         """Tells what has changed in supervision since it was last looked at."""
         self._soon = False
         at = now()
-        for uid, ended, odd in self._driver.odd():
+        for uid, ended, odd in self._driver.ranks_not_alive():
             known = self._odd.setdefault(uid, {})
             for rank, status in odd.items():
                 if known.get(rank) is not status:

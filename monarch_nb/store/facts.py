@@ -101,7 +101,7 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
         if held:
             yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
     for each in states:
-        for uid, ended, odd in engine.part(Driver).odd(each.uid):
+        for uid, ended, odd in engine.part(Driver).ranks_not_alive(each.uid):
             for rank, status in odd.items():
                 yield turned(uid, rank, status, now())
             if ended is not None:

@@ -13,23 +13,21 @@ from .actions import (
     Supervise,
     Tell,
 )
-from .cause import Cause, CauseKind
-from .causes import Refusal
+from .cause import ActorEnd, Cause, CauseKind
 from .driver import Driver
 from .effects import SupervisorEffects
 from .errors import DeviceMeshError, HealError, SupervisionError
-from .failure import MeshFailure, decode_failure
+from .failure import MeshFailure, MeshName, decode_failure
+from .healing import Intensity
 from .hooks import UndeliverableMessage, log_failure
-from .intensity import Intensity
 from .machine import Machine, RootPolicy
-from .name import MeshName
-from .preemption import warned
 from .ranks import Extent, RankIncarnation, Selection
 from .records import MeshKind, MeshSpec, RankStatus, State
 from .report import hosts_text, notice_text
 
 __all__ = [
     "Action",
+    "ActorEnd",
     "Cause",
     "CauseKind",
     "DeviceMeshError",
@@ -49,7 +47,6 @@ __all__ = [
     "RankIncarnation",
     "RankStatus",
     "Recreate",
-    "Refusal",
     "Respawn",
     "RootFault",
     "RootPolicy",
@@ -65,5 +62,4 @@ __all__ = [
     "hosts_text",
     "log_failure",
     "notice_text",
-    "warned",
 ]

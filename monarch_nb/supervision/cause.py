@@ -3,6 +3,8 @@
 import re
 from typing import Literal
 
+import msgspec
+
 from monarch_nb.wire import Harmless
 
 CauseKind = Literal[
@@ -63,6 +65,15 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     def origin(self) -> "Cause":
         """What happened first."""
         return self.links[-1]
+
+
+class ActorEnd(msgspec.Struct, array_like=True, frozen=True):
+    """Which actor has ended, and why: sent to callers whose call is refused, and to the owner of a failed actor."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    cause: Cause
 
 
 def stop_cause(text: str) -> Cause:

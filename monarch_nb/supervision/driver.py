@@ -1,9 +1,13 @@
 """Drives the supervision machine of a process: feeds it events, and carries its actions out, in order."""
 
 import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from monarch_nb.runtime import (
     ActorCell,
@@ -12,10 +16,13 @@ from monarch_nb.runtime import (
     Instance,
     Local,
     MeshState,
+    PendingCall,
     ProcState,
+    error_of,
     when_done,
 )
 from monarch_nb.settings import settings
+from monarch_nb.shape import Region, runs
 from monarch_nb.supervision.actions import (
     Action,
     FailActor,
@@ -30,27 +37,29 @@ from monarch_nb.supervision.actions import (
     Supervise,
     Tell,
 )
-from monarch_nb.supervision.call_errors import CallErrors
-from monarch_nb.supervision.cause import Cause
-from monarch_nb.supervision.causes import Refusal
+from monarch_nb.supervision.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.supervision.effects import SupervisorEffects
+from monarch_nb.supervision.errors import SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
-from monarch_nb.supervision.heals import Heals
+from monarch_nb.supervision.heal_requests import HealRequests
 from monarch_nb.supervision.hooks import UndeliverableMessage, log_failure, run_hook
 from monarch_nb.supervision.machine import Machine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.records import RankStatus
 from monarch_nb.supervision.report import PROCS_STOPPED
 from monarch_nb.transport import Clock, held_back
-from monarch_nb.wire import Flags, Header, Kind, format_exception
+from monarch_nb.wire import Flags, Header, Kind, error_line, format_exception, host_of, msgpack_decoder
 
 if TYPE_CHECKING:
     from monarch_nb.supervision.ranks import Selection
 
 logger = logging.getLogger(__name__)
 
+# An actor that ended so has failed: whoever learns of it first, a caller or its own process, takes note.
+FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
 
-class Driver(CallErrors):
+
+class Driver:
     """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
 
     def __init__(
@@ -64,13 +73,15 @@ class Driver(CallErrors):
         show: Callable[[MeshFailure], None] | None = None,
     ) -> None:
         """`root` is the stream of code outside actors, where ownership begins. `show` takes what ends nothing."""
-        super().__init__(local, Machine(root=root, root_policy="script"))
+        self.local = local
+        self.machine = Machine(root=root, root_policy="script")
+        self._lock = threading.RLock()  # of the machine
         self._clock, self._effects = clock, effects
         self._fatal, self._show = fatal or log_failure, show or log_failure
         self.listeners: list[Callable[[Action | OwnerSaid | None], None]] = []  # None: something may have changed
         self._actions: deque[Action] = deque()
         self._acting = False
-        self._heals = Heals(effects, self.feed)
+        self._heal_requests = HealRequests(effects, self.feed)
 
     def in_notebook(self, show: Callable[[MeshFailure], None]) -> None:
         """From now on a failure that nobody handles ends nothing: a call that waits for it raises it, else `show`."""
@@ -136,7 +147,7 @@ class Driver(CallErrors):
             case Tell(failure):
                 self._show(failure)
             case Respawn() | Recreate() | Healed() | HealRefused():
-                self._heals.carry_out(action)
+                self._heal_requests.carry_out(action)
 
     def called(self, *ranks: int) -> tuple[set[str], set[str]]:
         """Meshes with a call that one of these ranks has not answered: those it is awaited of right now, and all."""
@@ -144,10 +155,10 @@ class Driver(CallErrors):
         calls = [call for call in tuple(self.local.calls.values()) if call.waits_for(wanted)]
         return {call.mesh for call in calls if call.watched}, {call.mesh for call in calls}
 
-    def odd(self, uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
+    def ranks_not_alive(self, uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
         """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
         with self._lock:
-            return self.machine.odd(uid)
+            return self.machine.ranks_not_alive(uid)
 
     def owner_name(self, actor: str) -> str:
         """What people call an owner."""
@@ -198,17 +209,13 @@ class Driver(CallErrors):
         else:
             self.feed(lambda machine: machine.stopping(state.uid, ranks, reason))
 
-    def refused(self, refusal: Refusal, awaited: set[str] | None = None) -> None:
-        """An actor has failed, somewhere."""
-        if refusal.cause.kind == "stopped":
+    def on_actor_end(self, end: ActorEnd, awaited: set[str] | None = None) -> None:
+        """Notes the end of an actor of any process; `awaited` are meshes that somebody awaits a call of."""
+        if end.cause.kind == "stopped":
             return
         if awaited is None:
-            awaited = self.called(refusal.rank)[0]
-        self.feed(
-            lambda machine: machine.actor_failed(
-                refusal.mesh, refusal.rank, refusal.incarnation, refusal.cause, awaited
-            )
-        )
+            awaited = self.called(end.rank)[0]
+        self.feed(lambda machine: machine.actor_failed(end.mesh, end.rank, end.incarnation, end.cause, awaited))
 
     def _fail_calls(self, uid: str, incarnations: tuple[RankIncarnation, ...] | None, failure: MeshFailure) -> None:
         ranks = None if incarnations is None else {rank for rank, _ in incarnations}
@@ -222,6 +229,113 @@ class Driver(CallErrors):
                 call.fail(error)
             else:
                 call.lose(places, error)
+
+    # -- causes, and the errors that calls raise for them --------------------------------------------------------------
+
+    def cause_of(self, kind: str, error: BaseException, text: str, actor: ActorCell, method: str) -> Cause:
+        """The cause of an actor's failure."""
+        if kind == "aborted":
+            return Cause(kind="aborted", text=text, actor=str(actor.instance), host=self.local.host, at=time.time())
+        known: CauseKind = "exception" if kind == "cleanup" else cast(CauseKind, kind)
+        where = f"{actor.spec.name}.{method}: " if kind != "init" and method else ""
+        return Cause(
+            kind=known,
+            text=f"{where}{error_line(error)}",
+            traceback=text,
+            actor=str(actor.instance),
+            host=self.local.host,
+            at=time.time(),
+        )
+
+    def stopped_cause(self, actor: ActorCell, reason: str) -> Cause:
+        """What callers of a stopped actor are told."""
+        return msgspec.structs.replace(stop_cause(reason), actor=str(actor.instance), host=self.local.host)
+
+    def lost_cause(self, header: Header, reason: str) -> Cause:
+        """What a caller is told of a message that could not be delivered."""
+        state = self.local.meshes.get(header.mesh)
+        # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
+        host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
+        return Cause(kind="undeliverable", text=f"undeliverable: {reason}", host=host)
+
+    def encode(self, cause: Any, request: Header) -> bytes:
+        """The cause for which a call is refused, as bytes; it names the actor that was called."""
+        return msgspec.msgpack.encode(ActorEnd(request.mesh, request.rank, request.incarnation, cause))
+
+    def reason(self, cause: Any) -> str:
+        """A cause in a few words."""
+        return f"{cause.actor} has ended: {cause.text or cause.kind}"
+
+    def _error(self, failure: MeshFailure, call: PendingCall | None) -> SupervisionError:
+        if failure.failure_id:
+            with self._lock:
+                self.machine.mark_reported(failure.failure_id)
+        return SupervisionError(failure.report(), endpoint=f"{call.title}()" if call else None, failure=failure)
+
+    def lost(self, header: Header, reason: str, call: PendingCall) -> BaseException:
+        """The error of a call whose message could not be delivered: the known failure, where there is one."""
+        ranks = frozenset(call.missing_ranks())
+        with self._lock:
+            known = self.machine.check(call.mesh, ranks)
+        if known is not None:
+            return self._error(known, call)
+        return self._error(self._lost(header, reason, call), call)
+
+    def _lost(self, header: Header, reason: str, call: PendingCall | None) -> MeshFailure:
+        """The story of a message that was lost on its way to ranks that are not known to have failed."""
+        cause = self.lost_cause(header, reason)
+        alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
+        ranks = [header.rank] if alone else [] if call is None else call.missing_ranks()
+        with self._lock:
+            story = self.machine.describe(header.mesh, ranks, cause)
+        name = call.title.partition(".")[0] if call is not None else header.mesh
+        return story or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
+
+    def error(self, data: Any, call: PendingCall | None) -> BaseException:
+        """The error a call raises for an encoded cause."""
+        end = msgpack_decoder(ActorEnd).decode(data)
+        if call is None:
+            return self._error(MeshFailure(mesh_name=end.cause.actor, cause=end.cause), None)
+        known = end.cause.kind in FAILED
+        if known:
+            self.on_actor_end(end, {end.mesh} if call.watched else None)
+            raised = error_of(call.future)
+            if raised is not None:  # the machine has told it already
+                return raised
+        with self._lock:
+            if known:
+                story = self.machine.check(call.mesh, {end.rank})
+            else:
+                story = self.machine.describe(call.mesh, [end.rank], end.cause)
+        return self._error(story or self._elsewhere(end, call), call)
+
+    def _elsewhere(self, end: ActorEnd, call: PendingCall) -> MeshFailure:
+        """The story of a call on a mesh that others own."""
+        name, rank, region = call.title.partition(".")[0], end.rank, None
+        state = self.local.meshes.get(call.mesh)
+        if state is not None and rank in state.region.ranks():
+            region = state.region
+        return MeshFailure(
+            mesh_name=name,
+            mesh_uid=call.mesh,
+            cause=end.cause,
+            extent=((), ()) if region is None else (tuple(region.labels), tuple(region.ndslice.sizes)),
+            places=(rank if region is None else region.ndslice.index(rank),),
+        )
+
+    def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
+        """What a call on a slice must raise at once."""
+        failure = None
+        if not self.machine.sound(state.uid):
+            with self._lock:
+                failure = self.machine.check(state.uid, runs(region))
+        if failure is None and state.stopped is not None:  # so long ago that nothing else is known of it
+            whole = state.region
+            extent = (tuple(whole.labels), tuple(whole.ndslice.sizes))
+            failure = MeshFailure(
+                mesh_name=state.name, mesh_uid=state.uid, cause=stop_cause(state.stopped), extent=extent
+            )
+        return None if failure is None else self._error(failure, call)
 
     # -- owners -----------------------------------------------------------------------------------------------------
 
@@ -270,12 +384,13 @@ class Driver(CallErrors):
             self._effects.watch_owner(actor.spec.owner_process)
 
     def actor_failed(self, actor: ActorCell) -> None:
-        """An actor of this process has failed: what it owns ends, its owner is told."""
+        """Ends what a failed actor of this process owns, and notifies its owner."""
         self.feed(lambda machine: machine.owner_stopped(actor.instance.stream))
+        end = ActorEnd(actor.mesh, actor.rank, actor.incarnation, cast(Cause, actor.cause))
         if actor.spec.owner_process == self.local.address:
-            self.refused(self.refusal(actor))
+            self.on_actor_end(end)
         else:
-            self._effects.tell_owner(actor.spec.owner_process, self.refusal(actor))
+            self._effects.notify_owner(actor.spec.owner_process, end)
 
     def actor_ended(self, actor: ActorCell) -> None:
         """An actor of this process is gone."""
@@ -332,7 +447,7 @@ class Driver(CallErrors):
 
     def _heal(self, uid: str, selection: "Selection", await_hooks: bool) -> Future[None]:
         with self._lock:
-            number, future = self._heals.expect(await_hooks=await_hooks)
+            number, future = self._heal_requests.expect(await_hooks=await_hooks)
             self.machine.intensity.limit = settings.heal_max_restarts
             self.machine.intensity.window = settings.heal_window
         self.feed(lambda machine: machine.heal_requested(uid, self._clock.monotonic(), number, selection))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from monarch_nb.runtime import Future, Instance
-from monarch_nb.supervision.causes import Refusal
+from monarch_nb.supervision.cause import ActorEnd
 from monarch_nb.supervision.ranks import RankIncarnation
 
 
@@ -23,8 +23,8 @@ class SupervisorEffects(Protocol):
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
 
-    def tell_owner(self, process: str, refusal: Refusal) -> None:
-        """Lets the process of a failed actor's owner know, which is not this one."""
+    def notify_owner(self, process: str, end: ActorEnd) -> None:
+        """Sends the end of an actor to its owner, which is in another process."""
 
     def watch_owner(self, process: str) -> None:
         """An actor lives here whose owner is in that process: it ends when that process does."""

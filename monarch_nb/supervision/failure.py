@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from math import prod
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import msgspec
 
@@ -11,12 +11,36 @@ from monarch_nb.wire import Harmless, host_name, msgpack_decoder
 from monarch_nb.wire.plain import decode_plain
 
 from .cause import Cause
-from .name import MeshName
 from .ranks import Extent, where
 from .report import dump_text, error_text, event_text, facts, last_lines_text, notice_text, unhandled
 
 _WIDTH = 120  # of the text that names ranks
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a MeshName is text on the wire
+
+
+class MeshName(str):
+    """The name a mesh was spawned with. Equal to that text, but not to the name of another mesh called the same."""
+
+    uid: str
+
+    def __new__(cls, text: str, uid: str) -> Self:
+        """The name `text` of the mesh `uid`."""
+        name = super().__new__(cls, text)
+        name.uid = uid
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MeshName):
+            return self.uid == other.uid
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> "tuple[type[MeshName], tuple[str, str]]":
+        return MeshName, (str(self), self.uid)
 
 
 class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """Heals in progress: procs first, then the actor meshes on them, one after the other as they were spawned."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct, field
 
@@ -9,10 +9,40 @@ from monarch_nb._about import more
 
 from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
 from .failure import MeshFailure
-from .intensity import Intensity
 from .ranks import RankIncarnation, Selection, where
 from .records import Mesh, MeshRecords
 from .report import ending
+
+
+class Intensity:
+    """At most `limit` restarts of one rank of one mesh in `window` seconds."""
+
+    def __init__(self, limit: int = 3, window: float = 60.0) -> None:
+        self.limit = limit
+        self.window = window
+        self._restarts: dict[str, dict[int, deque[float]]] = {}
+
+    def wait(self, mesh_uid: str, rank: int, now: float) -> float | None:
+        """Seconds until the rank may be healed; None is at once."""
+        times = self._restarts.get(mesh_uid, {}).get(rank)
+        recent = [time for time in times or () if time > now - self.window]
+        if len(recent) < self.limit:
+            return None
+        return recent[-self.limit] + self.window - now if self.limit > 0 else self.window
+
+    def count(self, mesh_uid: str, rank: int, now: float) -> None:
+        """A restart of the rank begins."""
+        times = self._restarts.setdefault(mesh_uid, {}).setdefault(rank, deque(maxlen=max(self.limit, 1)))
+        times.append(now)
+
+    def forget(self, mesh_uid: str, ranks: Collection[int] | None = None) -> None:
+        """The mesh is gone, or some of its ranks are new."""
+        if ranks is None:
+            self._restarts.pop(mesh_uid, None)
+            return
+        times = self._restarts.get(mesh_uid, {})
+        for rank in ranks:
+            times.pop(rank, None)
 
 
 class Request(Struct, frozen=True):

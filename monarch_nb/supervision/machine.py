@@ -9,18 +9,17 @@ import msgspec
 from .actions import Action, FailActor, FailCalls, RootFault, StopMesh, Supervise, Tell
 from .cause import Cause, stop_cause
 from .failure import MeshFailure
-from .healing import Healing, Request
-from .intensity import Intensity
-from .queries import MeshQueries
+from .healing import Healing, Intensity, Request
 from .ranks import RankIncarnation, Selection
-from .records import Mesh, MeshSpec
+from .records import Mesh, MeshRecords, MeshSpec, RankStatus
 from .report import PROCS_STOPPED
-from .tree import Entry
+from .tree import Entry, Tree
 
+_NOT_STARTED = Cause(kind="spawn", text="it has not been started yet")
 RootPolicy = Literal["notebook", "script"]
 
 
-class Machine(MeshQueries):
+class Machine:
     """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
 
     A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
@@ -37,7 +36,8 @@ class Machine(MeshQueries):
         max_restarts: int = 3,
         window: float = 60.0,
     ) -> None:
-        super().__init__()
+        self._records = MeshRecords()
+        self._tree = Tree()
         self.root = root
         self.root_policy: RootPolicy = root_policy
         self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
@@ -48,6 +48,49 @@ class Machine(MeshQueries):
         self.raised_in_use: set[str] = set()  # procs whose failures are raised where they are used: never fatal here
         if root is not None:
             self._tree.join(root, "<root>")
+
+    # Questions, which change nothing
+
+    def status(self, mesh_uid: str) -> Mapping[int, RankStatus]:
+        """How each rank of a mesh is. Raises KeyError if the mesh is not known here."""
+        return self._records.status(mesh_uid)
+
+    def ranks_not_alive(self, mesh_uid: str | None = None) -> list[tuple[str, Cause | None, dict[int, RankStatus]]]:
+        """All meshes known here, or one: why each has ended, if so, and its ranks that are not always alive."""
+        meshes = self._records.meshes
+        chosen = meshes if mesh_uid is None else [mesh_uid] if mesh_uid in meshes else ()
+        return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
+
+    def owner_name(self, actor: str) -> str:
+        """What people call an owner."""
+        record = self._tree.get(actor)
+        return record.name if record is not None else actor
+
+    def incarnations(self, mesh_uid: str) -> dict[int, int]:
+        """The incarnation of each rank that was ever healed; all others are in their first, 0."""
+        odd = self._records.meshes[mesh_uid].odd
+        return {rank: status.incarnation for rank, status in odd.items() if status.incarnation}
+
+    def since(self, mesh_uid: str) -> dict[int, int]:
+        """Of each rank that was ever healed after its host was lost, the number of that loss."""
+        mesh = self._records.meshes[mesh_uid]
+        procs = mesh if mesh.on is None else self._records.meshes[mesh.on]
+        return {rank: self._records.since(mesh, rank) for rank in {*mesh.since, *procs.since} if rank in mesh}
+
+    def sound(self, mesh_uid: str) -> bool:
+        """Whether nothing has ever happened to any rank of a mesh; needs no lock."""
+        mesh = self._records.meshes.get(mesh_uid)
+        return mesh is None or (mesh.ended is None and not mesh.odd)
+
+    def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
+        """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
+        mesh = self._records.meshes.get(mesh_uid)
+        return None if mesh is None else self._records.broken(mesh, selection)
+
+    def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
+        """Something that happened to ranks of a mesh and failed none of them, as people are told it."""
+        mesh = self._records.meshes.get(mesh_uid)
+        return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
 
     # What there is
 
@@ -155,6 +198,32 @@ class Machine(MeshQueries):
                 actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
         return actions
 
+    def preemption_announced(self, hosts: Sequence[str], cause: Cause) -> list[Action]:
+        """Warns owners with ranks on hosts that are about to be taken away, once for each family of meshes.
+
+        The warning comes to `__supervise__` in its turn, behind earlier failures; its result changes nothing. The root
+        is warned otherwise.
+        """
+        actions: list[Action] = []
+        for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
+            by_owner: dict[str, list[tuple[Mesh, list[int]]]] = {}
+            for mesh in self._records.family(procs):
+                there = [
+                    rank
+                    for host in hosts
+                    for rank in procs.ranks_on(host)
+                    if rank in mesh and mesh.at(rank).state == "alive"
+                ]
+                if there and mesh.owner is not None and mesh.owner != self.root:
+                    by_owner.setdefault(mesh.owner, []).append((mesh, there))
+            for owner, hit in by_owner.items():
+                first, ranks = next(((mesh, there) for mesh, there in hit if not mesh.is_procs), hit[0])
+                also = tuple(mesh.name for mesh, _ in hit if mesh is not first)
+                failure = first.failure(ranks, cause, next(self._ids), also)
+                now = self._tree.push(owner, Entry(failure, awaited=False))
+                actions += [] if now is None else [Supervise(owner, now.failure)]
+        return actions
+
     def found(self, mesh_uid: str, rank: int, incarnation: int) -> list[Action]:
         """A rank of a mesh that was come back to lives, in a later incarnation perhaps than was written down."""
         mesh = self._records.meshes.get(mesh_uid)
@@ -180,6 +249,54 @@ class Machine(MeshQueries):
         for mesh in [mesh for uid in meshes if (mesh := self._records.meshes.get(uid)) is not None and mesh.process]:
             mesh.process = process
             mesh.ended = None if mesh.ended is not None and mesh.ended.kind == "owner" else mesh.ended
+        return []
+
+    # Changes of extent and of hosts
+
+    def grow(self, spec: MeshSpec, fresh: Collection[int]) -> list[Action]:
+        """Gives a mesh owned here more ranks, which count as failed until a heal of them has brought them.
+
+        Nobody is told of them, and no call goes there before they are part of the mesh.
+        """
+        mesh = self._records.meshes[spec.uid]
+        mesh.reshape(spec)
+        for rank in fresh:
+            known = mesh.odd.get(rank)
+            mesh.put(rank, "failed", -1 if known is None else known.incarnation, _NOT_STARTED)
+        self.intensity.forget(spec.uid, fresh)
+        return []
+
+    def grown(self, uid: str, fresh: Collection[int]) -> list[Action]:
+        """Ends a growth: the ranks that live and to which nothing has happened take no room, and were not healed."""
+        mesh = self._records.meshes.get(uid)
+        if mesh is None:
+            return []
+        for rank in fresh:
+            status = mesh.odd.get(rank)
+            if status is not None and status.state == "alive" and not status.incarnation:
+                del mesh.odd[rank]
+        self.intensity.forget(uid, fresh)
+        return []
+
+    def reshape(self, spec: MeshSpec, why: str) -> list[Action]:
+        """Gives a mesh other ranks, or other hosts. Slices with ranks that it has no more raise with `why`."""
+        mesh = self._records.meshes.get(spec.uid)
+        if mesh is None:
+            return []
+        gone = mesh.reshape(spec)
+        if not gone:
+            return []
+        actions = self.stopping(spec.uid, gone, why)
+        for rank in gone:
+            cause = Cause(kind="shrunk", text=why, actor=mesh.former[rank])
+            mesh.put(rank, "stopped", mesh.odd[rank].incarnation if rank in mesh.odd else 0, cause)
+        return actions
+
+    def move(self, spec: MeshSpec) -> list[Action]:
+        """Replaces the hosts of a mesh: what is healed comes to the new ones."""
+        mesh = self._records.meshes.get(spec.uid)
+        if mesh is not None:
+            mesh.spec = msgspec.structs.replace(mesh.spec, layout=spec.layout)
         return []
 
     # Owners
@@ -216,12 +333,12 @@ class Machine(MeshQueries):
             actions += self._stop(mesh, "its owner ended", ask=True)
         return actions
 
-    def told(self, failure_id: int) -> None:
-        """A call raised this failure of the root's."""
+    def mark_reported(self, failure_id: int) -> None:
+        """Notes that a call has raised this failure of the root's."""
         self._awaited.pop(failure_id, None)
 
-    def unheard(self, failure_id: int) -> list[Action]:
-        """The call that was to raise this failure is not waited for any more: show it instead, unless it was told."""
+    def report_unclaimed(self, failure_id: int) -> list[Action]:
+        """Shows a failure that no call will raise, since nobody waits for the call any more; once."""
         failure = self._awaited.pop(failure_id, None)
         return [] if failure is None else [Tell(failure)]
 

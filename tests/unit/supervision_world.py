@@ -278,9 +278,9 @@ class World:
 
     def waited(self, failure: MeshFailure) -> list[Action]:
         if self.random.random() < 0.5:
-            return self.machine.unheard(failure.failure_id)
-        self.machine.told(failure.failure_id)
-        assert self.machine.unheard(failure.failure_id) == []
+            return self.machine.report_unclaimed(failure.failure_id)
+        self.machine.mark_reported(failure.failure_id)
+        assert self.machine.report_unclaimed(failure.failure_id) == []
         self.awaited.discard(failure.failure_id)
         return []
 

@@ -335,7 +335,7 @@ def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
     supervised = machine("root", root_policy="notebook")
     fault = only(supervised.actor_failed("A", 0, 0, RAISED), RootFault)
     assert fault.telling == "show"
-    assert supervised.unheard(fault.failure.failure_id) == []
+    assert supervised.report_unclaimed(fault.failure.failure_id) == []
     assert supervised.check("A") is not None, "and raised where the mesh is used"
 
 
@@ -347,11 +347,11 @@ def test_in_a_notebook_a_failure_is_told_by_the_call_that_waits(raised: bool) ->
     assert fault.telling == "call"
     assert calls.failure.failure_id == fault.failure.failure_id
     if raised:
-        supervised.told(fault.failure.failure_id)
-        assert supervised.unheard(fault.failure.failure_id) == []
+        supervised.mark_reported(fault.failure.failure_id)
+        assert supervised.report_unclaimed(fault.failure.failure_id) == []
     else:
-        assert supervised.unheard(fault.failure.failure_id) == [Tell(fault.failure)]
-        assert supervised.unheard(fault.failure.failure_id) == []
+        assert supervised.report_unclaimed(fault.failure.failure_id) == [Tell(fault.failure)]
+        assert supervised.report_unclaimed(fault.failure.failure_id) == []
 
 
 def test_a_root_with_a_handler_is_asked_first_and_never_fails_itself() -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import pickle
 import queue
@@ -73,6 +74,12 @@ def curve(dealer: "zmq.Socket[bytes]", server: Keys, client: Keys, name: str = "
     dealer.setsockopt(zmq.CURVE_SECRETKEY, client.secret)
 
 
+def send_unless_refused(dealer: "zmq.Socket[bytes]") -> None:
+    """Sends a message; libzmq gives up a connection that was refused, and a send that waits would then never end."""
+    with contextlib.suppress(zmq.Again):
+        dealer.send_multipart(message(), zmq.NOBLOCK)
+
+
 def test_garbage_bytes_on_the_port_harm_nobody(target: Target) -> None:
     for garbage in (
         b"",
@@ -93,7 +100,7 @@ def test_garbage_bytes_on_the_port_harm_nobody(target: Target) -> None:
 def test_a_client_without_encryption_cannot_deliver(target: Target, dealer: "zmq.Socket[bytes]") -> None:
     dealer.setsockopt(zmq.ROUTING_ID, b"h9/x|0|5")
     dealer.connect(target.endpoint)
-    dealer.send_multipart(message())
+    send_unless_refused(dealer)
     target.nothing_arrived()
     target.still_serves()
 
@@ -101,7 +108,7 @@ def test_a_client_without_encryption_cannot_deliver(target: Target, dealer: "zmq
 def test_a_client_that_knows_only_the_public_key_cannot_deliver(target: Target, dealer: "zmq.Socket[bytes]") -> None:
     curve(dealer, target.keys, Keys.create())
     dealer.connect(target.endpoint)
-    dealer.send_multipart(message())
+    send_unless_refused(dealer)
     target.nothing_arrived()
     target.still_serves()
 

@@ -1,4 +1,4 @@
-"""Heals as those who wait for them see them, and what is brought back for them on threads of their own."""
+"""Requests for heals: who waits for them, and what is brought back for them on threads of its own."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.wire import error_line
 
 
-class Heals:
+class HealRequests:
     """Of one process. `feed` gives its machine an event, and may be called from any thread."""
 
     def __init__(self, effects: SupervisorEffects, feed: Callable[[Callable[[Machine], list[Action]]], None]) -> None:
