@@ -13,7 +13,7 @@ from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
-from monarch_nb.logs.redirect import journal_of_this_process
+from monarch_nb.logs.journal import journal_of_this_process
 from monarch_nb.mesh.console import Console
 from monarch_nb.runtime import (
     ROOT,

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.logs.forwarding import Forwarding
+    from monarch_nb.logs.forwarding import Forwarding, Windows
     from monarch_nb.logs.lines import Line, briefly, merged
     from monarch_nb.logs.mesh_logs import MeshLogs, Presenter
     from monarch_nb.logs.records import SHOWN, LogRecord, Logs
     from monarch_nb.logs.sources import Source, mesh_of, prefix, rank_of
     from monarch_nb.logs.view import follow_logs, listen_to_logs, logs_here, logs_of
-    from monarch_nb.logs.windows import Windows
     from monarch_nb.logs.written import OpenLine, Written
 
 __all__ = [
@@ -45,13 +44,12 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "forwarding": ("Forwarding",),
+        "forwarding": ("Forwarding", "Windows"),
         "lines": ("Line", "briefly", "merged"),
         "mesh_logs": ("MeshLogs", "Presenter"),
         "records": ("SHOWN", "LogRecord", "Logs"),
         "sources": ("Source", "mesh_of", "prefix", "rank_of"),
         "view": ("follow_logs", "listen_to_logs", "logs_here", "logs_of"),
-        "windows": ("Windows",),
         "written": ("OpenLine", "Written"),
     },
 )

@@ -3,16 +3,25 @@
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from monarch_nb.logs.claims import only_call
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.receiver import LogReceiver
-from monarch_nb.logs.sources import Sources, mesh_of
+from monarch_nb.logs.sources import Sources, mesh_of, rank_of
 from monarch_nb.logs.verbs import PROC_LOG
 from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshStopped, ProcStarted
-from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
+from monarch_nb.runtime import (
+    ActorState,
+    Future,
+    MeshState,
+    ProcState,
+    Runtime,
+    fail_future,
+    pending_future,
+    resolve_future,
+    when_done,
+)
 from monarch_nb.wire import host_of
 
 FORGET_SECONDS = 5.0  # after the end of a mesh: its last words may still be on their way
@@ -28,6 +37,30 @@ class Presenter(Protocol):
 
     def close(self) -> None:
         """Shows what there is, and nothing from then on."""
+
+
+class WaitingCall(Protocol):
+    """A call whose answers are not all there."""
+
+    call: str
+    mesh: str
+
+    def missing_ranks(self) -> Collection[int]:
+        """The ranks that have not answered."""
+
+
+def only_call(address: str, calls: Iterable[WaitingCall], meshes: Mapping[str, MeshState]) -> str:
+    """The only call that waits for an answer of a process, "" if there are none or several."""
+    uid, rank = mesh_of(address), rank_of(address)
+    claimed = ""
+    for call in calls:
+        state = meshes.get(call.mesh)
+        procs = state.procs.uid if isinstance(state, ActorState) else call.mesh
+        if procs == uid and rank in call.missing_ranks():
+            if claimed:
+                return ""
+            claimed = call.call
+    return claimed
 
 
 class MeshLogs:

@@ -8,9 +8,8 @@ import pytest
 from msgspec import Struct
 
 from monarch_nb.logs.arrived import ACKNOWLEDGED, ArrivedLog
-from monarch_nb.logs.claims import only_call
-from monarch_nb.logs.drain import Drain
-from monarch_nb.logs.receiver import FORMER, INCARNATIONS, LogReceiver
+from monarch_nb.logs.mesh_logs import only_call
+from monarch_nb.logs.receiver import FORMER, INCARNATIONS, Drain, LogReceiver
 from monarch_nb.logs.verbs import TAIL, Follow, LogBlock, LogChunk, Took
 from monarch_nb.logs.written import Written
 from monarch_nb.runtime.output.log_positions import LogPositions

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.logs import Line, Written, merged
-from monarch_nb.logs.forwarding import Forwarding
+from monarch_nb.logs.forwarding import Forwarding, Windows
 from monarch_nb.logs.options import LogOption, LogOptions
 from monarch_nb.logs.sources import Sources, mesh_of, rank_of
-from monarch_nb.logs.windows import Windows
 from monarch_nb.settings import settings
 from tests.unit.log_tools import Cluster
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.logs import marks
-from monarch_nb.logs.files import LogFile
-from monarch_nb.logs.forgiving import ForgivingText
-from monarch_nb.logs.journal import Journal
+from monarch_nb.logs.journal import ForgivingText, Journal
 from monarch_nb.logs.last_lines import last_lines
 from monarch_nb.logs.marks import ERR, OUT, STDERR, STDOUT, TEXT, UNCLAIMED, Mark
 from monarch_nb.logs.spool import PATIENCE_S, Spool
+from monarch_nb.logs.tailer import LogFile
 from monarch_nb.logs.verbs import LogBlock
 from monarch_nb.runtime.output.displays import displays
 from monarch_nb.runtime.output.own_log import OwnLog

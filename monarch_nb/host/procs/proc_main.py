@@ -18,7 +18,7 @@ from monarch_nb.host.linux import close_other_fds, die_first_for_memory, die_wit
 from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.logs.redirect import redirect
+from monarch_nb.logs.journal import redirect
 from monarch_nb.transport import interrupt_program
 from monarch_nb.wire import parse_address, repr_of, text_of
 
