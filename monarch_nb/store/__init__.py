@@ -1,9 +1,8 @@
 """The one state that text, static HTML, widgets and the panel show: engine events folded into `Cluster`."""
 
 from monarch_nb.store.cluster import Cluster
-from monarch_nb.store.describe import describe
 from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
-from monarch_nb.store.hub import Store, store_of
+from monarch_nb.store.hub import Store, describe, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
 from monarch_nb.store.patch import Patch, apply
 from monarch_nb.store.rank import RankState

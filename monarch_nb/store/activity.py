@@ -1,14 +1,17 @@
 """What a process tells of itself while somebody watches: what its actors do, and what it uses."""
 
+import contextlib
+import linecache
 import logging
+import os
+import sys
 import threading
 import time
+import traceback
 from typing import Any
 
-from monarch_nb.runtime import Runtime
-from monarch_nb.store.stack import endpoint_name, stack_text
-from monarch_nb.store.usage import Meter
-from monarch_nb.store.verbs import STACK, TOLD, WATCH, Activity, Doing, StackText, Watch, WhichStack
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
+from monarch_nb.store.verbs import STACK, TOLD, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
@@ -17,6 +20,8 @@ USAGE_S = 2.0
 COUNTS_S = 1.0  # how often counts alone are worth a message
 
 logger = logging.getLogger(__name__)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 
 
 class Sample:
@@ -41,7 +46,7 @@ class Sample:
             self.rate = round((cell.calls - self.counts) / (now - self.counted), 1)
             self.counts, self.counted = cell.calls, now
         doing = "starting" if cell.state == "starting" else "busy" if busy else "idle"
-        endpoint = endpoint_name(self.endpoint) if busy else ""
+        endpoint = _endpoint_name(self.endpoint) if busy else ""
         since = time.time() - (now - self.since) if self.since else 0.0
         last = self.reported
         if last is not None and (last.doing, last.endpoint) == (doing, endpoint):
@@ -69,6 +74,47 @@ class Sample:
             self.since = now
         self.busy, self.endpoint = busy, endpoint
         return busy
+
+
+class Meter:
+    """Measures it: the share of the processor since the last time, memory and that of the GPU in bytes."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None  # when, and the processor time spent until then
+
+    def read(self) -> Used:
+        """What is used now."""
+        now, spent = time.monotonic(), time.process_time()
+        last, self._last = self._last, (now, spent)
+        cpu = (spent - last[1]) / (now - last[0]) if last is not None else 0.0
+        return Used(round(cpu, 2), _resident(), *_gpu())
+
+
+def _resident() -> int:
+    """Bytes of memory in use, in whole megabytes: less is of no interest."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20 << 20
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def _gpu() -> tuple[float, int, int]:
+    """Share in use, bytes in use and bytes there are, of the device this process computes on, if it does."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return -1.0, 0, 0
+        free, total = cuda.mem_get_info()
+    except Exception:  # a device that has failed must not end the statistics
+        return -1.0, 0, 0
+    try:
+        share = cuda.utilization() / 100
+    except Exception:  # needs NVIDIA's own Python package
+        share = -1.0
+    return share, total - free, total
 
 
 class Reporter:
@@ -100,7 +146,7 @@ class Reporter:
     def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
         place = (which.mesh, which.rank)
         cells = [cell for key, cell in tuple(self._engine.cells.items()) if not which.mesh or key == place]
-        return StackText("\n".join(map(stack_text, cells)) or "it has ended")
+        return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
         metered: Meter | None = None
@@ -147,3 +193,33 @@ class Reporter:
 def attach(engine: Runtime) -> Reporter:
     """Takes `activity` messages from now on."""
     return Reporter(engine)
+
+
+def _stack_text(cell: Any) -> str:
+    """The frames of an actor, outermost first; the engine's own frames are left out."""
+    running = cell.running
+    name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
+    if running is None:
+        return f"{name}: waits for messages"
+    lines = [f"{name}: {_endpoint_name(running[1].lstrip('@!'))}, for {time.monotonic() - running[2]:.1f} s"]
+    task = cell.task
+    if task is not None and not task.done():
+        frames: list[Any] = [(frame, frame.f_lineno) for frame in task.get_stack()]
+    else:
+        top = sys._current_frames().get(cell.executor.thread.ident)
+        frames = [] if top is None else list(traceback.walk_stack(top))[::-1]
+    shown = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_PACKAGE)]
+    while shown and shown[0][0].f_code.co_filename == threading.__file__:
+        shown.pop(0)
+    for frame, line in shown:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_qualname}')
+        text = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+        if text:
+            lines.append(f"    {text}")
+    return "\n".join(lines)
+
+
+def _endpoint_name(endpoint: str) -> str:
+    """An endpoint as people know it: cells, hooks and reloads go under names of their own."""
+    return _NAMES.get(endpoint, endpoint)

@@ -1,4 +1,4 @@
-"""The store of one engine: keeps the state, and tells those who watch it, at most so often."""
+"""The store of one process: keeps the state, sends what changes to those who watch it, and describes a mesh."""
 
 import logging
 import threading
@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.runtime import Runtime
+from monarch_nb.mesh import region_of, state_of
+from monarch_nb.runtime import MeshState, Runtime, runtime
 from monarch_nb.shape import Region
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.collector import Collector
 from monarch_nb.store.events import Event, Quiet
+from monarch_nb.store.facts import facts_of, now
 from monarch_nb.store.mesh_view import MeshView
+from monarch_nb.store.pending import Pending
 
 TELLING_S = 0.05  # between two deltas,
 RECORDS_PER_S = 20_000  # and longer after one with many ranks: no page takes in more than so many records of ranks
@@ -209,3 +212,25 @@ def store_of(engine: Runtime) -> Store:
         if store is None:
             store = _stores[engine] = Store(engine)
         return store
+
+
+def describe(mesh: Any) -> MeshView:
+    """How a proc or actor mesh, a slice of one, or the record of one is. Never blocks and sends nothing.
+
+    The store answers where this process has one that holds the mesh. Elsewhere, as in scripts and workers, the same
+    reducer is given what is known of this one mesh.
+    """
+    state: MeshState = mesh if isinstance(mesh, MeshState) else state_of(mesh)
+    region = state.region if isinstance(mesh, MeshState) else region_of(mesh)
+    engine = runtime()
+    store = known_store(engine)
+    view = None if store is None else store.mesh_view(state.uid, region)
+    if view is None:
+        cluster = Cluster()
+        for fact in facts_of(engine, state):
+            cluster.fold(fact)
+        for asked in Pending(engine).changes():
+            cluster.fold(asked)
+        view = cluster.mesh_view(state.uid, region, now())
+    assert view is not None
+    return view

@@ -1,23 +1,33 @@
 """What travels between processes: message headers, bodies, code by value, errors."""
 
 from monarch_nb.wire.address import Address, agent_of, controller_address, host_of, parse_address, proc_address
-from monarch_nb.wire.body import Encoded, Frame, MessageTooLargeError, check_size, decode, encode
-from monarch_nb.wire.code import register_pickle_by_value, travels_by_value, unregister_pickle_by_value
+from monarch_nb.wire.body import Encoded, Frame, MessageTooLargeError, Pieces, check_size, decode, encode
+from monarch_nb.wire.code import (
+    gather_sources,
+    received_sources,
+    register_pickle_by_value,
+    register_sources,
+    travels_by_value,
+    unregister_pickle_by_value,
+)
 from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.display import Display, decode_display, encode_display
 from monarch_nb.wire.errors import (
+    ENGINE,
     ActorError,
+    At,
     RemoteException,
     Story,
     decode_exception,
     encode_exception,
     format_exception,
+    is_mistake,
     story_of,
     unpickle_failure,
+    without_engine,
 )
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
 from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
-from monarch_nb.wire.frames import ENGINE, At, is_mistake, without_engine
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
 from monarch_nb.wire.header import (
     CastPlan,
@@ -32,9 +42,7 @@ from monarch_nb.wire.header import (
 )
 from monarch_nb.wire.hosts import forget_host_names, host_id, host_name
 from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
-from monarch_nb.wire.pieces import Pieces
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
-from monarch_nb.wire.sources import gather_sources, received_sources, register_sources
 from monarch_nb.wire.tensors import without_modes
 from monarch_nb.wire.texts import (
     Cut,

@@ -3,12 +3,15 @@
 Frame 0 is the pickle stream, protocol 5; the others are its out-of-band buffers. Where a message carries code by
 value, or large bytes that the stream left outside, frame 0 starts with a byte that no pickle starts with, followed by
 the length (u32) and the pickle of (class units, sources, places), and then the stream. `places` are offsets in the
-stream at which the last frames belong. Small buffers share frames: see `pieces`, whose table then comes first of all.
+stream at which the last frames belong. Small buffers share frames (`Pieces`), whose table then comes first of all.
 """
 
+import ctypes
+import functools
 import pickle
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, Protocol
 
@@ -17,8 +20,28 @@ from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, install
 from monarch_nb.wire.codec import enter_codec, leave_codec
 from monarch_nb.wire.pickler import Pickler
-from monarch_nb.wire.pieces import PACKED, Pieces, pack, unpack
 from monarch_nb.wire.tensors import without_modes
+
+PACKED = 2  # first byte of a frame 0 with a table
+_FEWEST_BUFFERS = 4  # small buffers that are worth a table
+_SMALL_BUFFER = 256 * 1024  # bytes; larger buffers are frames of their own
+_FULL_PIECE = 4 << 20  # bytes of buffers in one frame
+_ALIGNED = 64
+_APART = 0xFFFFFFFF
+_HEAD = struct.Struct("<BI")
+_LARGE_PAGE = 2 << 20  # bytes; of a large page where there are any
+_WORTH_ADVISING = 2 * _LARGE_PAGE
+_MADV_HUGEPAGE = 14  # MADV_HUGEPAGE on Linux
+_GAP = memoryview(bytes(_ALIGNED))
+_IN_MEMORY = (bytes, bytearray, memoryview)
+_ATOMS = frozenset({NoneType, bool, int, float, str})
+_SHORT = 4096  # bytes
+_TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
+_FEW = 32  # members of a container worth looking at one by one
+_LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
+_NONE = pickle.dumps(None, 5)
+_EXTENDED = 1  # first byte of a frame 0 with a prologue
+_PROLOGUE = struct.Struct("<BI")
 
 
 class Filed(Protocol):
@@ -34,18 +57,95 @@ class Filed(Protocol):
 
 
 Frame = bytes | bytearray | memoryview
+
+
+class Pieces:
+    """Buffers that are one frame once they are copied: they may still be the caller's own memory."""
+
+    __slots__ = ("nbytes", "views")
+
+    def __init__(self) -> None:
+        self.views: list[memoryview] = []  # with the gaps between them
+        self.nbytes = 0
+
+    def add(self, view: memoryview) -> bool:
+        """Take one more in, unless this is full."""
+        if self.nbytes + view.nbytes > _FULL_PIECE:
+            return False
+        self.views.append(view)
+        self.nbytes += view.nbytes
+        if gap := -view.nbytes % _ALIGNED:
+            self.views.append(_GAP[:gap])
+            self.nbytes += gap
+        return True
+
+    def copy_into(self, target: memoryview) -> None:
+        """Copy all of it to the beginning of writable memory."""
+        start = 0
+        for view in self.views:
+            end = start + view.nbytes
+            target[start:end] = view
+            start = end
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.views)
+
+
+def _pack(first: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+    """The frames of a message of a frame 0 and its contiguous buffers, in `Pieces` where that saves frames."""
+    sizes = [view.nbytes if view.nbytes < _SMALL_BUFFER else _APART for view in buffers]
+    if len(sizes) - sizes.count(_APART) < _FEWEST_BUFFERS:
+        return [first, *buffers]
+    together = [Pieces()]
+    apart = []
+    for view, size in zip(buffers, sizes, strict=True):
+        if size == _APART:
+            apart.append(view)
+        elif not together[-1].add(view):
+            together.append(Pieces())
+            together[-1].add(view)
+    table = struct.pack(f"<{len(sizes)}I", *sizes)
+    return [b"".join((_HEAD.pack(PACKED, len(sizes)), table, first)), *apart, *together]
+
+
+def _unpack(first: memoryview, frames: Sequence[Any]) -> tuple[memoryview, list[Any]]:
+    """Frame 0 without its table, and the buffers in their order, without a copy; frames that are none follow.
+
+    Raises UnpicklingError or struct.error where the frames are not those of the table.
+    """
+    _, count = _HEAD.unpack_from(first)
+    end = _HEAD.size + 4 * count
+    sizes = struct.unpack(f"<{count}I", first[_HEAD.size : end])
+    apart = sizes.count(_APART)
+    alone, others = iter(frames[:apart]), iter(frames[apart:])
+    buffers: list[Any] = []
+    room = memoryview(b"")
+    start = 0
+    for size in sizes:
+        if size == _APART:
+            buffers.append(next(alone, None))
+            continue
+        if start + size > room.nbytes:
+            room, start = _memory(next(others, b"")), 0
+            if size > room.nbytes:
+                raise pickle.UnpicklingError("a message lacks the end of its buffers")
+        buffers.append(room[start : start + size])
+        start += size + -size % _ALIGNED
+    if len(frames) < apart:
+        raise pickle.UnpicklingError("a message lacks some of its buffers")
+    return first[end:], [*buffers, *others]
+
+
+def _memory(frame: Any) -> memoryview:
+    mapped = frame if isinstance(frame, bytes | bytearray | memoryview) else frame.private()
+    return memoryview(mapped).cast("B")
+
+
 Sent = Frame | Pieces
 Part = Frame | Filed
-
-_IN_MEMORY = (bytes, bytearray, memoryview)
-_ATOMS = frozenset({NoneType, bool, int, float, str})
-_SHORT = 4096  # bytes
-_TINY = 24  # bytes; no class or function has a name that short, so no tensor is made
-_FEW = 32  # members of a container worth looking at one by one
-_LARGE = 256 * 1024  # bytes; from here on a piece of the stream is a frame of its own
-_NONE = pickle.dumps(None, 5)
-_EXTENDED = 1  # first byte of a frame 0 with a prologue
-_PROLOGUE = struct.Struct("<BI")
 
 
 class Encoded:
@@ -81,7 +181,7 @@ def encode(obj: object, context: object = None) -> list[Sent]:
             chunks, frames = pickler.chunks, pickler.buffers
             if not cargo.classes and not pickler.files and max(map(len, chunks)) < _LARGE:
                 first = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                return pack(first, frames) if len(frames) > 1 else [first, *frames]
+                return _pack(first, frames) if len(frames) > 1 else [first, *frames]
             cargo.files.update(pickler.files)
             units, sources = cargo.pack(_unit_pickler)
     finally:
@@ -89,7 +189,7 @@ def encode(obj: object, context: object = None) -> list[Sent]:
     stream, places, pieces = _set_apart(chunks)
     prologue = pickle.dumps(([tuple(unit) for unit in units], sources, places), 5)
     first = b"".join((_PROLOGUE.pack(_EXTENDED, len(prologue)), prologue, *stream))
-    return [*pack(first, frames), *pieces]
+    return [*_pack(first, frames), *pieces]
 
 
 def check_size(frames: Sequence[Sent]) -> None:
@@ -119,7 +219,7 @@ def decode(frames: Sequence[Part], context: object = None) -> Any:
         with without_modes():
             others = frames[1:]
             if first[0] == PACKED:
-                first, others = unpack(memoryview(first), others)
+                first, others = _unpack(memoryview(first), others)
             if first[0] != _EXTENDED:
                 return pickle.loads(first, buffers=_mapped(others))
             return _decode_extended(memoryview(first), others)
@@ -174,9 +274,7 @@ class _Reader:
     def readinto(self, target: Any) -> int:
         view, done = memoryview(target).cast("B"), 0
         if len(view) >= _LARGE:
-            from monarch_nb.wire.pages import ask_for_large_pages
-
-            ask_for_large_pages(view)
+            _ask_for_large_pages(view)
         while self._parts and not isinstance(piece := self._parts[-1], memoryview):
             self._parts.pop()
             if piece.length == len(view):  # as a rule: what was set apart is one object
@@ -249,3 +347,23 @@ def _is_plain(obj: Any, depth: int) -> bool:
         if type(member) not in _ATOMS and not _is_plain(member, depth - 1):
             return False
     return True
+
+
+def _ask_for_large_pages(target: memoryview) -> None:
+    """Ask for memory that nobody has written to yet: writable, contiguous. A small one is left as it is."""
+    if target.nbytes < _WORTH_ADVISING:
+        return
+    advise = _madvise()
+    if advise is not None:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(target))
+        first = -(-start // _LARGE_PAGE) * _LARGE_PAGE
+        advise(first, (start + target.nbytes) // _LARGE_PAGE * _LARGE_PAGE - first, _MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function

@@ -1,19 +1,22 @@
 """Exceptions across the wire: what was raised there is raised here, with the story of where."""
 
 import pickle
+import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
-from monarch_nb.wire.frames import ENGINE, At, is_mistake, without_engine
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 from monarch_nb.wire.words import kind_of
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _STORY = "__monarch_traceback__"
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
+ENGINE = f"{Path(__file__).parent.parent}/"
+_LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class ActorError(Exception):
@@ -196,6 +199,46 @@ def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
     for linked in (story.__cause__, story.__context__, *(story.exceptions or ())):
         if linked is not None:
             _trim(linked, seen)
+
+
+class At(NamedTuple):
+    """A frame: its file, and the source line that it stands at."""
+
+    file: str
+    line: str
+
+
+def _is_users(file: str) -> bool:
+    """Whether code is the user's: no part of Python, of an installed package, or of the engine."""
+    return not file.startswith((*_LIBRARIES, ENGINE, "<frozen "))
+
+
+def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
+    """Whether the engine raised on purpose, about what its caller did, or only called what raised: code of the user's.
+
+    Frames are from the outside in, those of `own` folders are the engine's. Anything else that fails in the engine may
+    be an error of its own, for which all frames are wanted.
+    """
+    folders = tuple(own)
+    if not any(frame.file.startswith(folders) for frame in frames):
+        return False
+    last = frames[-1]
+    if last.file.startswith(folders):
+        return last.line.split(" ", 1)[0] == "raise"
+    return _is_users(last.file)
+
+
+def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through: Sequence[str] = ()) -> list[int]:
+    """The frames outside of the engine: up to its first one all, after that those of the user's code. Frames of
+    `through` are left out everywhere."""
+    folders = tuple(own)
+    entered, left = False, []
+    for place, frame in enumerate(frames):
+        inside = frame.file.startswith(folders)
+        entered = entered or inside
+        if not inside and not frame.file.startswith(tuple(through)) and (not entered or _is_users(frame.file)):
+            left.append(place)
+    return left
 
 
 def _without_own(stack: traceback.StackSummary) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from monarch_nb.wire.frames import ENGINE, At, is_mistake, without_engine
+from monarch_nb.wire.errors import ENGINE, At, is_mistake, without_engine
 
 CELL = At("/tmp/ipykernel_1/1.py", "w.slice(x=1)")
 OURS = At(f"{ENGINE}shape/region.py", "self._check(dims)")

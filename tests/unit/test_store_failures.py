@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.store import Cluster
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record, rows, tails, text
-from monarch_nb.store.incident import Incident, Member
+from monarch_nb.store.incidents import Incident, Member
 from monarch_nb.supervision import Cause, MeshFailure
 from monarch_nb.supervision.cause import CauseKind
 
