@@ -1,11 +1,16 @@
 """The connections that a process group has opened in this process, and how they are cut.
 
-A thread that waits in a collective of gloo's cannot be woken by any call of PyTorch's (`abort`, `shutdown`, a shorter
-time-out: none has an effect on what waits). It waits on a socket, though: once that is shut down, the collective raises
-within milliseconds. PyTorch does not say which sockets are gloo's. The kernel does: gloo has a thread for each group,
-which sleeps in epoll, and the sockets that are registered there are those of the group.
+No call of PyTorch's wakes a thread that waits in one of gloo's collectives (`abort`, `shutdown` and a shorter time-out
+have no effect on it). The thread waits on a socket, though, and the collective raises within milliseconds once that
+socket is shut down. PyTorch does not say which sockets are gloo's, but the kernel does: gloo runs one thread for each
+group, which sleeps in epoll, and the sockets registered there are those of the group.
+
+The kernel names a thread's epoll descriptor only while the thread sleeps in it. On a loaded machine gloo's thread often
+waits for a core instead, so the descriptor is looked up patiently when the group is made, and remembered.
 """
 
+import contextlib
+import logging
 import os
 import socket
 import sys
@@ -13,11 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
 
 _FDS = "/proc/self/fd"
 _TASKS = "/proc/self/task"
-_LOOP = "gloo_tcp_loop"  # what gloo calls its threads; older versions do not name them
-_LOOKS = 5  # at a thread that is not asleep at this moment
+_LOOP = "gloo_tcp_loop"  # the name of gloo's threads; older versions do not name them
+_MADE_S = 5.0  # patience for the threads of a group that was just made to fall asleep
+_CUT_S = 0.05  # patience for threads whose epoll is still unknown when connections are cut
+_AGAIN_S = (0.1, 0.5, 2.0, 5.0)  # pauses after which a cut is repeated, for connections that it has missed
 CAN_CUT = sys.platform == "linux"  # elsewhere nobody tells what a descriptor is
 
 
@@ -26,9 +36,10 @@ class Connections:
     being made."""
 
     def __init__(self) -> None:
-        self._inodes: set[str] = set()  # numbers of descriptors are used again: these are not
-        self._loops: set[int] = set()  # threads of gloo's; connections of theirs may be opened later
-        self._before: tuple[frozenset[str], frozenset[int]] | None = None  # when a group began to be made
+        self._inodes: set[str] = set()  # descriptors are reused, inodes are not
+        self._loops: set[LoopThread] = set()  # their connections may also be opened later
+        self._epolls: dict[LoopThread, int] = {}  # descriptors
+        self._before: tuple[frozenset[str], frozenset[LoopThread]] | None = None  # when a group began to be made
         self._ports: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self.is_cut = False
@@ -47,34 +58,73 @@ class Connections:
         try:
             yield
         finally:
+            new = set(_loop_threads()) - self._before[1]
+            self._find_epolls(new, _MADE_S)
             with self._lock:
-                is_ours = self._judge()
+                is_ours = self._ownership_test()
                 self._inodes |= {inode for fd, inode in _sockets().items() if is_ours(fd, inode)}
-                self._loops |= set(_loop_threads()) - self._before[1]
+                self._loops |= new
                 self._before = None
 
     def cut(self) -> int:
-        """Shuts them down, those too that are being made; gives how many there were."""
+        """Shuts down all connections, also those being made; returns how many there were.
+
+        Repeats the cut a few times in the background: a connection that was just being opened, or whose thread was not
+        asleep, would keep its waiter for ever.
+        """
+        first = not self.is_cut
+        count = self._cut()
+        if first and CAN_CUT:
+            threading.Thread(target=self._cut_again, name="monarch-cut", daemon=True).start()
+        return count
+
+    def _cut(self) -> int:
         with self._lock:
             self.is_cut = True
-            is_ours = self._judge()
+            is_ours = self._ownership_test()
             return sum(is_ours(fd, inode) and _shut_down(fd, inode) for fd, inode in _sockets().items())
 
-    def _judge(self) -> Callable[[int, str], bool]:
-        """Whether a socket is one of them."""
+    def _cut_again(self) -> None:
+        for pause in _AGAIN_S:
+            time.sleep(pause)
+            if missed := self._cut():
+                logger.debug("%d connections of a process group were cut late", missed)
+
+    def _ownership_test(self) -> Callable[[int, str], bool]:
+        """Returns a function that says whether a socket, by descriptor and inode, belongs to the group."""
         before, ports, known = self._before, self._ports, self._inodes
         new = set(_loop_threads()) - before[1] if before is not None else set()
-        watched = _watched(self._loops | new)
+        self._find_epolls(self._loops | new, _CUT_S)
+        watched = self._watched_sockets(self._loops | new)
 
         def is_ours(fd: int, inode: str) -> bool:
             if inode in known or inode in watched:
                 return True
             if before is None or inode in before[0]:
                 return False
-            # Without gloo's threads, all that is new: they have no names in older versions of PyTorch.
+            # Older versions of PyTorch do not name gloo's threads: there, every new socket counts.
             return _peer_port(fd) in ports or not new
 
         return is_ours
+
+    def _find_epolls(self, loops: "set[LoopThread]", patience: float) -> None:
+        """Looks up the epolls of threads that are not known yet; blocks up to `patience` seconds."""
+        until = time.monotonic() + patience
+        for loop in loops - self._epolls.keys():
+            with contextlib.suppress(OSError):  # it has ended, or the kernel does not say
+                while (epoll := loop.epoll()) is None and time.monotonic() < until:
+                    time.sleep(0.001)
+                if epoll is not None:
+                    self._epolls[loop] = epoll
+
+    def _watched_sockets(self, loops: "set[LoopThread]") -> set[str]:
+        """Inodes of the sockets registered in the epolls of these threads."""
+        watched: set[str] = set()
+        for loop in loops & self._epolls.keys():
+            sockets = _registered(self._epolls[loop])
+            if loop.is_alive():  # else another epoll may have the descriptor now
+                watched |= sockets
+        return watched
 
 
 def cut_to(ports: set[int]) -> int:
@@ -97,36 +147,69 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def _loop_threads() -> list[int]:
+@dataclass(frozen=True)
+class LoopThread:
+    """One of gloo's threads; thread ids are reused, so the start time (clock ticks since boot) is part of it."""
+
+    tid: int
+    started: str
+
+    def is_alive(self) -> bool:
+        """Whether the thread still runs."""
+        return _start_time(self.tid) == self.started
+
+    def epoll(self) -> int | None:
+        """The descriptor of the epoll that the thread sleeps in; None while it runs or sleeps elsewhere.
+
+        Raises OSError once the thread has ended, or where the kernel does not say.
+        """
+        with open(f"{_TASKS}/{self.tid}/syscall") as asleep:
+            words = asleep.read().split()
+        if len(words) < 2 or words[0] == "-1":
+            return None
+        fd = int(words[1], 16)
+        try:
+            return fd if os.readlink(f"{_FDS}/{fd}") == "anon_inode:[eventpoll]" else None
+        except OSError:  # the first argument of another system call
+            return None
+
+
+def _loop_threads() -> list[LoopThread]:
     """Gloo's threads in this process."""
     found = []
     for name in os.listdir(_TASKS) if CAN_CUT else ():
         try:
             with open(f"{_TASKS}/{name}/comm") as comm:
-                if comm.read().strip() == _LOOP:
-                    found.append(int(name))
+                is_loop = comm.read().strip() == _LOOP
         except OSError:  # it has ended
             continue
+        if is_loop and (started := _start_time(int(name))):
+            found.append(LoopThread(int(name), started))
     return found
 
 
-def _watched(threads: set[int]) -> set[str]:
-    """The sockets in the epolls that these threads sleep in."""
+def _start_time(tid: int) -> str:
+    """When a thread of this process was started; "" once it has ended."""
+    try:
+        with open(f"{_TASKS}/{tid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _registered(epoll: int) -> set[str]:
+    """Inodes of the sockets registered in an epoll."""
     found: set[str] = set()
-    for thread in threads:
-        for _ in range(_LOOKS):
-            try:
-                with open(f"{_TASKS}/{thread}/syscall") as asleep:
-                    words = asleep.read().split()
-                if len(words) < 2 or words[0] == "-1":  # it runs
-                    time.sleep(0.001)
-                    continue
-                with open(f"/proc/self/fdinfo/{int(words[1], 16)}") as info:
-                    fds = [int(line.split()[1]) for line in info if line.startswith("tfd:")]
-                found.update(target for fd in fds if (target := os.readlink(f"{_FDS}/{fd}")).startswith("socket:"))
-            except (OSError, ValueError):  # it has ended, or may not be looked at
-                pass
-            break
+    try:
+        with open(f"/proc/self/fdinfo/{epoll}") as info:
+            fds = [int(line.split()[1]) for line in info if line.startswith("tfd:")]
+    except OSError:
+        return found
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"{_FDS}/{fd}")
+            if target.startswith("socket:"):
+                found.add(target)
     return found
 
 

@@ -1,14 +1,21 @@
 """Whether an operation has failed on all ranks, which checkpoints are complete, and which connections are cut."""
 
+import ctypes
+import select
 import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.tensor.checkpoints import folder as folders
 from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.verdict import MOST_S, STAYS_S, Trouble, Verdict
+from monarch_nb.tensor.verbs import GoOn, RankFailed
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -73,6 +80,84 @@ def test_connections_made_meanwhile_are_cut_and_listeners_and_others_are_not() -
         pass
     for each in (*ours, *other, listener, late):
         each.close()
+
+
+class GlooThread:
+    """A thread by the name of gloo's, which computes or sleeps in an epoll, as it is asked to."""
+
+    def __init__(self) -> None:
+        self.computes = self.ends = False
+        self._computing = threading.Event()
+        self._epoll = select.epoll()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(10)
+
+    def _run(self, started: threading.Event) -> None:
+        ctypes.CDLL(None).prctl(15, b"gloo_tcp_loop")  # PR_SET_NAME
+        started.set()
+        while not self.ends:
+            if self.computes:
+                self._computing.set()
+            else:
+                self._epoll.poll(0.02)
+
+    def compute(self) -> None:
+        """Returns once the thread has left its epoll."""
+        self.computes = True
+        assert self._computing.wait(10)
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Opens a connection, one end of which is registered in the epoll."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            near = socket.create_connection(listener.getsockname())
+            far = listener.accept()[0]
+        self._epoll.register(near.fileno(), select.EPOLLIN)
+        near.settimeout(10)
+        return near, far
+
+    def end(self) -> None:
+        self.ends = True
+        self._thread.join(10)
+        self._epoll.close()
+
+
+@pytest.mark.skipif(not CAN_CUT, reason="descriptors are told apart by /proc")
+@pytest.mark.parametrize("when", ["before the cut, while the thread computes", "after the cut"])
+def test_connections_that_gloo_opens_late_are_cut(when: str) -> None:
+    connections = Connections()
+    with connections.noted():
+        gloo = GlooThread()
+    pair: tuple[socket.socket, ...] = ()
+    try:
+        if when == "after the cut":
+            connections.cut()
+            pair = gloo.connect()
+        else:
+            gloo.compute()
+            pair = gloo.connect()
+            connections.cut()
+        assert pair[0].recv(1) == b""
+    finally:
+        gloo.end()
+        for each in pair:
+            each.close()
+
+
+def test_the_word_to_go_on_counts_though_an_earlier_one_comes_again() -> None:
+    class Engine:
+        def feature(self, _: object) -> Any:
+            return SimpleNamespace()
+
+        def tell(self, to: str, verb: object, body: RankFailed) -> None:
+            for number in (6, body.failure.number, 6):
+                member.go_on(GoOn("", -1, 0, number))
+
+    member = Membership(
+        cast(Any, Engine()), lambda _: 0, lambda: 0, cast(Any, lambda _: None), cast(Any, lambda _: None)
+    )
+    assert member.all_failed(failure(0), (0, 1))
 
 
 def test_a_checkpoint_exists_once_complete_and_old_ones_go(tmp_path: Path) -> None:

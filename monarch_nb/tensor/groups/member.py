@@ -34,7 +34,7 @@ class Membership:
         self.over: Cut | None = None  # what ended this generation
         self._engine = engine
         self._controller, self._generation = "", -1
-        self._gone_on: tuple[int, int] = (-1, -1)  # the stream and operation at which all may
+        self._may_go_on: dict[int, int] = {}  # by stream, the last operation that is known to have failed on all ranks
         self._cut: Cut | None = None  # the last that came
         self._told = threading.Condition()
         engine.feature(GROUPS).membership = self
@@ -43,6 +43,7 @@ class Membership:
         """Becomes a member of the next generation. As `World.join`."""
         with self._told:
             self.group, self._controller, self._generation = place.group, place.controller, place.generation
+            self._may_go_on.clear()
             cut = self._cut
             self.over = (
                 cut if cut is not None and (cut.group, cut.generation) == (place.group, place.generation) else None
@@ -62,9 +63,10 @@ class Membership:
         if self.over is None:
             told = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
             self._engine.tell(self._controller, FAILED, told)
-        at = (failure.stream, failure.number)
         with self._told:
-            self._told.wait_for(lambda: self.over is not None or self._gone_on == at)
+            self._told.wait_for(
+                lambda: self.over is not None or self._may_go_on.get(failure.stream, -1) >= failure.number
+            )
             return self.over is None
 
     # -- any thread -------------------------------------------------------------------------------------------------
@@ -90,7 +92,8 @@ class Membership:
         """All ranks have failed alike."""
         with self._told:
             if (told.group, told.generation) == (self.group, self._generation):
-                self._gone_on = (told.stream, told.number)
+                # The word for an earlier operation may come twice, and after that for a later one.
+                self._may_go_on[told.stream] = max(told.number, self._may_go_on.get(told.stream, -1))
                 self._told.notify_all()
 
     def cut(self, told: Cut) -> None:
