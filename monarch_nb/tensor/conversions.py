@@ -59,9 +59,22 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     stream = target.reference.stream
     if not isinstance(source, MeshTensor):
         source = upload(stream, source, replicated(stream.layout))
+    elif _shows_same_elements(target, source):
+        return target  # as PyTorch does: no address is written, so an expanded tensor may be copied onto itself
     stream.held.refuse_gone((source.reference.number,))
     refill(target)
     return issue(func, (target, source), kwargs)
+
+
+def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
+    """Whether two tensors are the same elements of the same memory, in the same order."""
+    one, other = first.reference, second.reference
+    shares = one is other or (one.memory is not None and one.memory is other.memory and one.offset == other.offset)
+    facts = [
+        (tensor.meta.shape, tensor.meta.stride, tensor.meta.dtype, tensor.is_conj(), tensor.is_neg())
+        for tensor in (first, second)
+    ]
+    return shares and facts[0] == facts[1]
 
 
 def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -435,3 +435,15 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
         both[:, 0].add_(both[:, 1])  # in turn: between each other, and at no address in common
         both.sub_(both[0].clone())
     assert torch.equal(tensor.full_tensor(), local)
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placed: Any) -> None:
+    local, tensor = numbers(5, 3), monarch_nb.distribute(numbers(5, 3), mesh, [placed])
+    for source in (local, tensor):
+        expanded = source[:, None].expand(5, 2, 3)
+        expanded.copy_(expanded)
+        expanded[1:].copy_(source[1:, None].expand(4, 2, 3))
+        with pytest.raises(RuntimeError, match="single memory location"):
+            expanded.copy_(expanded.clone())
+    assert torch.equal(tensor.full_tensor(), local)

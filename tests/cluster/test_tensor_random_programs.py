@@ -11,8 +11,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from tests.effort import tries
 from tests.random_programs.fleet import Fleet
 from tests.random_programs.generator import generated
-from tests.random_programs.judge import EQUAL, REFUSED, WRONG, judged
-from tests.random_programs.local import Expected, Unjudged, Wanted, expect
+from tests.random_programs.judge import EQUAL, REFUSED, UNJUDGED, WRONG, judged
+from tests.random_programs.local import (
+    Expected,
+    Local,
+    Unjudged,
+    Wanted,
+    expect,
+    explained_by_rounding,
+    rounded_otherwise,
+)
 from tests.random_programs.program import Head, Input, Line, Program, pasted
 from tests.random_programs.results import Results
 from tests.random_programs.runner import MESHES, Report, Tally, run
@@ -35,10 +43,12 @@ def fleet() -> Iterator[Fleet]:
 
 
 def verdict(tally: Tally) -> str:
-    """ "" where all are right or refused, and few are refused."""
+    """Why the run has failed; "" where all programs are right, but for a few that are refused or cannot be judged."""
     if tally.failures:
         return "\n\n".join([tally.line(), *map(str, tally.failures[:5])])
-    return f"too many are refused\n{tally}" if tally.too_many_refused else ""
+    if tally.too_many_refused or tally.too_many_unjudged:
+        return f"too many are refused or cannot be judged\n{tally}"
+    return ""
 
 
 @pytest.mark.timeout(900)
@@ -102,6 +112,27 @@ def test_what_is_refused_is_told_from_what_is_wrong(fleet: Fleet) -> None:
     assert "torch.where" in found.text
     missing = Program(1, (2,), selected.inputs, (Line("v0.sum(0)", (), ("v0",), raises=True),))
     assert "local torch raises" in judged(missing, fleet.mesh((2,)), run_locally).text
+
+
+def test_an_order_that_depends_on_rounding_is_unjudged_and_any_other_is_wrong(fleet: Fleet) -> None:
+    lines = (
+        ("v2 = torch.cat([v0[0] / 3, v0[0] * (1 / 3)])", ("v2",), ("v0",)),
+        ("v3 = v2.argsort()", ("v3",), ("v2",)),
+    )
+    ties = program(*lines)
+    local = Local(ties)
+    for line in ties.lines:
+        local.run(line.text)
+    values = {name: Wanted(tensor, 1e-5) for name, tensor in local.tensors.items()}
+    order = values["v3"].value
+    swapped = order.view(3, 2).flip(1).reshape(-1)
+    expected = Expected({**values, "v3": Wanted(swapped, 0.0)}, {})
+    assert judged(ties, fleet.mesh((2,)), expected).kind == UNJUDGED
+    orders = [run["v3"] for run in rounded_otherwise(ties)]
+    assert explained_by_rounding(swapped, orders, 0.0).all()
+    assert not explained_by_rounding(order.roll(2), orders, 0.0).any()
+    numbers = [run["v2"] for run in rounded_otherwise(ties)]
+    assert not explained_by_rounding(numbers[0], numbers, 1e-5).any()
 
 
 def test_a_program_that_nobody_can_judge_is_none() -> None:

@@ -52,7 +52,7 @@ def main() -> int:
         tally.add(report)
         if results is not None:
             results.add(report)
-        if report.kind not in ("equal", "refused"):
+        if report.has_failed or report.kind == "unjudged":
             print(report, flush=True)
         if tally.count % 100 == 0:
             rate = (tally.count - before) / (time.monotonic() - begun)
@@ -65,7 +65,7 @@ def main() -> int:
     if tally.count < options.count:
         print(f"{options.count - tally.count} of {options.count} were not run")
         return 1
-    return 1 if tally.failures or tally.too_many_refused else 0
+    return 1 if tally.failures or tally.too_many_refused or tally.too_many_unjudged else 0
 
 
 def show(seeds: range, meshes: list[tuple[int, ...]]) -> None:

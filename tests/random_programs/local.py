@@ -5,13 +5,17 @@ first two differ by is rounding; what the last two do says how much a value depe
 that such differences change entirely (the order of values that are alike, a quotient of next to nothing) cannot be
 judged, and is in no program.
 
+A result that still differs is compared with more local runs, in which each operation sees numbers that are off by one
+unit in the last place (`rounded_otherwise`). Elements in which these differ, and one of them has what was found, depend
+on rounding alone, as the order of values that are equal but for rounding does: they cannot be judged.
+
 Gradients that are nothing may be so because terms cancel, which they do to the last bit only in one order. How large
 these terms were is seen in a fourth run, whose backward pass takes for each number one that differs a little.
 """
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +30,8 @@ from tests.random_programs.program import Program, Wide, names_of_torch, placed_
 NEAR = 1e-6  # how much inputs are changed, of each value
 LARGEST = 1e6  # magnitudes that are let in
 NOTHING = 2.0**-40  # of the terms that were summed: such a sum of them is nothing, but for rounding
+VARIANTS = 64  # runs with other roundings, where a result differs
+MANY = 4  # values of a whole number in these: of a product, say, not all are seen in so few runs
 SLACK = 64  # times the rounding of one operation
 LOOSEST = 0.02  # of the magnitude of a tensor: what is less exact cannot be told from what is wrong
 ROUNDING = {torch.float64: 2.0**-50, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
@@ -96,14 +102,16 @@ class Local:
 
 
 class Shaken(TorchDispatchMode):
-    """While it is entered, operations see other numbers than they are given: each differs by itself, by up to `NEAR`.
+    """While it is entered, operations see other numbers than they are given: each differs by itself.
 
-    What comes out of terms that cancel is then as large as these, times `NEAR`.
+    They differ by up to `NEAR`, so that what comes out of terms that cancel is as large as these, times `NEAR`; or, if
+    `by_rounding`, by at most one unit in the last place or the sign of a zero.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, by_rounding: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
+        self._by_rounding = by_rounding
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The operation on such numbers; views, and what changes in place, are of the numbers as they are."""
@@ -123,6 +131,10 @@ class Shaken(TorchDispatchMode):
     def _shaken(self, each: object) -> object:
         if not isinstance(each, torch.Tensor) or not each.is_floating_point():
             return each
+        if self._by_rounding:
+            steps = torch.randint(-1, 2, each.shape, generator=self._generator).to(each.dtype)
+            signs = 1 - 2 * torch.randint(0, 2, each.shape, generator=self._generator).to(each.dtype)
+            return torch.where(each == 0, each * signs, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps))
         return each * (1 + NEAR * (2 * torch.rand(each.shape, generator=self._generator, dtype=each.dtype) - 1))
 
 
@@ -234,6 +246,44 @@ def terms_of_gradients(program: Program, wide: dict[str, torch.Tensor | None]) -
         shaken = run.backward(program)
     moved = {name: (shaken[name] - grad).abs().max().item() for name, grad in small.items()}  # type: ignore[operator]
     return {name: apart / NEAR for name, apart in moved.items()}
+
+
+def rounded_otherwise(program: Program) -> list[dict[str, torch.Tensor]]:
+    """The results of local runs that differ in their rounding alone: tensors by name, gradients by name + ".grad"."""
+    runs: list[dict[str, torch.Tensor]] = []
+    for number in range(VARIANTS):
+        run = Local(program)
+        with warnings.catch_warnings(), contextlib.suppress(Unjudged, RuntimeError):
+            warnings.simplefilter("ignore")
+            with Shaken(program.seed + number, by_rounding=True):
+                for line in program.lines:
+                    run_line(run, line.text, line.makes, line.raises)
+                gradients = run.backward(program) if program.heads else {}
+            results = {name: run.tensors[name].detach() for name in program.names}
+            results |= {f"{name}.grad": grad for name, grad in gradients.items() if grad is not None}
+            runs.append(results)
+    return runs
+
+
+def explained_by_rounding(found: torch.Tensor, variants: Sequence[torch.Tensor], within: float) -> torch.Tensor:
+    """Elements in which results of other roundings differ from each other, and one of them is what was found.
+
+    Of floating values, those next to their range; of whole numbers that take many values, those in their range.
+    """
+    if not variants or any(variant.shape != found.shape for variant in variants):
+        return torch.zeros(found.shape, dtype=torch.bool)
+    stacked = torch.stack(list(variants))
+    if not found.is_floating_point():
+        low, high = stacked.amin(0), stacked.amax(0)
+        count = 1 + (stacked.sort(0).values.diff(dim=0) != 0).sum(0)
+        same = (stacked == found).any(0) | ((count > MANY) & (low <= found) & (found <= high))
+        return (count > 1) & same
+    are_nan = stacked.isnan()
+    stacked, value = stacked.double().nan_to_num(), found.double()
+    low, high = stacked.amin(0), stacked.amax(0)
+    margin = within + (high - low)
+    differ = (high - low > within / 8) | (are_nan.any(0) & ~are_nan.all(0))
+    return differ & torch.where(value.isnan(), are_nan.any(0), (low - margin <= value) & (value <= high + margin))
 
 
 def run_line(run: Local, text: str, makes: tuple[str, ...], raises: bool) -> None:

@@ -19,12 +19,12 @@ class Results:
             file.truncate(file.read().rfind(b"\n") + 1)
 
     def known(self, seeds: Container[int]) -> Iterator[Report]:
-        """Of these programs, those that were right or refused. What failed is to be run again."""
+        """The reports of these seeds, but for failures, which are run again."""
         last: dict[int, Report] = {}
         for line in self._path.read_text().splitlines():
-            found = json.loads(line)
-            last[found["seed"]] = Report(**{**found, "mesh": tuple(found["mesh"])})
-        yield from (one for one in last.values() if one.seed in seeds and one.kind in ("equal", "refused"))
+            report = json.loads(line)
+            last[report["seed"]] = Report(**{**report, "mesh": tuple(report["mesh"])})
+        yield from (report for report in last.values() if report.seed in seeds and not report.has_failed)
 
     def add(self, report: Report) -> None:
         """One line more."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tests.random_programs.fleet import Fleet
 from tests.random_programs.generator import generated
-from tests.random_programs.judge import DEAD, EQUAL, HUNG, REFUSED, Outcome, judged
+from tests.random_programs.judge import DEAD, HUNG, WRONG, Outcome, judged
 from tests.random_programs.local import Expected
 from tests.random_programs.program import Program, pasted
 from tests.random_programs.runner import Report, mesh_of
@@ -28,7 +28,7 @@ def reports(
         smallest = ""
         if outcome.kind in (HUNG, DEAD):
             fleet.renew(shape)
-        if outcome.kind not in (EQUAL, REFUSED):
+        if outcome.kind in (WRONG, HUNG, DEAD):
             seen[outcome.reason] = seen.get(outcome.reason, 0) + 1
             if shrink and seen[outcome.reason] <= SHRUNK:
                 program = shrunk(program, failing(fleet, outcome), MOST if outcome.kind != HUNG else 10)
