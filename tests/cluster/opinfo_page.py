@@ -19,20 +19,20 @@ LONGEST = 180  # of an error, in the table
 HEAD = """# Which operations run on sharded tensors
 
 PyTorch tests itself with samples for {count} operations. Here {tried} of their {known:,} samples{sizes} ran on
-sharded tensors, forward and backward, and once more with their dimensions as negative numbers. Values, gradients and inputs that are written to
-are compared with those of local tensors. Inputs are replicated on two ranks, sharded by rows, sharded by columns, or
-partial sums, and sharded in two ways on four ranks in a square. The ranks are threads that run everything except
-processes and transport. For operations that draw random numbers, only shapes and types are compared, because a mesh
-draws other numbers than one process.
+sharded tensors, forward and backward, and once more with their dimensions as negative numbers. Values, gradients and
+inputs that are written to are compared with those of local tensors. Inputs are replicated on two ranks, sharded by
+rows, sharded by columns, or partial sums, and sharded in two ways on four ranks in a square. The ranks are threads
+that run everything except processes and transport. For operations that draw random numbers, only shapes and types are
+compared, because a mesh draws other numbers than one process.
 
 **{cases:,} cases are right, {wrong} wrong.** {right} operations are right in all of their cases, {refused} are
-refused in some or all, with an error that says why, and {untried} cannot be tried: their samples do not run on local tensors,
-or this build of PyTorch has none.
+refused in some or all, with an error that says why, and {untried} cannot be tried: their samples do not run on local
+tensors, or this build of PyTorch has none.
 
 `python -m tests.cluster.opinfo_page RESULTS` writes this page from the results of
 `python -m tests.cluster.opinfo_all RESULTS`, which can be interrupted and continued, and can be limited to fewer
-samples of each operation. `make test` tries the operations that are known to fail in plain DTensor, and random programs;
-`make test-slow` tries one sample of every operation.
+samples of each operation. `make test` tries the operations that are known to fail in plain DTensor, and random
+programs; `make test-slow` tries one sample of every operation.
 
 | inputs | right | refused |
 |---|---|---|
