@@ -1,16 +1,19 @@
 """Edited code brought to where it runs: files to hosts that lack them, modules to processes, classes to actors."""
 
+import contextlib
 import hashlib
 import os
+import secrets
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from monarch_nb.code import copies, modules
+from monarch_nb.code import modules
 from monarch_nb.code.reload import reload_mesh
 from monarch_nb.mesh.active import get_active_proc_meshes
 from monarch_nb.mesh.actor import ActorMesh
@@ -22,6 +25,9 @@ from monarch_nb.runtime import ActorState, Future, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import text_of
+
+_SKIPPED = frozenset({"__pycache__", "node_modules"})
+MOST_BYTES = 256 << 20  # of one workspace: it is code, data belongs elsewhere
 
 
 class Report(Struct):
@@ -182,6 +188,81 @@ def sync(
     return Report()
 
 
+class File(NamedTuple):
+    """One file as it should be."""
+
+    digest: bytes
+    executable: bool
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _SKIPPED
+            and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+        ]
+        for name in names:
+            path = Path(folder, name)
+            if not name.startswith(".") and not name.endswith(".pyc") and path.is_file():
+                yield path
+
+
+def _manifest(root: Path) -> dict[str, File]:
+    """All files below a folder by relative path, but hidden ones, byte code and virtual environments.
+
+    Raises ValueError for more than 256 MiB.
+    """
+    files: dict[str, File] = {}
+    size = 0
+    for path in _files(root):
+        with contextlib.suppress(FileNotFoundError):  # an editor's own, gone again
+            facts = path.stat()
+            size += facts.st_size
+            if size > MOST_BYTES:
+                raise ValueError(
+                    f"{root} has more than {MOST_BYTES >> 20} MiB of files: a workspace is for code; pass a folder "
+                    "that holds only the code"
+                )
+            digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+            files[path.relative_to(root).as_posix()] = File(digest, bool(facts.st_mode & 0o100))
+    return files
+
+
+def _missing_files(job: str, name: str, wanted: Mapping[str, File]) -> list[str]:
+    """The files that a copy lacks, or has otherwise. Runs on the host."""
+    folder = _folder(job, name)
+    have = _manifest(folder) if folder.is_dir() else {}
+    return [file for file, facts in wanted.items() if have.get(file) != facts]
+
+
+def _update_copy(job: str, name: str, wanted: Mapping[str, File], contents: Mapping[str, bytes]) -> str:
+    """Writes the files whose contents are given, each at one stroke, and removes those that are not wanted any more.
+
+    Runs on the host, and returns the path of the copy there.
+    """
+    root = _folder(job, name)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for file in _manifest(root).keys() - wanted.keys():
+        (root / file).unlink(missing_ok=True)
+    for file, data in contents.items():
+        target = root / file
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        fresh.write_bytes(data)
+        fresh.chmod(0o700 if wanted[file].executable else 0o600)
+        fresh.replace(target)
+    return str(root)
+
+
+def _folder(job: str, name: str) -> Path:
+    return Path(runtime().node.run_folder, "work", job, name)
+
+
 def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
     """Brings folders to hosts that do not share our files; gives where they are there. A process each does it."""
     job = runtime().address.replace("/", "-")
@@ -189,27 +270,14 @@ def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Pa
     try:
         places: dict[str, list[str]] = {host: [] for host in hosts}
         for name, folder in folders.items():
-            wanted = copies.manifest(folder)
-            lacking = helpers.run(_missing, job, name, wanted).get().values()
+            wanted = _manifest(folder)
+            lacking = helpers.run(_missing_files, job, name, wanted).get().values()
             needed = {file for files in lacking for file in files}
             contents = {file: (folder / file).read_bytes() for file in needed}
             for host, place in zip(
-                hosts, helpers.run(_update, job, name, wanted, contents).get().values(), strict=True
+                hosts, helpers.run(_update_copy, job, name, wanted, contents).get().values(), strict=True
             ):
                 places[host].append(place)
         return places
     finally:
         helpers.stop("the workspace is there").get()
-
-
-def _folder(job: str, name: str) -> str:
-    return str(runtime().node.run_folder / "work" / job / name)
-
-
-def _missing(job: str, name: str, wanted: dict[str, copies.File]) -> list[str]:
-    return copies.missing(_folder(job, name), wanted)
-
-
-def _update(job: str, name: str, wanted: dict[str, copies.File], contents: dict[str, bytes]) -> str:
-    copies.update(_folder(job, name), wanted, contents)
-    return _folder(job, name)

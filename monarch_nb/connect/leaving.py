@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from monarch_nb._about import __version__
+from monarch_nb.connect.joining import JoinedHost
 from monarch_nb.connect.record import NOTES, parts_of
-from monarch_nb.connect.routes import Routes
-from monarch_nb.connect.ways import way_to
+from monarch_nb.connect.routes import AttachedHost, Routes
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
+from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
@@ -214,7 +215,7 @@ class Leaving:
     def _way(self, host: str) -> Way:
         routes = self._engine.part(Routes)
         never_met = host not in routes.local and host not in routes.attached
-        return self._ways[host] if never_met and host in self._ways else way_to(self._engine, host)
+        return self._ways[host] if never_met and host in self._ways else _way_to(self._engine, host)
 
     def refresh(self) -> None:
         """The setting `mesh_keep` has changed: agents hear of it, for the meshes that there are."""
@@ -328,3 +329,26 @@ class Leaving:
 
 def _aside(function: Callable[[], None]) -> None:
     threading.Thread(target=function, name="monarch-hold", daemon=True).start()
+
+
+def _way_to(engine: Runtime, host: str) -> Way:
+    """How another controller reaches a host that this one has, or has had."""
+    routes = engine.part(Routes)
+    remote = routes.attached.get(host)
+    if remote is None:
+        return Way(host, f"ipc://{run_folder_for(host)}")
+    if remote.near:
+        return Way(host, remote.endpoint)
+    way = _way(routes, remote, remote.endpoint)
+    if isinstance(remote, JoinedHost):
+        return Way(host, "", way.key, calls=remote.calls)
+    if remote.behind and routes.gateway is not None:
+        leads = routes.gateway
+        return Way(host, remote.endpoint, way.key, gateway=_way(routes, leads.remote, leads.address))
+    return way
+
+
+def _way(routes: Routes, remote: AttachedHost, endpoint: str) -> Way:
+    key = "" if remote.keys is None else remote.keys.to_text().decode()
+    tunnel = routes.tunnels.get(endpoint)
+    return Way(remote.host, endpoint, key, tunnel="" if tunnel is None else tunnel.written)

@@ -6,8 +6,6 @@ import os
 import threading
 import time
 
-from monarch_nb.connect.cut import Cut
-from monarch_nb.connect.late_event import LateEvent
 from monarch_nb.connect.routes import AttachedHost, Routes, Tunnel, is_loopback
 from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
@@ -28,6 +26,61 @@ _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
 _KNOCK_S = 1.0
 _LEAVE_S = 0.1  # for a last word to go out
+REFUSED_S = 5.0  # a machine that answers, but at whose port nobody listens any more for that long, lost its agent
+_making = threading.Lock()
+
+
+class Cut:
+    """One cut, since `now`. Times are those of a monotonic clock, in seconds; no I/O."""
+
+    def __init__(self, now: float, lease: float) -> None:
+        self._lease = lease
+        self._heard_at = now
+        self._refused_at: float | None = None
+
+    def silent(self, now: float, vouched: bool) -> bool:
+        """Whether the lease is over: `vouched` says that something of that machine answers now."""
+        if vouched:
+            self._heard_at = now
+        return now - self._heard_at >= self._lease
+
+    def refused(self, now: float, listens: bool | None) -> bool:
+        """Whether its agent has ended, as nobody listens there any more; None where that cannot be seen from here."""
+        if listens is not False:
+            self._refused_at = None
+        elif self._refused_at is None:
+            self._refused_at = now
+        return self._refused_at is not None and now - self._refused_at >= min(REFUSED_S, self._lease)
+
+
+class LateEvent:
+    """Like `threading.Event`, whose waiting room is made when somebody comes to wait."""
+
+    __slots__ = ("_is_set", "_room")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._room: threading.Event | None = None
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return self._is_set
+
+    def set(self) -> None:
+        """It has happened; whoever waits goes on."""
+        with _making:
+            self._is_set = True
+            room = self._room
+        if room is not None:
+            room.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until it has happened, or for so many seconds; whether it has."""
+        with _making:
+            if self._is_set:
+                return True
+            room = self._room = self._room or threading.Event()
+        return room.wait(timeout)
 
 
 class RemoteHost:

@@ -1,26 +1,29 @@
 """Coming back to a mesh that was left: by this process or another, on this machine or elsewhere."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from monarch_nb._about import __version__, more
-from monarch_nb.connect.claiming import claim, give_back, reach
-from monarch_nb.connect.following import Failures
+from monarch_nb.connect.following import Failures, follow, key_of
+from monarch_nb.connect.gateway import Gateway, GatewayHost
 from monarch_nb.connect.hosts import AttachError
+from monarch_nb.connect.joining import JoinedHost
 from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.lives import Lives
 from monarch_nb.connect.record import NOTES, RecordError, actors_from, procs_from
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import Routes
 from monarch_nb.connect.story import Story, listing, story_of
-from monarch_nb.connect.unreached import lose
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import MeshFile
+from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
 from monarch_nb.lifecycle.proc_spawn import python_version
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
@@ -28,11 +31,11 @@ from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.mesh.requests import request
+from monarch_nb.mesh.requests import UnansweredError, request
 from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
-from monarch_nb.wire import agent_of, counted, host_name, host_of, parse_address
+from monarch_nb.wire import agent_of, counted, host_name, host_of, parse_address, text_of
 
 _ANSWER_S = 10.0
 
@@ -65,11 +68,11 @@ def come_back(name: str, *, steal: bool = False) -> Return:
             f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
         )
     failures = _reach(engine, path, mesh)
-    answers = claim(engine, mesh, failures, steal=steal)
+    answers = _claim(engine, mesh, failures, steal=steal)
     try:
         return _take(engine, mesh, answers, failures)
     except RecordError as error:
-        give_back(engine, mesh, failures, str(error))
+        _give_back(engine, mesh, failures, str(error))
         raise AttachError.of(str(error)) from error
 
 
@@ -78,7 +81,7 @@ def end_mesh(name: str, *, steal: bool = False) -> str:
     engine = runtime()
     path, mesh = _find(name)
     failures = _reach(engine, path, mesh)
-    answers = claim(engine, mesh, failures, steal=steal)
+    answers = _claim(engine, mesh, failures, steal=steal)
     asked = []
     by_host: dict[str, list[str]] = {}
     for proc in (proc for answer in answers for proc in answer.procs):
@@ -119,7 +122,7 @@ def _find(name: str) -> tuple[Path, MeshFile]:
 
 def _reach(engine: Runtime, path: Path, mesh: MeshFile) -> Failures:
     try:
-        return reach(engine, mesh)
+        return _reach_hosts(engine, mesh)
     except AttachError:
         if mesh_files.agent_gone(mesh):
             mesh_files.remove(path)
@@ -155,7 +158,7 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failur
     exits = (*exits, *_missing(procs, answers, failures))
     for gone in exits:
         watcher.gone_meanwhile(gone)
-    lose(engine, mesh, failures)
+    _lose(engine, mesh, failures)
     welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
     lives.announce()
     watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # who has ended since is told again
@@ -259,4 +262,106 @@ def _mine(engine: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
                 return ProcMesh(state, state.region)
             if isinstance(state, ActorState):
                 return ActorMesh(state, state.region)
+    return None
+
+
+def _reach_hosts(engine: Runtime, mesh: MeshFile) -> Failures:
+    """Its hosts know of this process, and it of them: why not, of those that cannot be reached, by host.
+
+    Raises AttachError where none of those can be that keep what it takes to come back.
+    """
+    failures = follow(engine, mesh)
+    keepers = [way.host for way in mesh.ways[:KEEPERS]]
+    if all(host in failures for host in keepers):
+        raise AttachError({host: RuntimeError(_unreachable(mesh, host, failures[host])) for host in keepers}, 1)
+    with contextlib.suppress(TimeoutError, RuntimeError):  # who is silent now is when it is asked for the mesh, too
+        engine.part(Routes).settle([way.host for way in mesh.ways if way.host not in failures], _ANSWER_S)
+    return failures
+
+
+def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
+    return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
+
+
+def _claim(engine: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:
+    """Gets the mesh from the first of its hosts that knows of it, which decides, then from the others.
+
+    What the deciding one says comes first. An agent that was started anew knows nothing, and has no procs of it. A host
+    that is silent goes to the `failures`.
+    """
+    holder = engine.part(Leaving).holder
+    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
+    keepers = [way.host for way in mesh.ways[:KEEPERS]]
+    answers: dict[str, p.Attached] = {}
+    first = p.Attached(known=False)
+    for host in keepers:
+        if host not in failures and not first.known:
+            first = answers[host] = _attached(engine, mesh, host, wanted, failures)
+    if not first.known:
+        silent = [_unreachable(mesh, host, failures[host]) for host in keepers if host in failures]
+        raise AttachError.of(
+            silent[0] if silent else f"{mesh.name} is not there any more: it was stopped, or its lease has ended"
+        )
+    wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
+    others = [way.host for way in mesh.ways if way.host not in failures and way.host not in answers]
+    asked = {host: request(engine, agent_of(host), verbs.ATTACH, wanted) for host in others}
+    try:
+        answers |= {host: _answer(mesh, host, answer, failures) for host, answer in asked.items()}
+    except AttachError as error:
+        _give_back(engine, mesh, failures, str(error))
+        raise
+    return [first, *(answer for answer in answers.values() if answer is not first)]
+
+
+def _attached(engine: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.Attached:
+    return _answer(mesh, host, request(engine, agent_of(host), verbs.ATTACH, wanted), failures)
+
+
+def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Failures) -> p.Attached:
+    """What a host says; of a silent one it is noted why. Raises AttachError where it refuses."""
+    try:
+        return msgspec.structs.replace(asked.get(_ANSWER_S), host=host)
+    except (TimeoutError, UnansweredError) as error:
+        failures[host] = text_of(error)
+        return p.Attached(known=False)
+    except RuntimeError as error:
+        raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
+
+
+def _give_back(engine: Runtime, mesh: MeshFile, failures: Container[str], why: str) -> None:
+    """It cannot be used here: whoever wants it may have it."""
+    left = p.Detach(mesh.uid, f"{engine.part(Leaving).holder.what} could not use it: {why}")
+    asked = [request(engine, agent_of(way.host), verbs.DETACH, left) for way in mesh.ways if way.host not in failures]
+    for answer in asked:
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            answer.get(_ANSWER_S)
+
+
+def _lose(engine: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
+    """What runs on these hosts counts as lost, here and on all others; why is given by host.
+
+    Once a host can be reached its ranks can be healed: what lived on there is stopped then.
+    """
+    routes, ways = engine.part(Routes), {way.host: way for way in mesh.ways}
+    for host, why in failures.items():
+        reason = f"it could not be reached when {mesh.name} was attached: {why}"
+        loss = engine.part(ProcessWatcher).host_lost(host, reason, 0, told=True)
+        routes.tell_lost(host, reason, 0, loss)
+        remote = None if host not in ways else _remote(engine, mesh, ways[host])
+        if remote is not None:
+            remote.lost = reason
+            routes.attached[host] = remote
+            remote.cut()  # it is looked for
+
+
+def _remote(engine: Runtime, mesh: MeshFile, way: Way) -> RemoteHost | None:
+    """None for one that cannot come back: an agent on this machine that has ended, or what a lost gateway led to."""
+    gateway, key = engine.part(Routes).gateway, key_of(mesh, way)
+    unknown = p.HostState(host=way.host, pid=0, procs=())
+    if way.calls:
+        return JoinedHost(engine, unknown, way.calls, key, None)
+    if way.gateway is not None:
+        return GatewayHost(engine, way.endpoint, unknown, gateway, None) if isinstance(gateway, Gateway) else None
+    if way.endpoint.startswith("tcp://"):
+        return RemoteHost(engine, way.endpoint, unknown, key, key is None, None)
     return None

@@ -3,8 +3,7 @@
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding, Level, summary, table
 from monarch_nb.doctor.judgement import judge
-from monarch_nb.doctor.legs import legs, shut
-from monarch_nb.doctor.visit import visit, visit_endpoints, visit_known
+from monarch_nb.doctor.visit import legs, shut, visit, visit_endpoints, visit_known
 
 __all__ = [
     "Facts",

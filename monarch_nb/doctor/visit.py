@@ -1,22 +1,31 @@
 """Visits to hosts: a process is started on each, and says how things are there."""
 
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
 from monarch_nb.connect import AttachError, attach_hosts
+from monarch_nb.connect.hosts import objection, read_key
 from monarch_nb.connect.routes import Routes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
-from monarch_nb.doctor.legs import legs, shut
+from monarch_nb.host.introduction import introduce
+from monarch_nb.host.protocol import HostState
 from monarch_nb.mesh import HostMesh, this_host
 from monarch_nb.runtime import runtime
-from monarch_nb.transport import TransportError
+from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, greet, knock, split
 
 _SECONDS = 30.0
 _LOST = "Start its host agent again (monarch-nb agent), then heal the meshes that were there: %heal NAME"
 _ADVICE = "Where the reason is not clear, look into agent.log in the run folder of that host."
+_NAME = "Check the name, or use the machine's IP address; names of a cluster are often known only inside of it."
+_REFUSED = "The machine is there: start an agent on it (monarch-nb agent --tcp tcp://0.0.0.0:PORT --key FILE --keep)."
+_SILENT = "No such machine, or a firewall drops what comes to this port: open it, or go through a gateway or a tunnel."
+_OTHER = "Another program has this port: stop it, or start the agent at another one."
+_KEY = "Both sides must have the same file, of mode 0600: copy that of the agent, or start the agent with yours."
 
 
 def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[Finding]]:
@@ -77,3 +86,77 @@ def _key(there: bool) -> Finding:
     if there:
         return Finding("key", "ok", "both sides have it; messages are encrypted")
     return Finding("key", "ok", "none; it is not needed for connections inside a machine")
+
+
+def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[Finding]:
+    """What each leg is like, up to the first one that is shut. Blocks up to `timeout` seconds for each."""
+    if endpoint.startswith("ipc://"):
+        return [_socket(endpoint.removeprefix("ipc://"))]
+    try:
+        host, port = split(endpoint)
+        keys = read_key(key)
+    except ValueError as error:
+        return [Finding("address", "error", str(error))]
+    except (TrustError, OSError) as error:
+        return [Finding("key", "error", str(error), _KEY)]
+    found = [_name(host, port)]
+    if found[-1].level == "ok":
+        found.append(_port(endpoint, port, timeout))
+    if found[-1].level == "ok":
+        found.append(_agent(endpoint, timeout))
+    if found[-1].level == "ok":
+        found += _key_and_versions(endpoint, keys, timeout)
+    return found
+
+
+def shut(found: list[Finding]) -> bool:
+    """Whether one of them is."""
+    return any(each.level == "error" for each in found)
+
+
+def _socket(path: str) -> Finding:
+    if os.path.exists(path):
+        return Finding("socket", "ok", f"{path} is there")
+    return Finding("socket", "error", f"{path} is not there: the worker has ended", "Start the job anew.")
+
+
+def _name(host: str, port: int) -> Finding:
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return Finding("name", "error", f"{host!r} is not known here: {error.strerror or error}", _NAME)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    return Finding("name", "ok", host if addresses == [host] else f"{host} is {', '.join(addresses)}")
+
+
+def _port(endpoint: str, port: int, timeout: float) -> Finding:
+    heard = knock(endpoint, timeout)
+    if heard:
+        return Finding("port", "ok", f"{port} is open")
+    if heard is False:
+        return Finding("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
+    return Finding("port", "error", f"nothing is heard from {endpoint} within {timeout:g} s", _SILENT)
+
+
+def _agent(endpoint: str, timeout: float) -> Finding:
+    try:
+        greet(endpoint, timeout)
+    except UnreachableError as error:
+        return Finding("agent", "error", str(error), _OTHER)
+    return Finding("agent", "ok", "a ZeroMQ socket answers")
+
+
+def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[Finding]:
+    try:
+        [answer] = introduce([endpoint], keys, insecure_loopback=keys is None, timeout=timeout)
+    except TransportError as error:
+        return [Finding("key", "error", str(error), _KEY)]
+    if not isinstance(answer, HostState):
+        about = "key" if isinstance(answer, TrustError) else "agent"
+        return [Finding(about, "error", str(answer), _KEY if about == "key" else "")]
+    words = "both sides have it; messages are encrypted" if keys is not None else "none; this machine alone needs none"
+    fits = Finding("key", "ok", words)
+    wrong = objection(endpoint, answer, ())
+    if wrong is not None:
+        return [fits, Finding("versions", "error", str(wrong))]
+    return [fits, Finding("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}")]

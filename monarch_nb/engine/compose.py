@@ -1,13 +1,12 @@
 """One process: its parts, each made with what it needs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.connect.leaving import Leaving
 from monarch_nb.connect.routes import Routes
-from monarch_nb.engine.effects import MeshEffects
 from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
@@ -25,8 +24,8 @@ from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Local, Parts, Runtime
-from monarch_nb.supervision import Driver, MeshFailure
+from monarch_nb.runtime import Future, Instance, Local, Parts, Runtime
+from monarch_nb.supervision import Driver, MeshFailure, RankIncarnation, ActorEnd
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
@@ -50,6 +49,41 @@ class Role:
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
     await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
     python: str | None = None  # the interpreter it was asked to run with
+
+
+class MeshEffects:
+    """Hands each effect to the part of this process that carries it out."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def stop_mesh(self, uid: str, reason: str) -> Future[None]:
+        """Stops a mesh owned here."""
+        return self._parts.get(MeshStopper).stop_by_uid(uid, reason)
+
+    def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
+        """Starts processes again; blocks until they are ready."""
+        self._parts.get(MeshHealer).respawn(uid, incarnations)
+
+    def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
+        """Creates actors again; blocks until they are there."""
+        self._parts.get(MeshHealer).recreate(uid, incarnations)
+
+    def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
+        """Tells everybody who holds a reference, then runs the hooks of survivors."""
+        self._parts.get(MeshHealer).healed(incarnations, await_hooks)
+
+    def notify_owner(self, process: str, end: ActorEnd) -> None:
+        """Lets the process of a failed actor's owner know."""
+        self._parts.get(Handover).notify_owner(process, end)
+
+    def watch_owner(self, process: str) -> None:
+        """An actor of an owner in that process incarnations here: it ends when that process does."""
+        self._parts.get(ProcessWatcher).watch_owner(process)
+
+    def await_stops(self, instance: Instance) -> None:
+        """Blocks until the meshes of an ending actor have stopped."""
+        self._parts.get(MeshStopper).await_all(self._parts.get(MeshRegistry).owned_by(instance), instance)
 
 
 def compose(

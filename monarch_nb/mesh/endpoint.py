@@ -1,13 +1,15 @@
 """What an endpoint is on a mesh: the adverbs with which its members are called."""
 
+import functools
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
-from monarch_nb.mesh.adverb import PerObject, adverb, declared_doc, declared_signature
 from monarch_nb.mesh.arguments import (
     arguments_that_fit,
+    callers_signature,
     check_arguments,
     encode_arguments,
     hidden_from_callers,
@@ -32,6 +34,116 @@ from monarch_nb.wire import encode
 P = ParamSpec("P")
 R = TypeVar("R")
 _NO_ARGUMENTS = encode(((), {}))[0]
+F = TypeVar("F", bound=Callable[..., Any])
+_GIVES = {
+    "call": "Future[ValueMesh[{}]]",
+    "call_one": "Future[{}]",
+    "choose": "Future[{}]",
+    "stream": "Iterator[Future[{}]]",
+}
+
+
+class Described(Protocol):
+    """What adverbs are of: an endpoint of a mesh."""
+
+    _title: str
+
+    def _current(self) -> EndpointProperty[..., Any]:
+        """The declaration of the endpoint in the class that the mesh has now."""
+
+
+class PerObject:
+    """An attribute that is worked out for each object; the class has another one of that name, or none."""
+
+    def __init__(self, work_out: Callable[[Any], Any], of_class: Any = None) -> None:
+        self._work_out = work_out
+        self._of_class = of_class
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is not None:
+            return self._work_out(instance)
+        if self._of_class is None:
+            raise AttributeError("only objects of this class have it")
+        return self._of_class
+
+
+class Adverb(functools.partial[Any]):
+    """One adverb of one endpoint. Calling it sends; looking at it shows the endpoint's method."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":
+            return self.func.__name__
+        if name == "__qualname__":
+            return f"{self.args[0]._title}.{self.func.__name__}"
+        raise AttributeError(f"{self!r} has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<{self.args[0]._title}.{self.func.__name__}>"
+
+
+class _AdverbOfEndpoint:
+    """An adverb of a class of endpoints; each endpoint makes its own when it is first used, and keeps it."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self._method
+        bound = instance.__dict__[self._name] = Adverb(self._method, instance)
+        return bound
+
+
+def _adverb(method: F) -> F:
+    """Marks a method of Endpoint as an adverb."""
+    return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
+
+
+def _declared_signature(endpoint: Described) -> inspect.Signature:
+    """The signature of the endpoint's method as callers see it."""
+    declared = endpoint._current()
+    return callers_signature(declared.method, hidden_from_callers(declared))
+
+
+def _declared_doc(endpoint: Described) -> str | None:
+    """The docstring of the endpoint's method."""
+    return inspect.getdoc(endpoint._current().method)
+
+
+def _signature(bound: Adverb) -> inspect.Signature:
+    endpoint = bound.args[0]
+    signature = _declared_signature(endpoint)
+    given: Any = signature.return_annotation
+    form = _GIVES.get(bound.func.__name__)
+    if endpoint._current().explicit_response_port or given is signature.empty or form is None:
+        return signature.replace(return_annotation=signature.empty)
+    return signature.replace(return_annotation=_Shown(form.format(_annotation(given))))
+
+
+def _annotation(given: Any) -> str:
+    return given if isinstance(given, str) else inspect.formatannotation(given)
+
+
+def _doc(bound: Adverb) -> str:
+    own = inspect.getdoc(bound.func) or ""
+    return "\n\n".join(filter(None, (_declared_doc(bound.args[0]), f"{bound.func.__name__}: {own}")))
+
+
+class _Shown:
+    """An annotation that is only looked at."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+Adverb.__signature__ = PerObject(_signature)  # type: ignore[attr-defined]
+Adverb.__doc__ = PerObject(_doc, Adverb.__doc__)  # type: ignore[assignment]
 
 
 class Endpoint(Generic[P, R]):
@@ -103,7 +215,7 @@ class Endpoint(Generic[P, R]):
         call.may_be_cancelled()
         return call
 
-    @adverb
+    @_adverb
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Runs it on every member; the future gives a ValueMesh, or raises the first error.
 
@@ -116,7 +228,7 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.hand_out()
 
-    @adverb
+    @_adverb
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Runs it on the only member. Raises ValueError at once when there are more."""
         region = self._mesh._region
@@ -127,7 +239,7 @@ class Endpoint(Generic[P, R]):
             )
         return self._one(region, args, kwargs)
 
-    @adverb
+    @_adverb
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Runs it on one member, picked uniformly at random."""
         region = self._mesh._region
@@ -140,7 +252,7 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.hand_out()
 
-    @adverb
+    @_adverb
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
         frames = self._frames(args, kwargs)
@@ -150,7 +262,7 @@ class Endpoint(Generic[P, R]):
         self._begin(call, region, frames)
         return call.futures()
 
-    @adverb
+    @_adverb
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs it on every member and waits for nothing: an exception in it fails the actor."""
         if self._timeout is not None:
@@ -159,7 +271,7 @@ class Endpoint(Generic[P, R]):
             )
         send(self, args, kwargs)
 
-    @adverb
+    @_adverb
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Belongs to the tensor engine, which is not there yet."""
         raise NotImplementedError(f"{self._title}.rref: distributed tensors are not part of this version yet")
@@ -179,9 +291,9 @@ class Endpoint(Generic[P, R]):
 
 
 # What `mesh.step?` shows.
-Endpoint.__signature__ = PerObject(declared_signature)  # type: ignore[attr-defined]
+Endpoint.__signature__ = PerObject(_declared_signature)  # type: ignore[attr-defined]
 Endpoint.__wrapped__ = PerObject(lambda endpoint: endpoint._current().method)  # type: ignore[attr-defined]
-Endpoint.__doc__ = PerObject(declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
+Endpoint.__doc__ = PerObject(_declared_doc, Endpoint.__doc__)  # type: ignore[assignment]
 
 
 def send(

@@ -1,6 +1,7 @@
 """Proc meshes: references to arrays of processes."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,10 +13,11 @@ from monarch_nb.mesh.console import Console, console_of
 from monarch_nb.mesh.handle import Handle, form_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
-from monarch_nb.mesh.proc_table import proc_table
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
+from monarch_nb.mesh.text_table import text_table
 from monarch_nb.runtime import Future, ProcState, fail_future, pending_future, resolved_future
 from monarch_nb.shape import Region
+from monarch_nb.wire import Layout, host_name
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -162,7 +164,7 @@ class ProcMesh(Handle[ProcState]):
 
     def to_table(self) -> str:
         """A table of text: for each place of the mesh the host, and which of its processes it is."""
-        return proc_table(self._state.layout, self._region)
+        return _proc_table(self._state.layout, self._region)
 
     def logs(self, grep: str | None = None, **selection: Any) -> Any:
         """The last lines that these processes wrote: see `monarch_nb.logs.logs_of` for `level`, `since`, `last`…"""
@@ -206,3 +208,15 @@ class ProcMesh(Handle[ProcState]):
 def _rebuilt(form: ProcForm, region: Region | None) -> ProcMesh:
     state = proc_record(form)
     return ProcMesh(state, state.region if region is None else region)
+
+
+def _proc_table(layout: Layout, region: Region) -> str:
+    """Host and number there of each process: the last dimension goes to the right, the others down."""
+    cells = [f"{host_name(layout.host_of(rank))}[{rank % layout.per_host}]" for rank in region.ranks()]
+    if not region.labels:
+        return cells[0]
+    *down, right = region.labels
+    *sizes, wide = region.ndslice.sizes
+    places = itertools.product(*(range(size) for size in sizes))
+    rows = [[*map(str, place), *cells[at * wide : (at + 1) * wide]] for at, place in enumerate(places)]
+    return text_table([[*down, *(f"{right}={place}" for place in range(wide))], *rows])

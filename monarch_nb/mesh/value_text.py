@@ -1,12 +1,11 @@
 """How the values of a mesh read: few lines however many ranks there are, equal values once."""
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.wire import error_line, repr_of
-
-from .array_text import array_text, content
 
 LINES = 11  # at most, without the heading
 WIDTH = 120  # characters of one value
@@ -14,6 +13,8 @@ PLACES = 40  # characters of the places that have it
 COSTLY = 256  # at most so many values that are not plain scalars are asked for their repr
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 SCALARS = frozenset({int, bool, str, bytes, type(None)})  # cheap to compare, and equal ones read the same
+FEW = 8  # so many elements are shown themselves
+HASHED = 16 * 2**20  # bytes; larger arrays are equal only to themselves
 
 
 def describe(count: int, get: Callable[[int], Any], where: Callable[[list[int]], str], *, whole: bool = True) -> str:
@@ -69,7 +70,7 @@ def grouped(count: int, get: Callable[[int], Any]) -> tuple[list[tuple[list[int]
             entry = costly.get(id(value))
             if entry is None:
                 text = _repr(value)
-                entry = costly[id(value)] = value, text, (text, content(value))
+                entry = costly[id(value)] = value, text, (text, _content(value))
             key = entry[2]
         else:  # thousands of tensors take seconds to print
             return list(groups.values()), count - rank
@@ -89,7 +90,7 @@ class _Unreadable:
 
 def _repr(value: Any) -> str:
     try:
-        summary = array_text(value)
+        summary = _array_text(value)
     except Exception:  # one that has no numbers to give
         summary = None
     if summary is not None:
@@ -112,3 +113,62 @@ def _named(ranks: list[int], count: int, where: Callable[[list[int]], str], whol
     if len(places) > PLACES:
         places = f"{places[:PLACES].rpartition(',')[0]},… ({len(ranks)} ranks)"
     return f"{places}: " if places else ""
+
+
+def _kind(value: Any) -> str:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "tensor"
+    return "array" if numpy is not None and isinstance(value, numpy.ndarray) else ""
+
+
+def _array_text(value: Any) -> str | None:
+    """What a tensor or array of more than a few elements is like; None for anything else."""
+    kind = _kind(value)
+    if not kind:
+        return None
+    count = value.numel() if kind == "tensor" else value.size
+    if count <= FEW:
+        return None
+    device = getattr(value, "device", None) if kind == "tensor" else None
+    where = f" {device}" if device is not None and device.type != "cpu" else ""
+    heading = f"{kind} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
+    try:
+        facts = _range(value, kind)
+    except Exception:  # no numbers in it, or none that can be had here
+        facts = ""
+    return f"{heading}: {facts}" if facts else heading
+
+
+def _range(value: Any, kind: str) -> str:
+    if kind == "tensor":
+        plain = value.detach().double()
+        odd = int((~plain.isfinite()).sum())
+        plain = plain[plain.isfinite()] if odd else plain
+        size = plain.numel()
+    else:
+        plain = value.astype(float)
+        finite = (plain - plain) == 0
+        odd = int((~finite).sum())
+        plain = plain[finite] if odd else plain
+        size = plain.size
+    parts = []
+    if size:
+        parts = [f"min {float(plain.min()):.4g}", f"max {float(plain.max()):.4g}", f"mean {float(plain.mean()):.4g}"]
+    if odd:
+        parts.append(f"{odd} not finite")
+    return ", ".join(parts)
+
+
+def _content(value: Any) -> object:
+    """Equal for arrays with equal elements; None for what is no array."""
+    kind = _kind(value)
+    if not kind:
+        return None
+    try:
+        plain = (
+            value.detach().cpu().contiguous().view(sys.modules["torch"].uint8).numpy() if kind == "tensor" else value
+        )
+        return hash(plain.tobytes()) if plain.nbytes <= HASHED else id(value)
+    except Exception:
+        return id(value)

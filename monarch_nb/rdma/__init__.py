@@ -10,8 +10,8 @@ from monarch_nb.rdma.buffer import RDMABuffer, get_rdma_backend, is_ibverbs_avai
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, RDMAError
 from monarch_nb.rdma.parameters import ParameterSource, ParameterStore, Shard
 from monarch_nb.rdma.put import Put, put
+from monarch_nb.rdma.routes import RDMAReadTransferWarning, RDMATcpFallbackWarning, RDMAWriteTransferWarning
 from monarch_nb.rdma.table import TransferTable, routes, transfers
-from monarch_nb.rdma.warnings import RDMAReadTransferWarning, RDMATcpFallbackWarning, RDMAWriteTransferWarning
 
 __all__ = [
     "BufferDroppedError",

@@ -10,7 +10,6 @@ from monarch_nb._about import more
 from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
-from monarch_nb.rdma.warnings import RDMATcpFallbackWarning
 
 __all__ = ["SOCKETS", "Route", "Routes"]
 
@@ -32,6 +31,18 @@ class Route:
 
     def __str__(self) -> str:
         return f"{self.process} by {self.mover or 'nothing yet'}"
+
+
+class RDMATcpFallbackWarning(UserWarning):
+    """Memory is moved through sockets, as there is no faster way to its process. Given once per process."""
+
+
+class RDMAReadTransferWarning(UserWarning):
+    """torchmonarch's warning about a slow read. Not given here: `monarch.rdma.routes()` shows the way bytes take."""
+
+
+class RDMAWriteTransferWarning(UserWarning):
+    """torchmonarch's warning about a slow write. Not given here: `monarch.rdma.routes()` shows the way bytes take."""
 
 
 class Routes:

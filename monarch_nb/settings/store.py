@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from monarch_nb.settings.accepted import accepted
 from monarch_nb.settings.effective import Effective
-from monarch_nb.settings.keys import KEYS
 from monarch_nb.settings.kinds import checked, from_text, shown, to_text
 from monarch_nb.settings.setting import Setting
 
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 TRAVELS_IN = "MONARCH_NB_CONFIG"  # the environment that a controller's settings reach its processes in
 _PREFIXES = ("MONARCH_NB_", "HYPERACTOR_MESH_", "HYPERACTOR_", "MONARCH_HYPERACTOR_", "MONARCH_")
+_effective = [value for value in vars(Effective).values() if isinstance(value, Setting)]
+KEYS: dict[str, Setting[Any]] = {key.name: key for key in sorted((*_effective, *accepted()), key=lambda key: key.name)}
 
 
 class Settings(Effective):

@@ -12,7 +12,6 @@ from .extent import Extent, Point
 from .frozen import Frozen
 from .ndslice import NDSlice, row_major_strides
 from .picked import PickedSlice
-from .splitting import split_sizes
 
 if TYPE_CHECKING:
     from monarch_nb.wire.header import Run
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 # What picks along one dimension: an integer takes the dimension away, a slice keeps it.
 Selector: TypeAlias = "SupportsIndex | slice"
 BuiltinSlice = slice
+# The dimensions that one dimension becomes, outermost first: name and size.
+Parts: TypeAlias = list[tuple[str, int]]
 
 
 class Region(Frozen):
@@ -137,7 +138,7 @@ class Region(Frozen):
 
         ValueError when sizes do not fit, names clash, or a size is for no new dimension.
         """
-        parts = split_sizes(self._extent, splits)
+        parts = _split_sizes(self._extent, splits)
         labels, sizes, strides = [], [], []
         for (name_sizes), stride in zip(parts, self._ndslice.strides, strict=True):
             inner = row_major_strides([size for _, size in name_sizes])
@@ -286,3 +287,70 @@ def region_of_ranks(labels: Sequence[str], sizes: Sequence[int], ranks: Sequence
         if tuple(even) == tuple(ranks):
             return Region(labels, even)
     return Region(labels, PickedSlice(sizes, ranks))
+
+
+def _split_sizes(extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]) -> list[Parts]:
+    """The parts each dimension of `extent` becomes, from the keywords of `split`. ValueError if they do not fit."""
+    names, sizes = _sorted_out(extent, splits)
+    unused = set(sizes)
+    taken: set[str] = set()
+    result = []
+    for label, total in extent.items():
+        parts = names.get(label, (label,))
+        for part in parts:
+            if part in taken:
+                raise ValueError(f"Duplicate dimension name {part!r}: a split must give every dimension its own name")
+            taken.add(part)
+        unused -= set(parts)
+        result.append(_parts(label, total, parts, sizes))
+    if unused:
+        raise ValueError(
+            f"unused size constraints: {', '.join(map(repr, sorted(unused)))}; no split makes dimensions of these "
+            f"names, write for example split(old=({sorted(unused)[0]!r}, 'rest'), ...), where old is a dimension: "
+            f"{known_dims(tuple(extent))}"
+        )
+    return result
+
+
+def _sorted_out(
+    extent: Mapping[str, int], splits: Mapping[str, Sequence[str] | SupportsIndex]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+    """Takes the keywords apart: an existing dimension is what to split, any other name is the size of a new one."""
+    names: dict[str, tuple[str, ...]] = {}
+    sizes: dict[str, int] = {}
+    for key, value in splits.items():
+        if key in extent:
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise ValueError(
+                    f"expected a sequence of dimension names to split {key!r} into, got {value!r}; "
+                    f"write for example split({key}=('outer', 'inner'), inner=2)"
+                )
+            names[key] = tuple(value)
+        elif isinstance(value, SupportsIndex):
+            sizes[key] = operator.index(value)
+            if sizes[key] < 1:
+                raise ValueError(f"dimension {key!r} cannot have size {sizes[key]}; sizes in a split are 1 or more")
+        else:
+            raise ValueError(
+                f"{key!r} is not an existing dimension, so its value must be the integer size of a new one, "
+                f"got {value!r}; {known_dims(tuple(extent))}"
+            )
+    return names, sizes
+
+
+def _parts(label: str, total: int, parts: tuple[str, ...], sizes: Mapping[str, int]) -> Parts:
+    unknown = [part for part in parts if part not in sizes]
+    if len(unknown) > 1:
+        raise ValueError(
+            f"Cannot infer size of {' and '.join(map(repr, unknown))}, into which {label!r} of size {total} is split: "
+            f"only one may be left out; give the others as arguments, for example {unknown[-1]}=2"
+        )
+    known = math.prod(sizes[part] for part in parts if part in sizes)
+    inferred, left = divmod(total, known)
+    if left or (not unknown and inferred != 1):
+        wanted = ", ".join(f"{part}={sizes.get(part, '?')}" for part in parts)
+        raise ValueError(
+            f"Dimension {label!r} of size {total} is not evenly divided by ({wanted}); "
+            f"their sizes must multiply to {total}"
+        )
+    return [(part, sizes.get(part, inferred)) for part in parts]

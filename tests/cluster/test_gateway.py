@@ -25,7 +25,7 @@ from monarch_nb.actor import (
 )
 from monarch_nb.compat.worker_loops import start_worker_loop_until_shutdown
 from monarch_nb.config import configured
-from monarch_nb.connect import AttachError, cut, shutdown
+from monarch_nb.connect import AttachError, remote_host, shutdown
 from monarch_nb.exceptions import TrustError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
@@ -126,7 +126,7 @@ def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
 def test_hosts_behind_a_gateway_are_lost_one_by_one_or_together(
     mortal: list[HostProcess], key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut, "REFUSED_S", 0.5)
+    monkeypatch.setattr(remote_host, "REFUSED_S", 0.5)
     members = workers_of(mortal, key).spawn_procs(name="far").spawn("members", Member)
     members.where.call().get(SOON)
     waiting = members.slice(hosts=2).nap.call_one(300, 2)

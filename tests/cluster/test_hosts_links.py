@@ -15,7 +15,7 @@ import pytest
 import monarch_nb.actor
 from monarch_nb import config
 from monarch_nb.actor import MeshFailure, SupervisionError, runtime
-from monarch_nb.connect import attach_hosts, cut, shutdown
+from monarch_nb.connect import attach_hosts, remote_host, shutdown
 from monarch_nb.connect.routes import Routes
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
@@ -132,8 +132,8 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(
 def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
     tmp_path: Path, key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cut.REFUSED_S == 5.0
-    monkeypatch.setattr(cut, "REFUSED_S", 1.0)
+    assert remote_host.REFUSED_S == 5.0
+    monkeypatch.setattr(remote_host, "REFUSED_S", 1.0)
     with user_hosts(tmp_path, 2, key=key) as agents:
         hosts = attach_hosts([agent.endpoint for agent in agents], key=key)
         members = hosts.spawn_procs(name="pair").spawn("members", Member)

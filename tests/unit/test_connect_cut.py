@@ -1,6 +1,6 @@
 """When a host whose connection was cut counts as lost."""
 
-from monarch_nb.connect.cut import REFUSED_S, Cut
+from monarch_nb.connect.remote_host import REFUSED_S, Cut
 
 
 def test_a_host_is_silent_one_lease_after_its_last_message() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from monarch_nb.data import ArrowError
-from monarch_nb.data.ledger import Ledger
 from monarch_nb.data.rows import Rows, batches_of, rows_of
+from monarch_nb.data.server import Ledger
 
 pytestmark = pytest.mark.timeout(60)
 

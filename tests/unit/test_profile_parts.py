@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from monarch_kernel.display.flame import flame_graph
-from monarch_nb.profiling.formats import folded, speedscope
 from monarch_nb.profiling.groups import differences, grouped
 from monarch_nb.profiling.messages import Place, Samples, Weight
-from monarch_nb.profiling.result import Profile
+from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
 from monarch_nb.profiling.seen import Seen, SeenRank, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
-from monarch_nb.profiling.timeline import RankTrace, timeline
+from monarch_nb.profiling.traces import RankTrace, timeline
 from monarch_nb.profiling.tree import recursion_folded, tree, users_part
 from monarch_nb.shape import Extent
 

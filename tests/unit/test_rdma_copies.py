@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.copies import Copies, Location
 from monarch_nb.rdma.place import Place
-from monarch_nb.rdma.puts import starts
+from monarch_nb.rdma.puts import Copies, Location, starts
 
 pytestmark = pytest.mark.timeout(60)
 HERE, THERE = Place("a", 1, 10), Place("b", 1, 20)

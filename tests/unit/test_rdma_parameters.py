@@ -8,7 +8,7 @@ import pytest
 
 from monarch_nb.connect import shutdown
 from monarch_nb.rdma import BufferDroppedError, ParameterSource, ParameterStore, Shard
-from monarch_nb.rdma.boxes import Box, common
+from monarch_nb.rdma.parameters import Box, common
 
 pytestmark = pytest.mark.timeout(60)
 

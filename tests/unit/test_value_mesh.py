@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.display.values import value_mesh_html
-from monarch_nb.mesh.lazy import Lazy
-from monarch_nb.mesh.value import ValueMesh
+from monarch_nb.mesh.value import Lazy, ValueMesh
 from monarch_nb.shape import Extent, NDSlice, Shape
 
 pytestmark = pytest.mark.timeout(30)

@@ -3,6 +3,7 @@
 import atexit
 import builtins
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
@@ -24,6 +25,8 @@ from monarch_nb.wire import parse_address, repr_of, text_of
 
 _keep: list[object] = []
 DESCRIPTORS = "MONARCH_NB_DESCRIPTORS"  # of channel and cord, for a command of the user's own
+_SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
+            "openblas_set_num_threads")  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -175,9 +178,7 @@ def _restore_threads() -> None:
         if wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
     if "numpy" in sys.modules:
-        from monarch_nb.host.procs.blas import set_openblas_threads
-
-        set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+        _set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
 
 
 def _runner(path: str) -> Callable[[ProcSpec], int | None]:
@@ -189,3 +190,25 @@ def _runner(path: str) -> Callable[[ProcSpec], int | None]:
 def _end_with_agent() -> None:
     """Where the kernel did not do it: the agent is gone, so is this process and what it started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _set_openblas_threads(count: int) -> bool:
+    """Let every OpenBLAS that is loaded use `count` threads. Returns whether there was one."""
+    was_set = False
+    for path in _loaded("openblas"):
+        library = ctypes.CDLL(path)
+        for name in _SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(ctypes.c_int(count))
+                was_set = True
+                break
+    return was_set
+
+
+def _loaded(part: str) -> set[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count(" ") > 4 and "/" in line}
+    except OSError:
+        return set()
+    return {path for path in paths if part in path.rpartition("/")[2]}
