@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
     from monarch_nb.tensor.errors import ContentsLostError, TensorError
     from monarch_nb.tensor.handle import MeshTensor
-    from monarch_nb.tensor.loading import load_safetensors
     from monarch_nb.tensor.mesh import Mesh
     from monarch_nb.tensor.modules.files import load, save
     from monarch_nb.tensor.modules.gradients import no_sync
     from monarch_nb.tensor.modules.plan import Plan
     from monarch_nb.tensor.modules.to_mesh import module_to_mesh
     from monarch_nb.tensor.notices import GatherWarning
+    from monarch_nb.tensor.safetensors import load_safetensors
     from monarch_nb.tensor.verify import Verification, verify
 
 __all__ = [

@@ -13,7 +13,7 @@ from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import Actor
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from monarch_nb.wire import counted, error_line, kind_of, text_of
 
 from .arguments import ActorArguments
@@ -123,12 +123,12 @@ class Actors:
         state = state_of(living)
         if state.procs is not state_of(procs) or state.region != region_of(procs):
             return f"it ran on {_place(ProcMesh(state.procs, state.region))} and now runs on {_place(procs)}"
-        view = hub(living)
+        view = describe(living)
         return "all its ranks had failed" if len(view.having("failed")) == len(view.ranks) else ""
 
     def _reload(self, given: ActorArguments, living: ActorMesh[Any], cls: type) -> str:
         state = state_of(living)
-        failed = hub(living).having("failed")
+        failed = describe(living).having("failed")
         if failed:
             raise UsageError(
                 f"%%actor: {len(failed)} of {len(living)} ranks of {given.name} have failed: %heal {given.name} first, "

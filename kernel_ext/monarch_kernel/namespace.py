@@ -11,7 +11,7 @@ from msgspec import Struct
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
 from monarch_nb.shape import MeshTrait
-from monarch_nb.store import MeshView, hub
+from monarch_nb.store import MeshView, describe
 from monarch_nb.wire import kind_of
 
 Mesh = ProcMesh | ActorMesh[Any]
@@ -117,7 +117,7 @@ class Namespace:
             named = tuple(dict.fromkeys(variables.get(uid, ())))
             actors = list(state.actors) if isinstance(state, ProcState) else []
             used = bool(named) or uid in held or any(variables.get(on_it) or on_it in held for on_it in actors)
-            rows.append(Row(hub(state), named, used))
+            rows.append(Row(describe(state), named, used))
         return rows
 
     def _variables(self) -> Iterator[tuple[str, Mesh]]:

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_nb.lifecycle.interrupts import answered, doing
 from monarch_nb.runtime import Doing, Future, waiting
 from monarch_nb.shape import places_of
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 
 from .front import Front, Line
 from .output import CellOutput
@@ -88,7 +88,7 @@ class Progress:
 
     def _unusual(self, state: Any, missing: list[int]) -> list[str]:
         by_state: dict[str, list[int]] = {}
-        for rank in hub(state).ranks:
+        for rank in describe(state).ranks:
             if rank.rank in missing and rank.state not in ("idle", "busy"):
                 by_state.setdefault(rank.state, []).append(rank.rank)
         return [f"{what}: {_where(state, ranks)}" for what, ranks in by_state.items()]

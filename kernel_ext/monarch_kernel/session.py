@@ -16,7 +16,7 @@ from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.mesh import HostMesh, ProcMesh, region_of, state_of, this_host
 from monarch_nb.runtime import ActorState, MeshState, ProcState
-from monarch_nb.store import MeshView, hub
+from monarch_nb.store import MeshView, describe
 from monarch_nb.wire import counted, kind_of
 
 from .files import cell_name
@@ -84,9 +84,9 @@ class Session(Namespace):
             if not fresh and ((not dims and not job) or not differs):
                 mesh = ProcMesh(state, state.region)
                 self._shell.user_ns[name] = mesh
-                return mesh, _reused(name, hub(mesh))
+                return mesh, _reused(name, describe(mesh))
             notice = f"{name} is replaced: {differs or '--fresh was asked for'}"
-            actors = hub(state).actors
+            actors = describe(state).actors
             if actors:
                 notice += f"; its actors are gone: {', '.join(actors)}"
             ProcMesh(state, state.region).stop("replaced by %mesh").get()
@@ -154,7 +154,7 @@ class Session(Namespace):
     def _stop(self, state: MeshState) -> str:
         if state.stopped is not None:
             return f"{state.name} has been stopped already ({state.stopped})"
-        actors = hub(state).actors
+        actors = describe(state).actors
         whole_mesh(state).stop("stopped by %stop").get()
         what = counted(len(state.region), "proc" if isinstance(state, ProcState) else "actor")
         return f"stopped {state.name}: {what}" + (f", and with them {', '.join(actors)}" if actors else "")
@@ -167,7 +167,7 @@ class Session(Namespace):
         stopped = state_of(mesh).stopped
         if stopped is not None:
             raise UsageError(f"%heal: {name} is not broken, it was stopped ({stopped}); make a new one")
-        broken = hub(mesh).having("failed")
+        broken = describe(mesh).having("failed")
         heal_mesh(mesh, kill=kill)
         what = "proc" if isinstance(mesh, ProcMesh) else "actor"
         if kill:

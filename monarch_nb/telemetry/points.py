@@ -13,7 +13,7 @@ from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.runtime import Feature, Runtime, current, started
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
 from monarch_nb.telemetry.verbs import TAKE, TOLD, MetricPoints
@@ -135,7 +135,7 @@ class Points:
         ranks = tuple(region_of(mesh).ranks())
         if self._home() or len(ranks) > ASKED or state.stopped is not None:
             return
-        failed = {rank.rank for rank in hub(procs).having("failed")}
+        failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
         asked = [request(self._engine, address, TAKE, Done()) for address in addresses]
         until = time.monotonic() + TAKE_S

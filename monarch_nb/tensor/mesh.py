@@ -1,8 +1,10 @@
 """Meshes for sharded tensors: processes that execute the controller's operations together, each on its own shards."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import product
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -12,20 +14,23 @@ from monarch_nb.mesh import ProcMesh, ValueMesh, as_it_is, part_of, region_of, s
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
-from monarch_nb.tensor import conversions, device, factories, kernels
+from monarch_nb.tensor import conversions, device, factories
+from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, Open, Parts, Run, TensorOf
 from monarch_nb.tensor.errors import ended
+from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import place
 from monarch_nb.tensor.processes import processes_of, shrunk
-from monarch_nb.tensor.propagation import Layout, Meta, Propagator
+from monarch_nb.tensor.propagation import Layout, Meta, Propagator, replicated
 from monarch_nb.tensor.sharding import locals_of, placements_of, put_together
-from monarch_nb.tensor.shrinking import largest_slice
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
 _LARGE = 1 << 16  # bytes from which local tensors do not wait for the next batch
+_MOST = 4096  # ways to leave the lost out that are compared; else all are left out along one dimension
+_STRIDES = 8  # every second, …, every eighth
 
 
 class Mesh(MeshTrait):
@@ -115,7 +120,7 @@ class Mesh(MeshTrait):
     def _opened(self) -> Stream:
         # Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones.
         torch.autograd.set_multithreading_enabled(False)
-        kernels.register()
+        _register_kernels()
         conversions.register()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
@@ -315,3 +320,101 @@ def _told(value: Any, found: list[MeshTensor]) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_told(one, found) for one in value)
     return value
+
+
+def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -> dict[str, range]:
+    """The indices that are kept along each dimension; `lost` are the coordinates of the lost ranks.
+
+    Of equally large ones that which leaves out along the outermost dimension. Raises ValueError where nothing is left.
+    """
+    labels = list(sizes)
+    ways: Collection[Sequence[str]] = [[label] * len(lost) for label in labels]
+    if len(labels) ** len(lost) <= _MOST:
+        ways = list(product(labels, repeat=len(lost)))
+    found = [_kept(sizes, lost, along) for along in ways]
+    best = max(found, key=lambda kept: prod(map(len, kept.values())), default={})
+    if not best or not all(best.values()):
+        raise ValueError("nothing is left of the mesh: all of it is lost")
+    return best
+
+
+def _kept(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Sequence[str]) -> dict[str, range]:
+    """Each of the lost ones is left out along one dimension."""
+    without: dict[str, set[int]] = {label: set() for label in sizes}
+    for point, label in zip(lost, along, strict=True):
+        without[label].add(point[label])
+    return {label: _longest(size, without[label]) for label, size in sizes.items()}
+
+
+def _longest(size: int, without: Collection[int]) -> range:
+    """The longest run of indices, or of every n-th, that has none of these; the first of several."""
+    best = range(0)
+    for stride in range(1, min(size, _STRIDES) + 1):
+        for start in range(size):
+            stop = start
+            while stop < size and stop not in without:
+                stop += stride
+            if len(found := range(start, stop, stride)) > len(best):
+                best = found
+        if not without:
+            break
+    return best
+
+
+# Those that PyTorch would otherwise take apart into `empty` and a write.
+_WHOLE = (
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.eye.default,
+    aten.eye.m,
+    aten.full.default,
+    aten.linspace.default,
+    aten.logspace.default,
+    aten.ones.default,
+    aten.rand.default,
+    aten.randint.default,
+    aten.randint.low,
+    aten.randn.default,
+    aten.randperm.default,
+    aten.scalar_tensor.default,
+    aten.tril_indices.default,
+    aten.triu_indices.default,
+    aten.zeros.default,
+)
+
+_libraries: list[Any] = []  # what is registered with them lasts as long as they do
+
+
+def _register_kernels() -> None:
+    """Has these functions make sharded tensors: replicated ones, on the mesh that the device means."""
+    if _libraries or not device.claim():
+        return
+    library: Any = torch.library.Library
+    every = library("_", "IMPL")
+    every.fallback(_made, "PrivateUse1")
+    ours = library("aten", "IMPL")
+    _libraries.extend((every, ours))
+    operation: Any
+    for operation in _WHOLE:
+        ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
+    ours.impl("aten::copy_", _copy, "PrivateUse1")
+    register_autocast(every, ours)
+
+
+def _kernel(operation: Any) -> Callable[..., MeshTensor]:
+    return lambda *args, **kwargs: _made(operation, *args, **kwargs)
+
+
+def _made(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    if operation is aten._efficientzerotensor.default:  # one without memory, which nothing else knows
+        operation = aten.zeros.default
+    wanted = kwargs.get("device")
+    stream = device.stream_at(wanted.index if wanted is not None else None)
+    return make(stream, operation, args, kwargs, replicated(stream.layout))
+
+
+def _copy(target: MeshTensor, source: torch.Tensor, non_blocking: bool = False) -> MeshTensor:
+    """What `torch.tensor(..., device="mesh")` ends with."""
+    MeshTensor.__torch_dispatch__(aten.copy_.default, (), (target, source), {})
+    return target

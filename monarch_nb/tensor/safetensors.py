@@ -6,11 +6,14 @@ The format is eight bytes that say how long the header is, the header in JSON, a
 import json
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.mesh import Mesh
 
 _TYPES = {
     "BOOL": torch.bool,
@@ -86,3 +89,27 @@ def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     whole = torch.frombuffer(mapped, dtype=stored.dtype, count=count, offset=stored.begin)
     return whole.view(stored.shape)[tuple(part)].clone(memory_format=torch.contiguous_format)
+
+
+def load_safetensors(
+    path: str, mesh: Mesh, sharding_spec: Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None = None
+) -> dict[str, MeshTensor]:
+    """The tensors in a file of safetensors, or in all such files of a folder, cut over the processes of a mesh.
+
+    `sharding_spec` says how each is cut, as for `monarch.distribute`: a mapping of names, or a function of name and
+    shape; those that have none are whole on each process. The path must lead to the same files on each host. Blocks
+    until the headers are read; the values are read while the program goes on.
+    Raises TensorError where a file cannot be read, ValueError for a name that is in none.
+    """
+    first, *others = mesh.execute(stored_in, str(path)).values()
+    if any(other.keys() != first.keys() for other in others):
+        raise ValueError(f"{path}: the processes of the mesh see different files there")
+    if isinstance(sharding_spec, Mapping):
+        unknown = sorted(set(sharding_spec) - set(first))
+        if unknown:
+            raise ValueError(f"{path} has no tensor {', '.join(map(repr, unknown[:5]))}")
+    loaded = {}
+    for name, stored in first.items():
+        spec = sharding_spec(name, stored.shape) if callable(sharding_spec) else (sharding_spec or {}).get(name)
+        loaded[name] = mesh.from_parts(read_part, stored, size=stored.shape, dtype=stored.dtype, sharding_spec=spec)
+    return loaded

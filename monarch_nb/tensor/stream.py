@@ -7,11 +7,12 @@ the operations that failed there, and with what was asked for.
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, count
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -35,7 +36,6 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken, by_operation, gone
 from monarch_nb.tensor.failure import Failure
-from monarch_nb.tensor.flusher import Flusher
 from monarch_nb.tensor.origin import Place, origin_of, place
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import Held, Memory, Reference
@@ -49,6 +49,56 @@ BYTES_AHEAD = 64 << 20  # of tensors on their way to workers
 TOLD, KEPT = 3, 256  # further failed operations that an error names, and those that are remembered
 
 logger = logging.getLogger(__name__)
+WAIT_S = 0.001
+TICK_S = 0.5  # after which workers let go of tensors that ended since, though nothing else is sent
+
+
+class Flushed(Protocol):
+    """What has something to send."""
+
+    def flush_aside(self) -> None:
+        """Sends it, without waiting for anything."""
+
+    def tick(self) -> None:
+        """Nothing has been sent for a while."""
+
+
+class Flusher:
+    """Its thread begins with the first use, and sleeps while there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._due: deque[Flushed] = deque()
+        self._known: weakref.WeakSet[Flushed] = weakref.WeakSet()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def know(self, one: Flushed) -> None:
+        """Has it told of the time, for as long as it lives."""
+        self._known.add(one)
+
+    def soon(self, one: Flushed) -> None:
+        """Has it flushed within a millisecond or so."""
+        self._due.append(one)
+        self._wake.set()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="monarch-tensor-flush", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            if self._wake.wait(TICK_S):
+                self._wake.clear()
+                time.sleep(WAIT_S)
+            else:
+                for one in tuple(self._known):
+                    one.tick()
+            for _ in range(len(self._due)):
+                self._due.popleft().flush_aside()
+
+
 _flusher = Flusher()
 _numbers = count(1)
 

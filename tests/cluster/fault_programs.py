@@ -28,7 +28,7 @@ from monarch_nb.exceptions import DescriptorLimitError, HealError
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import ProcState
-from monarch_nb.store import hub, store_of
+from monarch_nb.store import describe, store_of
 from monarch_nb.transport import peer
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, status, until
 from tests.cluster.interrupt_steps import Steps
@@ -394,7 +394,7 @@ def few_descriptors(only_some: str) -> None:
     def kill() -> None:
         for pid in healed.pid.call().get(SOON).values():
             os.kill(pid, signal.SIGKILL)
-        until(lambda: len(hub(procs).having("failed")) == 2, "both deaths are known")
+        until(lambda: len(describe(procs).having("failed")) == 2, "both deaths are known")
 
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "large": (lambda: workers.echo.call([np.zeros(10**5) for _ in range(3)]).get(SOON), 5),

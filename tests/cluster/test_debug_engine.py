@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb import debug
 from monarch_nb.actor import ProcMesh
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, line, resume_all, stopped
 
@@ -35,11 +35,11 @@ def test_a_breakpoint_pauses_one_actor_and_not_its_process(procs: ProcMesh, trai
     future = trainers.step.call(1)
     stopped(3)
     assert list(other.steps_done.call().get(SECONDS).values()) == [0, 0, 0]
-    assert hub(trainers).counts == {"paused": 3}
-    assert hub(other).counts == {"idle": 3}
+    assert describe(trainers).counts == {"paused": 3}
+    assert describe(other).counts == {"idle": 3}
     debug.resume()
     future.get(SECONDS)
-    assert hub(trainers).counts == {"idle": 3}
+    assert describe(trainers).counts == {"idle": 3}
     other.stop().get(SECONDS)
 
 

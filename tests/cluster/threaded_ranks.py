@@ -21,7 +21,7 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent
-from monarch_nb.tensor import conversions, device, kernels
+from monarch_nb.tensor import conversions, device, mesh
 from monarch_nb.tensor.commands import WHOLE, Put, decode_numbers
 from monarch_nb.tensor.groups.world import World
 from monarch_nb.tensor.handle import MeshTensor, current, upload
@@ -90,7 +90,7 @@ class Ranks:
     def mesh(self, layout: Layout) -> Stream:
         """A mesh of the first of them. The same as the mesh of processes opens it."""
         torch.autograd.set_multithreading_enabled(False)
-        kernels.register()
+        mesh.register()
         conversions.register()
         group = SimpleNamespace(over=-1)
         send = partial(self._send, layout)

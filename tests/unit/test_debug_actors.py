@@ -13,7 +13,7 @@ from monarch_nb.debug.messages import BreakLine
 from monarch_nb.mesh import state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStopped
 from monarch_nb.runtime import runtime
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from monarch_nb.testing import in_process_host
 from tests.cluster import debug_tools
 from tests.cluster.debug_tools import SECONDS, Caller, Looper, Owner, Trainer, doubled, line, resume_all, stopped
@@ -124,7 +124,7 @@ def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcM
     stopped(3)
     assert not ping.done()
     assert list(trainers.steps_done.call().get(SECONDS).values())
-    assert hub(loopers).counts == {"paused": 3}
+    assert describe(loopers).counts == {"paused": 3}
     group = debug.group(loopers)
     for _ in range(3):
         group.next(timeout=SECONDS)

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.collectives.connections import CAN_CUT, Connections
-from monarch_nb.tensor.checkpoints import folder as folders
+from monarch_nb.tensor.checkpoints import workers as folders
 from monarch_nb.tensor.failure import Failure, ranks_text
+from monarch_nb.tensor.groups.keeper import MOST_S, STAYS_S, Trouble, Verdict
 from monarch_nb.tensor.groups.member import Membership
-from monarch_nb.tensor.groups.verdict import MOST_S, STAYS_S, Trouble, Verdict
 from monarch_nb.tensor.verbs import GoOn, RankFailed
 
 pytestmark = pytest.mark.timeout(20)

@@ -21,7 +21,6 @@ from monarch_nb.tensor.propagation import (
     Propagator,
     Redistribute,
     Write,
-    bounds,
     sharded,
 )
 from monarch_nb.tensor.propagation.world import World, imagining
@@ -284,7 +283,7 @@ def test_rules_are_bounded_where_plans_are_made_and_nowhere_else(monkeypatch: py
     first, second = (Meta.of(plane, (6, 4, 4), torch.float32, (Shard(0), Shard(1))) for _ in range(2))
     free, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
     assert not free.notices
-    monkeypatch.setattr(bounds, "_MOST", 100)
+    monkeypatch.setattr(sharded, "_MOST", 100)
     plan, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
     assert "would try 81 combinations" in plan.notices[0].text
     world = World(plane)
@@ -365,7 +364,7 @@ def test_ctrl_c_during_planning_comes_later_and_leaves_pytorch_intact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     propagator, pressed = Propagator(LINE), []
-    enter = bounds.bounded.__wrapped__  # type: ignore[attr-defined]
+    enter = sharded.bounded.__wrapped__  # type: ignore[attr-defined]
 
     def press() -> object:
         pressed.append(os.kill(os.getpid(), signal.SIGINT))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monarch_nb.tensor.shrinking import largest_slice
+from monarch_nb.tensor.mesh import largest_slice
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from monarch_nb.tensor.placement import Placement, size_text, text_of
 from monarch_nb.tensor.summary import placement_of
 from monarch_nb.wire import counted
@@ -114,7 +114,7 @@ def lost_ranks(stream: Any) -> tuple[int, ...]:
     procs = next((procs for one, procs in all_streams() if one is stream), None)
     if procs is None:
         return ()
-    return tuple(at for at, rank in enumerate(hub(procs).ranks) if rank.state == "failed")
+    return tuple(at for at, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
 
 
 def _calls(name: str) -> tuple[tuple[str, str], ...]:

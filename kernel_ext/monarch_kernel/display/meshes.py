@@ -5,7 +5,7 @@ from html import escape
 from math import prod
 from typing import Any
 
-from monarch_nb.store import WORST_FIRST, MeshView, RankView, hub, kind_rows, kinds_text
+from monarch_nb.store import WORST_FIRST, MeshView, RankView, describe, kind_rows, kinds_text
 from monarch_nb.wire import counted, host_name
 
 from ..overview import HEADINGS, Overview, hosts, kind, refers, shape, states
@@ -21,7 +21,7 @@ CELLS = 512  # of the hosts: where there are more, a cell stands for several
 
 def mesh_html(mesh: Any, *more: str) -> str:
     """A proc or actor mesh, or a slice of one; with more facts about it."""
-    view = hub(mesh)
+    view = describe(mesh)
     count = len(view.ranks)
     actors = f"actors: {', '.join(view.actors)}" if view.actors else ""
     where = f"host {hosts(view)}" if len(view.hosts) == 1 else f"hosts {hosts(view)}"
@@ -43,7 +43,7 @@ def mesh_html(mesh: Any, *more: str) -> str:
 def mesh_text(mesh: Any, printer: Any, cycle: bool) -> None:
     """A mesh as text: what it is, and of many ranks what differs among them."""
     printer.text(repr(mesh))
-    view = hub(mesh)
+    view = describe(mesh)
     if len(view.ranks) > ACROSS:
         printer.text(f"\n{kinds_text(view)}")
     for line in view.notices:

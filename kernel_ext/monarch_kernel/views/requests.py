@@ -12,7 +12,7 @@ from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.store import hub, store_of
+from monarch_nb.store import describe, store_of
 from monarch_nb.store.verbs import STACK, WhichStack
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import counted, text_of
@@ -78,7 +78,7 @@ class Requests:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
         bases = self._bases(state, message)
-        failed = {rank.rank for rank in hub(state).having("failed")}
+        failed = {rank.rank for rank in describe(state).having("failed")}
         broken = [base for base in bases if base in failed]
         if message.get("ranks") is None or state.home != engine.address:
             heal_mesh(self._meshes(state, {}, bases)[0])

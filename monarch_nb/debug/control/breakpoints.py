@@ -14,7 +14,7 @@ from monarch_nb.debug.errors import DebugError
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, ProcState, Runtime
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 from monarch_nb.wire import text_of
 
 PLACING_S = 3.0  # for processes to take breakpoints; those that take them later have them then
@@ -162,6 +162,6 @@ class Breakpoints:
         addresses = []
         for state in tuple(self._engine.meshes.values()):
             if isinstance(state, ProcState) and state.stopped is None:
-                failed = {each.rank for each in hub(state).having("failed")}
+                failed = {each.rank for each in describe(state).having("failed")}
                 addresses += [state.address(rank) for rank in state.region.ranks() if rank not in failed]
         return [each for each in dict.fromkeys(addresses) if each != self._engine.address]

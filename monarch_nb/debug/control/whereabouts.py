@@ -8,7 +8,7 @@ from monarch_nb.debug.records import Stopped, Thread
 from monarch_nb.debug.render.groups import FileName, named, place, short, tree, tree_text
 from monarch_nb.debug.render.table import Missing
 from monarch_nb.shape import places_of
-from monarch_nb.store import hub
+from monarch_nb.store import describe
 
 LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
 MOST = 256  # ranks of a mesh from which on they are not asked
@@ -39,7 +39,7 @@ def missing(
 
 
 def _doing(controller: Controller, state: Any, ranks: Sequence[int], name: FileName) -> dict[int, str]:
-    how = {rank.rank: rank.state for rank in hub(state).ranks}
+    how = {rank.rank: rank.state for rank in describe(state).ranks}
     doing: dict[int, str] = {rank: how[rank] for rank in ranks if how[rank] not in ("idle", "busy")}
     alive = [rank for rank in ranks if rank not in doing]
     if not alive or len(alive) > MOST:

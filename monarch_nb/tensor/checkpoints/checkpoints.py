@@ -3,7 +3,8 @@
 import os
 import pickle
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from torch.distributed.tensor import Replicate
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
 from monarch_nb.tensor.checkpoints.nested import all_of
-from monarch_nb.tensor.checkpoints.state import Kept, put_into, put_together, taken_apart
 from monarch_nb.tensor.commands import Run, TensorOf
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current
+from monarch_nb.tensor.propagation import Placements
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
@@ -24,6 +25,57 @@ aten = torch.ops.aten
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or restored."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stands for a sharded tensor in the rest."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placements: Placements
+
+
+def _taken_apart(state: Any, path: str = "") -> tuple[Any, dict[str, MeshTensor]]:
+    """The state with `Kept`s for its sharded tensors, and these by name, as in `optimizer.state.0.exp_avg`."""
+    tensors: dict[str, MeshTensor] = {}
+
+    def rest(value: Any, path: str) -> Any:
+        if isinstance(value, MeshTensor):
+            tensors[path] = value
+            return Kept(path, value.meta.shape, value.meta.dtype, value.meta.placements)
+        if isinstance(value, dict):
+            return {key: rest(each, _joined(path, key)) for key, each in value.items()}
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(rest(each, _joined(path, at)) for at, each in enumerate(value))
+        return value
+
+    return rest(state, path), tensors
+
+
+def _put_together(rest: Any, tensor: Callable[[Kept], Any]) -> Any:
+    """The state again, with `tensor(kept)` for each that was taken out."""
+    if isinstance(rest, Kept):
+        return tensor(rest)
+    if isinstance(rest, dict):
+        return {key: _put_together(each, tensor) for key, each in rest.items()}
+    if isinstance(rest, list | tuple) and not hasattr(rest, "_fields"):
+        return type(rest)(_put_together(each, tensor) for each in rest)
+    return rest
+
+
+def _put_into(target: Any, values: Any) -> None:
+    """Replaces what is in the dictionaries of a state, which stay the same objects, but for tensors of the mesh."""
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _put_into(target[key], value)
+        elif not isinstance(target.get(key), MeshTensor):
+            target[key] = value
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 class Checkpoints:
@@ -40,7 +92,7 @@ class Checkpoints:
 
     @property
     def _stream(self) -> Stream:
-        _, tensors = taken_apart(self._whole())
+        _, tensors = _taken_apart(self._whole())
         if not tensors:
             raise ValueError(
                 "checkpoint: there is no sharded tensor in this. Send the model to a mesh first, with "
@@ -74,7 +126,7 @@ class Checkpoints:
         Raises ContentsLostError where contents are gone.
         """
         stream = self._stream
-        rest, tensors = taken_apart(self._whole())
+        rest, tensors = _taken_apart(self._whole())
         stream.come_back()
         stream.held.refuse_gone(tensor.reference.number for tensor in tensors.values())
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
@@ -107,19 +159,19 @@ class Checkpoints:
         number: int = first[0]
         about = pickle.loads(first[1])
         rest = about["state"]
-        _, there = taken_apart(self._whole())
+        _, there = _taken_apart(self._whole())
         tensors = {kept.name: self._place(stream, kept, there.get(kept.name)) for kept in all_of(Kept, rest)}
         missing = [name for name in there if name not in tensors and name.startswith("model.")]
         if missing:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
         self._load(stream, tensors, number)
         stream.seed, stream.drawn = about["random"]
-        state = put_together(rest, lambda kept: tensors[kept.name])
+        state = _put_together(rest, lambda kept: tensors[kept.name])
         if isinstance(self._state, torch.nn.Module):
             local = {name: value for name, value in state["model"].items() if not isinstance(value, MeshTensor)}
             self._state.load_state_dict(local, strict=False)
         else:
-            put_into(self._state, state["model"])
+            _put_into(self._state, state["model"])
         if self._optimizer is not None and "optimizer" in state:
             self._optimizer.load_state_dict(state["optimizer"])
         return number

@@ -1,8 +1,12 @@
 """What workers do for checkpoints: each writes and reads its own shards, by torch.distributed.checkpoint."""
 
+import os
+import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -12,13 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import runtime
-from monarch_nb.tensor.checkpoints import folder as folders
 from monarch_nb.tensor.checkpoints.nested import mapped
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
 
 _saves: dict[str, "Save"] = {}  # the last one into each folder
 _groups: dict[str, tuple[int, dist.ProcessGroup]] = {}  # by mesh, of a generation
+REST = "controller.pickle"  # what of the state is no sharded tensor
+_COMPLETE = re.compile(r"step-(\d+)")
+_ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
 
 
 class Save:
@@ -28,7 +34,7 @@ class Save:
         self.error = ""
         self._state = {name: _copied(tensor) for name, tensor in state.items()}
         self._group, self._is_first = group_of(next(iter(state.values())).device_mesh)
-        self._path, self._step, self._rest, self._keep = folders.attempt(folder, step, mark), step, rest, keep
+        self._path, self._step, self._rest, self._keep = attempt(folder, step, mark), step, rest, keep
         self._thread = threading.Thread(target=self._run, name="monarch-checkpoint", daemon=True)
         self._thread.start()
 
@@ -41,7 +47,7 @@ class Save:
         try:
             write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
             if self._is_first:  # it has heard from all ranks by now
-                folders.finish(self._path, self._step, self._rest, self._keep)
+                finish(self._path, self._step, self._rest, self._keep)
         except BaseException as error:
             self.error = f"{type(error).__name__}: {error}"
         finally:
@@ -64,19 +70,19 @@ def finished(folder: str) -> str:
 
 def find(folder: str, step: int | None) -> tuple[int, bytes] | None:
     """The step of a complete checkpoint, the latest or a given one, and what of it is no sharded tensor."""
-    steps = folders.complete(folder)
+    steps = complete(folder)
     if step is None and steps:
         step = steps[-1]
     if step is None or step not in steps:
         return None
-    return step, (folders.path_of(folder, step) / folders.REST).read_bytes()
+    return step, (path_of(folder, step) / REST).read_bytes()
 
 
 def load(state: dict[str, DTensor], folder: str, step: int) -> None:
     """Reads into tensors that are there, whatever mesh and placements they were saved with."""
     group, _ = group_of(next(iter(state.values())).device_mesh)
     with read_in_pieces(state) as pieces:
-        read_shards(pieces, checkpoint_id=folders.path_of(folder, step), process_group=group)
+        read_shards(pieces, checkpoint_id=path_of(folder, step), process_group=group)
 
 
 def in_pieces(tensor: DTensor) -> DTensor:
@@ -124,3 +130,50 @@ def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
         group = world.own_group(name, ranks)
         _groups[name] = (world.generation, group)
     return group, ranks[0] == world.rank
+
+
+def attempt(folder: str, step: int, mark: str) -> Path:
+    """Where a checkpoint is written."""
+    return Path(folder) / f".step-{step:08}.{mark}.part"
+
+
+def complete(folder: str) -> list[int]:
+    """Steps of complete checkpoints, the oldest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    found = (_COMPLETE.fullmatch(name) for name in names)
+    return sorted(int(one[1]) for one in found if one and (Path(folder) / one[0] / REST).exists())
+
+
+def path_of(folder: str, step: int) -> Path:
+    """Where a complete one is."""
+    return Path(folder) / f"step-{step:08}"
+
+
+def finish(written: Path, step: int, rest: bytes, keep: int) -> None:
+    """All ranks have written: it is complete from now on, and all but the `keep` latest go. Raises OSError."""
+    folder = written.parent
+    with open(written / REST, "wb") as file:
+        file.write(rest)
+        file.flush()
+        os.fsync(file.fileno())
+    final = path_of(str(folder), step)
+    if final.exists():  # saved once more at the same step
+        shutil.rmtree(final)
+    os.replace(written, final)
+    _sync(folder)
+    for old in complete(str(folder))[:-keep]:
+        shutil.rmtree(path_of(str(folder), old), ignore_errors=True)
+    for name in os.listdir(folder):
+        if _ATTEMPT.fullmatch(name):  # of a save that was cut off: saves come one after the other
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

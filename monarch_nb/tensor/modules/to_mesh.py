@@ -1,21 +1,111 @@
-"""A module on a mesh, trained as it would be in one process."""
+"""A module on a mesh, trained as in one process.
+
+Its parameters are cut and sent, hooks place what goes in and comes out, and fully sharded parameters are gathered where
+they are used.
+"""
 
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
+from monarch_nb.tensor.handle import MeshTensor, redistributed
 from monarch_nb.tensor.mesh import Mesh
-from monarch_nb.tensor.modules.flow import place_flow, take_local
-from monarch_nb.tensor.modules.gathering import Gathering
 from monarch_nb.tensor.modules.gradients import sum_gradients
-from monarch_nb.tensor.modules.parameters import to_mesh
 from monarch_nb.tensor.modules.plan import Plan, Resolved
+from monarch_nb.tensor.modules.styles import Style
+from monarch_nb.tensor.propagation import Placements, replicated
+from monarch_nb.wire import kind_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
 _hooks: "weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]]" = weakref.WeakKeyDictionary()
+_RESETS = ("reset_parameters", "_reset_parameters")
+
+
+class Gathering:
+    """The hooks of one module, whose parameters of these names are cut along these mesh dimensions.
+
+    While its `forward` runs, the module has the gathered tensors as plain attributes, which hide its parameters. What
+    autograd would keep of them for the backward pass is gathered again there.
+    """
+
+    def __init__(self, names: Sequence[str], dims: Sequence[int]) -> None:
+        self._names, self._dims = tuple(names), frozenset(dims)
+        self._open: list[ExitStack] = []
+
+    def attach(self, module: nn.Module) -> list[RemovableHandle]:
+        """Registers them."""
+        return [
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        kept: list[tuple[MeshTensor, MeshTensor, Placements]] = []
+        for name in self._names:
+            parameter: Any = module._parameters[name]
+            if not isinstance(parameter, MeshTensor):
+                continue
+            whole = tuple(Replicate() if dim in self._dims else p for dim, p in enumerate(parameter.placements))
+            module.__dict__[name] = gathered = parameter.redistribute(whole)
+            kept.append((gathered, parameter, whole))
+        stack = ExitStack()
+        if not _hooked():  # else what is kept is somebody else's, as with activation checkpoints, who run this again
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_Packing(kept), _unpacked))
+        self._open.append(stack)
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        for name in self._names:
+            module.__dict__.pop(name, None)
+        if self._open:
+            self._open.pop().close()
+
+    def __deepcopy__(self, memo: Any) -> "Gathering":
+        return Gathering(self._names, tuple(self._dims))
+
+
+class _Again:
+    """In the place of a gathered parameter that the backward pass will need."""
+
+    def __init__(self, parameter: MeshTensor, whole: Placements, transposed: bool) -> None:
+        self.parameter, self.whole, self.transposed = parameter, whole, transposed
+
+
+class _Packing:
+    """Recognises gathered parameters, and their transposes, among the tensors that autograd keeps."""
+
+    def __init__(self, kept: Sequence[tuple[MeshTensor, MeshTensor, Placements]]) -> None:
+        self._kept = kept
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        base = tensor._base
+        for gathered, parameter, whole in self._kept:
+            if tensor is gathered:
+                return _Again(parameter, whole, transposed=False)
+            turned = (gathered.shape[::-1], gathered.stride()[::-1])
+            if base is gathered and tensor.dim() == 2 and (tensor.shape, tensor.stride()) == turned:
+                return _Again(parameter, whole, transposed=True)
+        return tensor
+
+
+def _hooked() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _unpacked(packed: object) -> Any:
+    if not isinstance(packed, _Again):
+        return packed
+    with torch.no_grad():
+        again = redistributed(packed.parameter, packed.whole)
+        return again.t() if packed.transposed else again
 
 
 def module_to_mesh(module: Module, mesh: Mesh, plan: Any = None) -> Module:
@@ -31,7 +121,7 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: Any = None) -> Module:
     as it was. Make the optimizer afterwards: it takes the parameters that are there.
     """
     resolved = Resolved(Plan.of(plan), mesh.layout, module)
-    to_mesh(module, mesh, resolved)
+    _move_tensors(module, mesh, resolved)
     hooks = _hooks.setdefault(module, [])
     while hooks:  # those of an earlier plan
         hooks.pop().remove()
@@ -39,12 +129,139 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: Any = None) -> Module:
         style = resolved.styles.get(path)
         if style is not None:
             assert resolved.tensor is not None
-            hooks += place_flow(owner, style, resolved.tensor)
+            hooks += _place_flow(owner, style, resolved.tensor)
         cut = [
             name for name, tensor in owner._parameters.items() if tensor is not None and resolved.is_gathered(tensor)
         ]
         if cut:
             hooks += Gathering(cut, resolved.data).attach(owner)
-    hooks.append(take_local(module, mesh, resolved.batch))
+    hooks.append(_take_local(module, mesh, resolved.batch))
     sum_gradients(module)
     return module
+
+
+def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHandle]:
+    """Has what goes into the module, and what comes out, placed along a mesh dimension as its style says."""
+    hooks = []
+    if any(style.inputs) or any(style.keywords.values()):
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            placed = {name: _placed(value, style.keywords.get(name), dim) for name, value in kwargs.items()}
+            return _each(args, style.inputs, dim), placed
+
+        hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    if any(style.outputs):
+
+        def after(module: nn.Module, args: Any, result: Any) -> Any:
+            if isinstance(result, tuple):
+                return _each(result, style.outputs, dim)
+            return _placed(result, style.outputs[0], dim)
+
+        hooks.append(module.register_forward_hook(after))
+    return hooks
+
+
+def _take_local(module: nn.Module, mesh: Mesh, batch: Placements) -> RemovableHandle:
+    """Has the module take local tensors: they are cut along their first dimension, as batches are."""
+
+    def sent(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, MeshTensor) or not value.dim():
+            return value
+        return mesh.distribute(value, batch)
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(sent, args)), {name: sent(value) for name, value in kwargs.items()}
+
+    return module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+
+
+def _each(values: tuple[Any, ...], wanted: Sequence[Placement | None], dim: int) -> tuple[Any, ...]:
+    rest = len(values) - len(wanted)
+    return tuple(_placed(value, one, dim) for value, one in zip(values, (*wanted, *[None] * rest), strict=False))
+
+
+def _placed(value: Any, wanted: Placement | None, dim: int) -> Any:
+    """A tensor, placed so along one mesh dimension; its gradient comes back whole, or as it was cut."""
+    if wanted is None or not isinstance(value, MeshTensor):
+        return value
+    if isinstance(wanted, Shard):
+        wanted = Shard(wanted.dim % value.dim())
+    placements = [*value.placements]
+    if placements[dim] == wanted:
+        return value
+    placements[dim] = wanted
+    return value.redistribute(placements)
+
+
+def _move_tensors(module: nn.Module, mesh: Mesh, plan: Resolved) -> None:
+    """Replaces the parameters and buffers of a module by sharded ones: all of them, or, on an error, none.
+
+    What is shared stays shared. What is on the meta device is made on the mesh, and `reset_parameters` of the module
+    that has it gives it its values. Raises ValueError where there is none, or where one tensor has two placements.
+    """
+    resets = _resets(module)
+    made: dict[int, tuple[MeshTensor, Placements, str]] = {}
+    found: list[tuple[nn.Module, str, MeshTensor]] = []
+    for path, owner, name, tensor in _tensors(module):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise ValueError(
+                f"{path} of {kind_of(owner)} has no shape before the module has run once: call it with a local "
+                "input of the size that it is for, and bring it to the mesh then"
+            )
+        placements = plan.placements(path, tensor.shape) if is_parameter else replicated(mesh.layout)
+        known = made.get(id(tensor))
+        if known is None:
+            sharded = _sharded(tensor, mesh, placements)
+            made[id(tensor)] = known = (sharded, placements, path)
+        elif known[1] != placements:
+            raise ValueError(
+                f"plan: {known[2]} and {path} are one parameter, and would lie as {known[1]} and as {placements}: "
+                "give both names the same"
+            )
+        found.append((owner, name, known[0]))
+    for owner, name, sharded in found:
+        setattr(owner, name, sharded)  # modules that keep lists of their own see it so, too
+    with torch.no_grad():
+        for reset in resets:
+            reset()
+
+
+def _sharded(tensor: torch.Tensor, mesh: Mesh, placements: Placements) -> MeshTensor:
+    with torch.no_grad():
+        if tensor.is_meta:
+            sharded = mesh.empty(*tensor.shape, sharding_spec=placements, dtype=tensor.dtype)
+        else:
+            sharded = mesh.distribute(tensor.detach(), placements)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(sharded, requires_grad=tensor.requires_grad)  # type: ignore[return-value]
+    return sharded
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    for path, owner in module.named_modules():
+        for name, tensor in _own_tensors(owner):
+            yield f"{path}.{name}" if path else name, owner, name, tensor
+
+
+def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers that a module has itself."""
+    kinds = (module.named_parameters, module.named_buffers)
+    return [each for kind in kinds for each in kind(recurse=False, remove_duplicate=False)]
+
+
+def _resets(module: nn.Module) -> list[Callable[[], Any]]:
+    """What gives values to what has none, in the order of the modules."""
+    found: list[Callable[[], Any]] = []
+    for path, owner in module.named_modules():
+        empty = [name for name, tensor in _own_tensors(owner) if tensor.is_meta]
+        if not empty:
+            continue
+        reset = next((getattr(owner, name) for name in _RESETS if callable(getattr(owner, name, None))), None)
+        if reset is None:
+            raise ValueError(
+                f"{path or type(module).__name__} has {', '.join(empty)} on the meta device, and nothing gives values "
+                f"to it: {type(owner).__name__} needs a method reset_parameters()"
+            )
+        found.append(reset)
+    return found

@@ -1,6 +1,6 @@
 """The making of plans, each for one operation on tensors with given metas."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,10 +9,9 @@ from torch.distributed.tensor import Partial
 
 from .draft import Draft
 from .errors import DataDependentShapeError, PropagationError
-from .gathered import gathered
 from .lines import user_line
 from .lowered import Unfit, flat, lowered, reason
-from .meta import Layout, Meta, Placements
+from .meta import Layout, Meta, Placements, replicated
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
 from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
@@ -21,11 +20,12 @@ from .rules import as_they_lie, by_own_rules, has_own_rule
 from .shapes import imagined, refuse_one_address
 from .sharded import by_rules
 from .substitutes import Body, Trace, substitute
-from .values import VALUES
 from .world import World, imagining
 from .writing import Writer
 
 __all__ = ["Planner"]
+
+aten = torch.ops.aten
 
 
 class Planner:
@@ -74,7 +74,7 @@ class Planner:
             at = whole = draft.gather(0)
             for number, result in steps:
                 operation = replace(self._views[number], metas=(draft.metas[at],))
-                inner, registers = gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
+                inner, registers = _gathered(operation, operation.results(self._plain(operation))[1], self._worlds[0])
                 made = [register for register in registers if register is not None]
                 at = draft.splice(inner, (at,))[made[result]]
             draft.write(at, draft.gather(1))
@@ -201,7 +201,7 @@ class Planner:
                 raise
             except Exception as error:  # of a rule: for the operation itself, these tensors are right
                 self._reasons.append((operation, reason(error)))
-        return gathered(operation, leaves, self._worlds[0])
+        return _gathered(operation, leaves, self._worlds[0])
 
     def _sharded(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
         draft, registers = self._by_rules(operation, leaves)
@@ -221,7 +221,7 @@ class Planner:
                     user_line(),
                 )
         if written:
-            return gathered(operation, leaves, self._worlds[0])
+            return _gathered(operation, leaves, self._worlds[0])
         draft = Draft(self._worlds[0], operation.metas)
         taken = [draft.redistribute(at, summed(meta.placements)) for at, meta in enumerate(operation.metas)]
         whole = replace(operation, metas=tuple(draft.metas[at] for at in taken))
@@ -233,7 +233,7 @@ class Planner:
         """The operation on whole tensors where these have no elements: some rules for views of such never end."""
         nothing = [at for at, meta in enumerate(operation.metas) if 0 in meta.shape]
         if any(at in operation.writes for at in nothing):
-            return gathered(operation, leaves, self._worlds[0])
+            return _gathered(operation, leaves, self._worlds[0])
         draft = Draft(self._worlds[0], operation.metas)
         taken = [draft.gather(at) if at in nothing else at for at in range(len(operation.metas))]
         inner, registers = self._drafted_as(replace(operation, metas=tuple(draft.metas[at] for at in taken)), leaves)
@@ -355,3 +355,57 @@ def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
     if leaf is not None and leaf[1]:
         draft.metas[slot.register] = draft.metas[slot.register].as_copy()
     return slot.register
+
+
+def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[Draft, list[int | None]]:
+    """A draft that gathers the tensors, runs the operation, and writes back what changes in place.
+
+    Costs an all-gather of each sharded tensor, and nothing where all are whole already.
+    """
+    draft = Draft(world, operation.metas)
+    moved = [draft.gather(at) for at in range(len(operation.metas))]
+    metas = [
+        None
+        if leaf is None
+        else Meta.of(
+            world.layout,
+            tuple(leaf[0].shape),
+            leaf[0].dtype,
+            replicated(world.layout),
+            stride=leaf[0].stride(),
+            copied=any(moved[base] != base or operation.metas[base].copied for base in leaf[1]),
+        )
+        for leaf in leaves
+    ]
+    registers = draft.local(operation, moved, metas)
+    for register in dict.fromkeys(operation.writes):
+        if moved[register] != register:
+            draft.write(register, moved[register])
+    return draft, registers
+
+
+def _item(operation: Operation, write: Writer) -> Slot:
+    given = operation.args[0]
+    assert isinstance(given, Slot)
+    return write.whole(given)
+
+
+def _equal(operation: Operation, write: Writer) -> Slot | bool:
+    one, other = operation.args
+    assert isinstance(one, Slot)
+    assert isinstance(other, Slot)
+    if write.shape(one) != write.shape(other):
+        return False
+    return write.whole(write(aten.all.default, write(aten.eq.Tensor, one, other)))
+
+
+def _allclose(operation: Operation, write: Writer) -> Slot:
+    return write.whole(write(aten.all.default, write(aten.isclose.default, *operation.args, **operation.kwargs)))
+
+
+# The slot of a tensor with one element, whole on every rank, or the value where shapes tell.
+VALUES: dict[str, Callable[[Operation, Writer], Slot | bool]] = {
+    "_local_scalar_dense": _item,
+    "equal": _equal,
+    "allclose": _allclose,
+}

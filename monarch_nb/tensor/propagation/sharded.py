@@ -1,29 +1,40 @@
 """What PyTorch's own sharding rules make of an operation, and whether that can be trusted."""
 
+import functools
+import math
+import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, _decompositions, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .accounting import Recorder
-from .bounds import TooManyWays, bounded
 from .draft import Draft
 from .lowered import Unfit, Way, flat, lowered, reason
 from .meta import Meta, Placements
 from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
-from .redistribution import remember_neighbours
 from .specs import carrier
 from .world import World
 
 __all__ = ["by_rules"]
 
 aten = torch.ops.aten
+_EXPAND = "expand_to_full_mesh_op_strategy"  # which modules of PyTorch's import by its name
+# Costs that are worked out; each takes some hundredth of a millisecond.
+_MOST = 40_000
+# Candidates of an operation that PyTorch knows by its parts alone: each is taken through all its parts.
+_MOST_IN_PARTS = 250
+_KEPT = "_monarch_neighbours"  # attribute of a planner
 
 # What DTensor does with these is more than moving inputs and running the operation on shards.
 _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
@@ -53,7 +64,32 @@ _DISTRUSTED = frozenset(
 )
 
 
-remember_neighbours()
+def _remember_neighbours() -> None:
+    """Has planners of this process answer the same question once. Where PyTorch has no such search, nothing is done."""
+    planner: Any = getattr(_redistribute, "DTensorRedistributePlanner", None)
+    search = getattr(planner, "get_next_state", None)
+    if search is None or hasattr(search, "__wrapped__"):
+        return
+
+    @functools.wraps(search)
+    def get_next_state(self: Any, placements: Any, order: Any) -> Any:
+        try:  # two sets that only grow
+            reached = len(self.strided_shard_placements_in_target), len(self.partial_reduce_ops_in_target)
+        except AttributeError:  # of another version of PyTorch
+            return search(self, placements, order)
+        kept = self.__dict__.get(_KEPT)
+        if kept is None:
+            kept = self.__dict__[_KEPT] = {}
+            self.cost_function = functools.cache(self.cost_function)
+        found = kept.get((placements, order, reached))
+        if found is None:
+            found = kept[placements, order, reached] = search(self, placements, order)
+        return found
+
+    planner.get_next_state = get_next_state
+
+
+_remember_neighbours()
 
 
 def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
@@ -103,6 +139,86 @@ def _with_all_dims(operation: Operation) -> Operation:
     assert isinstance(given, Slot)
     every = list(range(len(operation.metas[given.register].shape)))
     return replace(operation, args=(given, every, *operation.args[2:])) if every else operation
+
+
+class TooManyWays(Exception):
+    """The rules would have to try more than is worth it."""
+
+
+class _Bound(threading.local):
+    on = False
+
+
+_bound = _Bound()
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """While this is entered, rules that would try too much raise TooManyWays before they begin."""
+    before, _bound.on = _bound.on, True
+    try:
+        yield
+    finally:
+        _bound.on = before
+
+
+def _install() -> None:
+    """Has the places in PyTorch that try combinations count first. One that is not there is left out."""
+    expand: Any = getattr(utils, _EXPAND, None)
+    if expand is not None and not hasattr(expand, "__wrapped__"):
+        counted = _counting(expand)
+        for name, module in tuple(sys.modules.items()):
+            if name.startswith("torch.distributed.tensor.") and vars(module).get(_EXPAND) is expand:
+                setattr(module, _EXPAND, counted)
+    strategy: Any = getattr(_decompositions, "DecompShardingStrategy", None)
+    candidates = getattr(strategy, "_get_candidate_placements", None)
+    if candidates is not None and not hasattr(candidates, "__wrapped__"):
+        strategy._get_candidate_placements = staticmethod(_counting_candidates(candidates))
+
+
+def _counting(expand: Any) -> Any:
+    @functools.wraps(expand)
+    def counted(mesh: Any, op_schema: Any, single_mesh_dim_strategies: Any, *args: Any, **kwargs: Any) -> Any:
+        if _bound.on:
+            _check(mesh.ndim, len(single_mesh_dim_strategies), op_schema)
+        return expand(mesh, op_schema, single_mesh_dim_strategies, *args, **kwargs)
+
+    return counted
+
+
+def _check(ndim: int, rules: int, schema: Any) -> None:
+    given = [*schema.args_strategy, *getattr(schema, "kwargs_strategy", ())]
+    combinations = rules**ndim
+    costs = combinations * max(len(given), 1)
+    if any(isinstance(p, _StridedShard) for each in given for p in each.strategies[0].output_spec.placements):
+        costs *= rules ** (ndim - 1)  # each way from there is searched for
+    if costs > _MOST:
+        raise TooManyWays(f"its sharding rules would try {combinations} combinations of placements")
+
+
+def _counting_candidates(candidates: Any) -> Any:
+    @functools.wraps(candidates)
+    def counted(op_schema: Any) -> Any:
+        if _bound.on:
+            count = _candidates(op_schema)
+            if count > _MOST_IN_PARTS:
+                raise TooManyWays(f"its parts would be tried with {count} combinations of placements")
+        return candidates(op_schema)
+
+    return counted
+
+
+def _candidates(schema: Any) -> int:
+    """How many there are: for each input, each kind of placement among all inputs, along each of its dimensions."""
+    specs = [*schema.args_spec, *(one for one in schema.kwargs_schema.values() if hasattr(one, "placements"))]
+    kinds = {p for spec in specs for p in spec.placements}
+    strided = {p.split_factor for p in kinds if isinstance(p, _StridedShard)}
+    cut = any(p.is_shard() and not isinstance(p, _StridedShard) for p in kinds)
+    others = 1 + len([p for p in kinds if p.is_partial()])
+    return math.prod(others + (cut + len(strided)) * spec.ndim for spec in specs)
+
+
+_install()
 
 
 def _asked(operation: Operation, world: World) -> OutputSharding:

@@ -1,6 +1,7 @@
 """The actor that executes tensor operations: one in each process of a mesh, with a thread of its own."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import Actor, Instance, current, endpoint, runtime
 from monarch_nb.tensor.commands import Open, decode_numbers
@@ -16,14 +18,90 @@ from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import Place, StoreAt
 from monarch_nb.tensor.verbs import AskValues, Used, Values
+from monarch_nb.tensor.workers.lost import Lost
 from monarch_nb.tensor.workers.session import Session
-from monarch_nb.tensor.workers.values import values_of
 
 # What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
 # groups that was over before all had run; -1 for none.
 Receipt = tuple[list[Failure], list[Any], int]
 _PATIENCE_S = 2.0  # for operations that were issued before somebody looks at a tensor
 _LOOK_S = 0.01
+_PIECE = 1 << 22  # elements that are looked at together: a large shard must not be copied whole
+
+
+def _values_of(held: Any, edge: int) -> Values:
+    """What there is of what a stream holds under a number; None stands for nothing."""
+    if isinstance(held, Lost):
+        return Values("lost", held.failure.line)
+    if not isinstance(held, DTensor):
+        return Values("coming")
+    with torch.no_grad():
+        local = held.to_local()
+        first = max(local.dim() - 2, 0)
+        corner = local[tuple(slice(0, 1 if dim < first else edge) for dim in range(local.dim()))].cpu()
+        shape = tuple(corner.shape)
+        if corner.is_complex():
+            corner = torch.view_as_real(corner.resolve_conj())
+        numbers = corner.double() if corner.is_floating_point() else corner.long()
+        found = _Statistics()
+        for piece in _pieces(local):
+            found.add(piece)
+        return found.values(shape, tuple(numbers.flatten().tolist()))
+
+
+def _pieces(local: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All elements, in the order of memory: most shards need not be copied for that."""
+    order = sorted(range(local.dim()), key=local.stride, reverse=True)
+    flat = local.permute(order).reshape(-1)
+    for at in range(0, flat.numel(), _PIECE):
+        yield flat[at : at + _PIECE]
+
+
+class _Statistics:
+    """Of all elements that were added, piece by piece."""
+
+    def __init__(self) -> None:
+        self._count = self._nan = self._infinite = 0
+        self._sum, self._finite = 0.0, 0
+        self._least: float | int | None = None
+        self._most: float | int | None = None
+
+    def add(self, piece: torch.Tensor) -> None:
+        """Elements of one dimension, at least one."""
+        self._count += piece.numel()
+        if piece.is_complex():
+            self._nan += int(piece.isnan().sum())
+            self._infinite += int(piece.isinf().sum())
+            return
+        if not piece.is_floating_point():
+            piece = piece.long()
+            self._compare(*(int(one) for one in piece.aminmax()))
+            self._sum, self._finite = self._sum + float(piece.double().sum()), self._finite + piece.numel()
+            return
+        piece = piece.float() if piece.dtype.itemsize < 4 else piece
+        least, most = (float(one) for one in piece.aminmax())
+        if not (math.isfinite(least) and math.isfinite(most)):
+            missing = piece.isnan()
+            self._nan += int(missing.sum())
+            piece = piece[~missing]
+            if not piece.numel():
+                return
+            least, most = (float(one) for one in piece.aminmax())
+        self._compare(least, most)
+        finite = piece if math.isfinite(least) and math.isfinite(most) else piece[piece.isfinite()]
+        self._infinite += piece.numel() - finite.numel()
+        self._sum, self._finite = self._sum + float(finite.sum(dtype=torch.float64)), self._finite + finite.numel()
+
+    def _compare(self, least: float, most: float) -> None:
+        self._least = least if self._least is None else min(self._least, least)
+        self._most = most if self._most is None else max(self._most, most)
+
+    def values(self, shape: tuple[int, ...], corner: tuple[float | int, ...]) -> Values:
+        """What it came to."""
+        mean = self._sum / self._finite if self._finite and math.isfinite(self._sum) else None
+        return Values(
+            "there", "", False, shape, corner, self._count, self._least, self._most, mean, self._nan, self._infinite
+        )
 
 
 class TensorWorker(Actor):
@@ -140,7 +218,7 @@ class TensorWorker(Actor):
             time.sleep(_LOOK_S)
         behind = self._progress(asked.stream) < asked.after
         session = self._sessions.get(asked.stream)
-        found = values_of(None if session is None else session.env.get(asked.number), asked.edge)
+        found = _values_of(None if session is None else session.env.get(asked.number), asked.edge)
         return msgspec.structs.replace(found, behind=behind)
 
     @contextmanager
