@@ -25,7 +25,7 @@ from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Local, Parts, Runtime
-from monarch_nb.supervision import Driver, MeshFailure, RankIncarnation, ActorEnd
+from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes

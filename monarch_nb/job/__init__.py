@@ -23,7 +23,6 @@ from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch_nb.job.lightning import LightningJob
 from monarch_nb.job.local import LocalJob
 from monarch_nb.job.named import JobsFileError, hosts_from_config, job_load, job_named, make_job
-from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
@@ -33,6 +32,7 @@ from monarch_nb.job.role import Role
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
+from monarch_nb.job.upstream import MeshAdminConfig, TelemetryConfig
 
 if TYPE_CHECKING:
     from monarch_nb.job.tools import PortForwarder, exec_command, shell

@@ -1,9 +1,9 @@
 """The kinds of jobs there are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from monarch_nb.job.adapter import JobAdapter
+from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter, Running, Seen
 
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
@@ -12,7 +12,7 @@ _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
     "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
-    "local": lambda: import_module("monarch_nb.job.own_host").OwnHost(),
+    "local": lambda: OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").Processes(),
     "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),
 }
@@ -45,3 +45,27 @@ def adapter_of(kind: str) -> JobAdapter:
     if kind not in _adapters:
         _adapters[kind] = _LOADERS[kind]()
     return _adapters[kind]
+
+
+class OwnHost(JobAdapter):
+    """The host of this process, whose agent is there already, or is started when it is first needed."""
+
+    keep_s = None  # it ends with this process
+    watch_s = 0.0
+
+    def start(self, wanted: AgentsWanted) -> Agents:
+        """Starts nothing. Raises ValueError for meshes of several hosts."""
+        if any(not name.endswith("_0") for name in wanted.names):
+            raise ValueError("a local job has this host alone, one for each mesh; jobs of kind 'process' have several")
+        return {name: Agent("", HERE) for name in wanted.names}
+
+    def look(self, job: Running) -> Mapping[str, Seen]:
+        """They run, as this process does."""
+        return {name: Seen("running", joins=(HERE,)) for name in job.agents}
+
+    def kill(self, job: Running) -> None:
+        """Ends nothing: the agent ends with this process."""
+
+    def running(self) -> Mapping[str, Running]:
+        """None that others could use."""
+        return {}

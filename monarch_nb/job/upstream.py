@@ -5,14 +5,31 @@ Programs call these, so they are there: what does no harm is accepted and said o
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from monarch_nb._absent import refuse
-from monarch_nb.job.options import MeshAdminConfig, TelemetryConfig
 
 logger = logging.getLogger("monarch_nb.job")
 
 _said: set[str] = set()
+
+
+@dataclass
+class TelemetryConfig:
+    """What `enable_telemetry` takes."""
+
+    retention_secs: int = 3600
+    include_dashboard: bool = False
+    dashboard_port: int = 8265
+    snapshot_interval_secs: float = 30.0
+
+
+@dataclass
+class MeshAdminConfig:
+    """What `enable_admin` takes."""
+
+    admin_addr: str | None = None
 
 
 class UpstreamServices:

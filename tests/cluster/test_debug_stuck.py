@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb import debug
 from monarch_nb.actor import Actor, ProcMesh, endpoint
-from monarch_nb.debug.control import stuck
+from monarch_nb.debug.control import whereabouts
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
 
@@ -47,10 +47,10 @@ def holders() -> Iterator[Any]:
 def test_the_stack_of_a_rank_that_sits_in_c_is_shown(
     holders: Any, with_py_spy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if with_py_spy and stuck.py_spy() is None:
+    if with_py_spy and whereabouts.py_spy() is None:
         pytest.skip("py-spy is not installed")
     if not with_py_spy:
-        monkeypatch.setattr(stuck, "py_spy", lambda: None)
+        monkeypatch.setattr(whereabouts, "py_spy", lambda: None)
     pipe, begun = tmp_path / "pipe", tmp_path / "begun"
     os.mkfifo(pipe)
     future = holders.slice(gpus=1).hold.call_one(str(pipe), str(begun))
@@ -70,19 +70,19 @@ def test_processes_that_cannot_be_inspected_are_reported(holders: Any, monkeypat
     def fails(address: str, pid: int) -> Any:
         raise OSError("no")
 
-    monkeypatch.setattr(stuck, "seen_from_outside", fails)
+    monkeypatch.setattr(whereabouts, "seen_from_outside", fails)
     procs = holders._state.procs
-    lines = stuck.look(debug.controller(), procs, [0, 1], lambda ranks: "gpus=0-1")
+    lines = whereabouts.look(debug.controller(), procs, [0, 1], lambda ranks: "gpus=0-1")
     assert lines[0].startswith("2  do not answer  [gpus=0-1]: in one long call in C")
 
 
 def test_a_process_without_the_handler_is_never_signalled(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        stuck.signalled(tmp_path / "nothing", 1)
+        whereabouts.signalled(tmp_path / "nothing", 1)
 
 
 def test_the_words_of_faulthandler_are_understood() -> None:
-    ours = Path(stuck.__file__).parents[2]
+    ours = Path(whereabouts.__file__).parents[2]
     text = f"""Thread 0x00007f (most recent call first):
   File "/usr/lib/python3/threading.py", line 320 in wait
 
@@ -92,5 +92,5 @@ Current thread 0x00008a (most recent call first):
   File "{ours}/runtime/actors/cell.py", line 200 in run_sync
   File "{ours}/runtime/actors/executors.py", line 66 in run
 """
-    (stack,) = stuck.parsed(text)
+    (stack,) = whereabouts.parsed(text)
     assert [(frame.function, frame.line) for frame in stack] == [("step", 3), ("deeper", 7)]

@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
-from monarch_nb.job.kubernetes.pods import rank_of, seen_of
+from monarch_nb.job.kubernetes.adapter import rank_of, seen_of
 from monarch_nb.job.kubernetes.template import pod_template, secret
 from tests.cluster.engine_tools import none_alive
 from tests.cluster.fault_tools import SOON, until

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from monarch_nb.debug.messages import BreakLine, BreakSet
 from monarch_nb.debug.session.breakpoints import BreakpointTable, Place, filled_in, passed_often_enough
+from monarch_nb.debug.session.debuggers import WantedBreakpoints
 from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Running, Standing, Stepping
-from monarch_nb.debug.session.wanted import WantedBreakpoints
 
 HERE = Place("train.py", 42, "step", 40)
 

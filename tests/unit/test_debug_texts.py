@@ -18,8 +18,8 @@ from monarch_nb.debug.render.merge import Pair, diff_text, merged_text, outliers
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
 from monarch_nb.debug.render.table import Missing, table_text
+from monarch_nb.debug.session.commands import Variables
 from monarch_nb.debug.session.values import shorten, value_of
-from monarch_nb.debug.session.variables import Variables
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry.points import log
 

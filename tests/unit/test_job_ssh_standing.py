@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb.job.ssh.machine import Standing
 from monarch_nb.job.ssh.places import addresses
-from monarch_nb.job.ssh.standing import Standing
 
 
 def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> None:
@@ -59,7 +59,7 @@ def test_failures_name_the_dialled_address_the_alias_and_the_remedy(
     error: OSError, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("asyncssh", reason="NOT TESTED HERE: pip install 'monarch-nb[ssh]'")
-    from monarch_nb.job.ssh.advice import advice, meant
+    from monarch_nb.job.ssh.machine import advice, meant
 
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from monarch_nb.job.ssh.thread import LoopThread
+from monarch_nb.job.ssh.adapter import LoopThread
 
 pytestmark = pytest.mark.timeout(30)
 UNREAD = b"x" * (64 << 20)  # more than two sockets take

@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.host import preemption
 from monarch_nb.host.preemption import BURST_S, LATE_S, UNKNOWN_S, Preemption, grace
 from monarch_nb.host.protocol import Notice
-from monarch_nb.job.notice import of_slurm
+from monarch_nb.job.worker import of_slurm
 
 pytestmark = pytest.mark.timeout(10)
 

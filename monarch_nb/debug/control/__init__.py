@@ -3,8 +3,7 @@
 from monarch_nb.debug.control.breakpoints import Breakpoint, Breakpoints
 from monarch_nb.debug.control.controller import STEP_S, Controller
 from monarch_nb.debug.control.stopped import StoppedThreads
-from monarch_nb.debug.control.stuck import look
-from monarch_nb.debug.control.whereabouts import missing, running_text, stacks_text
+from monarch_nb.debug.control.whereabouts import look, missing, running_text, stacks_text
 
 __all__ = [
     "STEP_S",

@@ -1,17 +1,34 @@
 """Who is not stopped where others are, and what those do: asked of their processes."""
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.records import Stopped, Thread
+from monarch_nb.debug.records import Frame, Stopped, Thread
 from monarch_nb.debug.render.groups import FileName, named, place, short, tree, tree_text
 from monarch_nb.debug.render.table import Missing
+from monarch_nb.host.folders import run_folder_for
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.runtime.output import dumps
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
+from monarch_nb.wire import host_of
 
 LOOK_S = 0.3  # for ranks to say where they are, while a table waits for it
 MOST = 256  # ranks of a mesh from which on they are not asked
+PATIENCE_S = 10.0
+WRITES_S = 1.0  # for a process to write its stacks
+_OURS = f"{Path(__file__).resolve().parents[2]}/"
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 def missing(
@@ -97,7 +114,111 @@ def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: 
     if idle:
         lines.append(f"{len(idle)}  idle  [{label(idle)}]")
     if silent:
-        from monarch_nb.debug.control.stuck import look
-
         lines += look(controller, procs, [int(rank) for rank in silent], label, name)
     return "\n".join(lines)
+
+
+def py_spy() -> str | None:
+    """Where py-spy is; None if it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def look(
+    controller: Controller,
+    procs: Any,
+    ranks: Sequence[int],
+    label: Callable[[Sequence[str]], str],
+    name: FileName = short,
+) -> list[str]:
+    """The stacks of ranks that do not answer, as lines; those of other machines cannot be looked at."""
+    stacks: list[tuple[str, Sequence[Frame]]] = []
+    silent: list[str] = []
+    for rank in ranks:
+        address = procs.address(rank)
+        pid = controller.engine.part(ProcessWatcher).pids.get(address, 0)
+        seen: list[Sequence[Frame]] = []
+        if pid and host_of(address) in controller.engine.local_hosts:
+            with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+                seen = seen_from_outside(address, pid)
+        stacks += [(str(rank), stack) for stack in seen]
+        if not seen:
+            silent.append(str(rank))
+    lines = tree_text(tree(stacks), label, name)
+    if silent:
+        why = "in one long call in C, stopped, or on another machine, so its Python cannot say where"
+        lines.append(f"{len(silent)}  {'does' if len(silent) == 1 else 'do'} not answer  [{label(silent)}]: {why}")
+    return lines
+
+
+def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
+    """The stacks of a process's actors, outermost frame first: by py-spy, else by the handler that each process has.
+
+    Raises OSError, ValueError, SubprocessError.
+    """
+    program = py_spy()
+    if program is not None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            stacks = spied(program, pid)
+            if stacks:
+                return stacks
+    return signalled(dumps.file_of(run_folder_for(host_of(address)), address), pid)
+
+
+def spied(program: str, pid: int) -> list[Sequence[Frame]]:
+    """By py-spy, which needs no help of the process."""
+    done = subprocess.run(
+        [program, "dump", "--json", "--pid", str(pid)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    if done.returncode:
+        raise OSError(done.stderr.strip() or f"py-spy ended with status {done.returncode}")
+    return _own(
+        [Frame(frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in reversed(thread["frames"])]
+        for thread in json.loads(done.stdout)
+    )
+
+
+def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
+    """By a signal whose handler, in C, writes them into a file. Raises OSError."""
+    before = file.stat().st_size  # the file says that the process handles the signal
+    os.kill(pid, dumps.SIGNAL)
+    deadline = time.monotonic() + WRITES_S
+    size, text = before, ""
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = file.stat().st_size
+        if now > before and now == size:
+            with file.open(encoding="utf-8", errors="replace") as opened:
+                opened.seek(before)
+                text = opened.read()
+            break
+        size = now
+    return parsed(text)
+
+
+def parsed(text: str) -> list[Sequence[Frame]]:
+    """The actors' stacks in what faulthandler writes: threads one below the other, innermost frame first."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        frame = _FRAME.fullmatch(line)
+        if frame is not None and threads:
+            number = int(frame[2]) if frame[2].isdecimal() else 0
+            threads[-1].insert(0, Frame(frame[1], number, frame[3]))
+        elif line.startswith(("Thread ", "Current thread ")):
+            threads.append([])
+    return _own(threads)
+
+
+def _own(threads: Any) -> list[Sequence[Frame]]:
+    """Of stacks (outermost first) the part below the engine's frames, of those threads that run an actor."""
+    stacks_of_actors = []
+    for stack in threads:
+        runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/actors/cell.py"]
+        inner = stack[runs[-1] + 1 :] if runs else []
+        while inner and inner[0].file.startswith(_OURS):
+            del inner[0]
+        while inner and inner[-1].file.startswith(_OURS):
+            inner.pop()
+        if inner:
+            stacks_of_actors.append(inner)
+    return stacks_of_actors

@@ -1,14 +1,19 @@
 """Asks for commands and carries them out, until nothing is stopped or the prompt is left."""
 
+import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
+from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.prompt.redrawn import Redrawn
 from monarch_nb.debug.prompt.terminal import NothingToAsk, Terminal
+from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.groups import grouped, named, place
 
 Ask = Callable[[str], str]
 _AGAIN = frozenset(("n", "s", "next", "step", "r", "return", "l", "list"))  # an empty line means it again, as in pdb
+T = TypeVar("T")
+QUIET_S = 0.1  # ranks that stop within that time of each other are drawn together
 
 
 def converse(
@@ -16,6 +21,48 @@ def converse(
 ) -> None:
     """Shows what is stopped, asks for commands and carries them out until nothing is stopped, or the prompt is left."""
     Conversation(prompt, terminal, over, ending).hold()
+
+
+class Redrawn(Generic[T]):
+    """Draws anew when ranks stop, on a thread of its own, and shows what has changed; until `close`."""
+
+    def __init__(self, stopped: StoppedThreads, draw: Callable[[], T], show: Callable[[T], None]) -> None:
+        self._stopped = stopped
+        self._draw = draw
+        self._show = show
+        self._due = threading.Event()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._unlisten = stopped.listen(self._happened)
+
+    def close(self) -> None:
+        """Nothing is shown from now on."""
+        with self._lock:
+            self._closed.set()
+        self._unlisten()
+        self._due.set()
+
+    def _happened(self, kind: str, record: Stopped) -> None:
+        if kind != "stopped":
+            return
+        self._due.set()
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="monarch-table", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._due.wait()
+            self._due.clear()
+            self._stopped.settle(QUIET_S)
+            if self._closed.is_set():
+                return
+            drawn = self._draw()
+            with self._lock:
+                if not self._closed.is_set():
+                    self._show(drawn)
 
 
 class Conversation:

@@ -1,21 +1,30 @@
 """The commands that a thread carries out while it stands: each with its answer."""
 
+import itertools
 import linecache
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch_nb.debug import messages as m
-from monarch_nb.debug.records import RankBreakpoint, Value
+from monarch_nb.debug.errors import CommandTimeout
+from monarch_nb.debug.records import RankBreakpoint, Scope, Value, Variable
 from monarch_nb.debug.session.breakpoints import Breakpoint
 from monarch_nb.debug.session.frames import Frames, is_expression
 from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Standing
-from monarch_nb.debug.session.values import value_of
-from monarch_nb.debug.session.variables import Variables
-from monarch_nb.wire import error_line, text_of
+from monarch_nb.debug.session.values import shorten, value_of
+from monarch_nb.wire import error_line, kind_of, text_of, type_name
 
 Handler = Callable[[Any], m.Answer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
+PAGE = 200  # variables that are told where no number is asked for
+_LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
+_ITEMS = (list, tuple, set, frozenset, deque)
+_LARGEST = 1 << 128  # of a number that is a key; Python itself writes none of more than 4,300 digits
+_OF_TENSORS = ("shape", "dtype", "device", "requires_grad", "grad")
+Child = tuple[str, Any, str]  # its name, its value, and an expression for it in the frame, "" where there is none
 
 
 class Language(Protocol):
@@ -37,6 +46,202 @@ class Debugger(Protocol):
 
     def pdb_text(self) -> Language:
         """pdb's language."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """What has children: a value, or a scope of a frame."""
+
+    value: Any
+    expression: str
+    frame: int
+    scope: str = ""
+
+
+class Variables:
+    """Numbers for what was told of, so that its children can be asked for."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._holders: dict[int, _Holder] = {}
+        self._numbers = itertools.count(1)
+
+    def scopes(self, frame: int) -> tuple[Scope, ...]:
+        """The scopes of a frame."""
+        own = self._scope("locals", frame)
+        others = self._scope("globals", frame)
+        return (
+            Scope("Locals", own, len(self._frames.locals(frame))),
+            Scope("Globals", others, len(self._frames.frame(frame).f_globals), expensive=True),
+        )
+
+    def _scope(self, scope: str, frame: int) -> int:
+        for number, holder in self._holders.items():
+            if (holder.scope, holder.frame) == (scope, frame):
+                return number
+        return self._add(_Holder(None, "", frame, scope))
+
+    def _add(self, holder: _Holder) -> int:
+        number = next(self._numbers)
+        self._holders[number] = holder
+        return number
+
+    def locals(self, frame: int, names: Sequence[str] = ()) -> tuple[Variable, ...]:
+        """The local variables of a frame, or those of these names."""
+        items = tuple(self._frames.locals(frame).items())
+        meant = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
+        return self._told(((name, value, name) for name, value in meant), frame)
+
+    def _told(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
+        """Variables as they can be sent. When time is up in the middle of one, the rest are told by their types."""
+        told: list[Variable] = []
+        late = False
+        for name, value, expression in children:
+            known = None
+            if late and not issubclass(type(value), _LEAVES) and not _is_tensor(value):
+                known = Value(f"<{type_name(value)}>", type_name(value))
+            try:
+                told.append(self.variable(name, value, expression, frame, known))
+            except CommandTimeout:
+                late = True
+                slow = Value(f"<{type_name(value)}: its repr takes too long>", type_name(value))
+                told.append(self.variable(name, value, expression, frame, slow))
+        return tuple(told)
+
+    def variable(self, name: str, value: Any, expression: str, frame: int, known: Value | None = None) -> Variable:
+        """A variable as it can be sent, with what is known of its value; with a number, if it holds others."""
+        told = value_of(value) if known is None else known
+        return Variable(name, told, *self.reference(value, expression, frame), expression)
+
+    def reference(self, value: Any, expression: str, frame: int) -> tuple[int, int, int]:
+        """A number for a value that holds others, else 0; how many named ones, and how many elements."""
+        named, indexed = _counts(value)
+        number = self._add(_Holder(value, expression, frame)) if named or indexed else 0
+        return number, named, indexed
+
+    def children(self, number: int, start: int = 0, count: int = 0) -> tuple[tuple[Variable, ...], int]:
+        """A page of what something holds, and how much that is. Raises LookupError for a number that was not told."""
+        holder = self._holder(number)
+        if holder.scope:
+            names = self._names(holder)
+            page = sorted(names)[start : start + (count or PAGE)]
+            return self._told(((name, names[name], name) for name in page), holder.frame), len(names)
+        page_of = itertools.islice(_children(holder.value, holder.expression), start, start + (count or PAGE))
+        return self._told(page_of, holder.frame), sum(_counts(holder.value))
+
+    def _holder(self, number: int) -> _Holder:
+        holder = self._holders.get(number)
+        if holder is None:
+            raise LookupError(f"there is no variable {number}: the rank has gone on since it was told of")
+        return holder
+
+    def _names(self, holder: _Holder) -> Mapping[str, Any]:
+        every = self._frames.locals(holder.frame)
+        if holder.scope == "globals":
+            every = self._frames.frame(holder.frame).f_globals
+        return {name: value for name, value in tuple(every.items()) if not name.startswith("__")}
+
+    def assign(self, number: int, name: str, value: Any, frame: int) -> None:
+        """Gives a variable of a scope (0: the locals of `frame`), or something that is held, another value. Raises what
+        that raises; TypeError where nothing can be changed.
+        """
+        holder = self._holder(number) if number else _Holder(None, "", frame, "locals")
+        held = holder.value
+        if holder.scope == "globals":
+            self._frames.frame(holder.frame).f_globals[name] = value
+        elif holder.scope:
+            self._frames.assign(name, value, holder.frame)
+        elif isinstance(held, MutableMapping):
+            held[_key(held, name)] = value
+        elif isinstance(held, MutableSequence):
+            held[int(name)] = value
+        elif isinstance(held, _ITEMS):
+            raise TypeError(f"{kind_of(held)} cannot be changed")
+        else:
+            setattr(held, name, value)
+
+
+def _key(mapping: Mapping[Any, Any], name: str) -> Any:
+    for key in mapping:
+        if shorten(key) == name:
+            return key
+    raise LookupError(f"there is no key {name}")
+
+
+def _counts(value: Any) -> tuple[int, int]:
+    """How many named and how many numbered children a value has."""
+    if issubclass(type(value), _LEAVES):
+        return 0, 0
+    if _is_tensor(value):
+        return len(tuple(_tensor_attributes(value))), 0
+    if isinstance(value, dict):
+        return len(value), 0
+    if isinstance(value, _ITEMS):
+        return 0, len(value)
+    return sum(1 for _ in _attributes(value)), 0
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor or an array, which are told by what they are like, not by their elements."""
+    known = type(value).__module__.partition(".")[0] in ("torch", "numpy")
+    return known and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _tensor_attributes(value: Any) -> Iterator[str]:
+    """The attributes of a tensor or array that are shown."""
+    for name in _OF_TENSORS:
+        # PyTorch warns when the gradient of a tensor that retains none is read.
+        if name == "grad" and not (getattr(value, "is_leaf", False) or getattr(value, "retains_grad", False)):
+            continue
+        if hasattr(value, name):
+            yield name
+
+
+def _children(value: Any, expression: str) -> Iterator[Child]:
+    def under(rest: str) -> str:
+        return f"{expression}{rest}" if expression else ""
+
+    if _is_tensor(value):
+        for name in _tensor_attributes(value):
+            yield name, getattr(value, name), under(f".{name}")
+    elif isinstance(value, dict):
+        for key, held in tuple(value.items()):
+            yield shorten(key), held, under(f"[{key!r}]") if _is_short(key) else ""
+    elif isinstance(value, (list, tuple, deque)):
+        for at, held in enumerate(value):
+            yield str(at), held, under(f"[{at}]")
+    elif isinstance(value, _ITEMS):
+        for at, held in enumerate(tuple(value)):
+            yield str(at), held, ""
+    else:
+        for name, held in _attributes(value):
+            yield name, held, under(f".{name}")
+
+
+def _is_short(key: Any) -> bool:
+    """Whether a key can be written into an expression."""
+    return isinstance(key, int) and -_LARGEST < key < _LARGEST if not isinstance(key, str) else len(key) <= 200
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an instance holds: its own dictionary and its slots; nothing is computed."""
+    if callable(value) and not hasattr(type(value), "__dict__"):
+        return
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except Exception:  # it has none, or hides it
+        own = {}
+    if isinstance(own, dict):
+        yield from ((name, held) for name, held in tuple(own.items()) if isinstance(name, str))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name in ("__dict__", "__weakref__"):
+                continue
+            try:
+                yield name, object.__getattribute__(value, name)
+            except AttributeError:
+                continue
 
 
 class Commands:

@@ -1,30 +1,146 @@
 """The debuggers of a process that holds actors, one for each thread that stops."""
 
 import itertools
+import linecache
 import logging
+import os
+import re
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from monarch_nb.debug import verbs
-from monarch_nb.debug.messages import BreakSet
-from monarch_nb.debug.records import Over
-from monarch_nb.debug.session.identity import home_of, identity
+from monarch_nb.debug.errors import DebugError
+from monarch_nb.debug.messages import BreakLine, BreakSet
+from monarch_nb.debug.records import Over, Stopped
+from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.session.thread import ThreadDebugger
-from monarch_nb.debug.session.wanted import WantedBreakpoints
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current
 from monarch_nb.runtime.actors.failures import Kept, frames_of
 from monarch_nb.settings import settings
-from monarch_nb.wire import Verb, error_line
+from monarch_nb.wire import Verb, error_line, msgpack_decoder, parse_address
 
 logger = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=msgspec.Struct)
+_ENGINE = "monarch_nb."
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # how kernels name the files of cells: by their process and the text
+
+
+class WantedBreakpoints:
+    """By the address of the controller that wants them. Actors whose code they are not in are not slowed down; those of
+    the engine run functions of the user, too: cells on the processes, and what is run on parts of tensors.
+    """
+
+    def __init__(self, engine: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
+        self._engine = engine
+        self._debugger_of = debugger_of
+        self._sets: dict[str, BreakSet] = {}
+        self._classes: weakref.WeakKeyDictionary[ActorCell, type] = weakref.WeakKeyDictionary()  # whose __init__ runs
+        self._armed: weakref.WeakSet[ActorCell] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def encoded(self) -> bytes:
+        """What an actor that is spawned from this process has to know; empty where nothing is wanted."""
+        sets = {src: each for src, each in self._sets.items() if _is_any(each)}
+        return msgspec.msgpack.encode(sets) if sets else b""
+
+    def take(self, src: str, wanted: BreakSet) -> int:
+        """What a controller wants from now on; gives how many actors have any of it."""
+        with self._lock:
+            known = self._sets.get(src)
+            if known is None or known.version < wanted.version:
+                self._sets[src] = wanted
+            cells = tuple(self._engine.cells.values())
+            for cell in cells:
+                cls = type(cell.obj) if cell.obj is not None else self._classes.get(cell)
+                if cls is not None:
+                    self._apply(cell, cls)
+            return sum(cell in self._armed for cell in cells)
+
+    def drop(self, but: str = "") -> None:
+        """Those of all controllers go, `but` that of one: they are not there any more to let go on what is stopped."""
+        for src, wanted in tuple(self._sets.items()):
+            if src != but and _is_any(wanted):
+                self.take(src, BreakSet(version=wanted.version + 1))
+
+    def prepare(self, cell: ActorCell, cls: type) -> None:
+        """An actor is about to be constructed, on its thread: what is wanted holds in its `__init__`, too."""
+        sets: dict[str, BreakSet] = msgpack_decoder(dict[str, BreakSet]).decode(cell.spec.debug or b"\x80")
+        with self._lock:
+            for src, wanted in sets.items():
+                known = self._sets.get(src)
+                if known is None or known.version < wanted.version:
+                    self._sets[src] = wanted
+            self._classes[cell] = cls
+            self._apply(cell, cls)
+
+    def _apply(self, cell: ActorCell, cls: type) -> None:
+        names = {base.__qualname__ for base in cls.__mro__}
+        engines = cls.__module__.startswith(_ENGINE)
+        who = _who(cell)
+        lines: dict[str, tuple[BreakLine, ...]] = {}
+        raised = uncaught = False
+        for src, wanted in self._sets.items():
+            lines[src] = tuple(
+                msgspec.structs.replace(line, file=_as_here(line.file))
+                for line in wanted.lines
+                if (not line.actor or line.actor in names) and _is_meant(who, line.ranks)
+            )
+            raised = raised or (wanted.raised is not None and _is_meant(who, wanted.raised))
+            uncaught = uncaught or (not engines and wanted.uncaught is not None and _is_meant(who, wanted.uncaught))
+        self._engine.failures.freeze_at(cell.mesh, cell.rank, on=uncaught)
+        if raised or any(lines.values()) or cell in self._armed:
+            debugger = self._debugger_of(cell)
+            for src, here in lines.items():
+                debugger.want(src, here)
+            debugger.stop_where_raised(raised)
+        (self._armed.add if raised or uncaught or any(lines.values()) else self._armed.discard)(cell)
+
+
+def _as_here(file: str) -> str:
+    """The name that a file has in this process: a kernel before this one may have run the same cell."""
+    if file in linecache.cache or not _CELL.search(file):
+        return file
+    _, separator, name = file.rpartition(os.sep)
+    known = (each for each in tuple(linecache.cache) if each.endswith(separator + name) and _CELL.search(each))
+    return next(known, file)
+
+
+def _is_any(wanted: BreakSet) -> bool:
+    return bool(wanted.lines) or wanted.raised is not None or wanted.uncaught is not None
+
+
+def _who(cell: ActorCell) -> Stopped:
+    """An actor as the ranks that people write mean it."""
+    point = cell.instance.rank
+    return Stopped(
+        session="",
+        number=0,
+        address="",
+        host="",
+        pid=0,
+        mesh=cell.mesh,
+        name=cell.spec.name,
+        rank=cell.rank,
+        incarnation=cell.incarnation,
+        labels=tuple(point.extent.labels),
+        point=tuple(point.values()),
+        sizes=tuple(point.extent.sizes),
+    )
+
+
+def _is_meant(who: Stopped, ranks: str) -> bool:
+    try:
+        return not ranks.strip() or bool(pick([who], ranks))
+    except DebugError:
+        return False
 
 
 class Debuggers:
@@ -111,7 +227,7 @@ class Debuggers:
         token = current.set(Context(kept.instance, kept.point, kept.call, kept.chain))
         thread = threading.current_thread()
         try:
-            who = identity(self._engine, _cell_of(kept.instance), thread, session, 0)
+            who = _identity(self._engine, _cell_of(kept.instance), thread, session, 0)
             who = msgspec.structs.replace(who, endpoint=kept.endpoint, call="", chain=())
             debugger = ThreadDebugger(self, who, thread, ends=lambda: self._engine.closed)
             tbs = frames_of(kept.error)
@@ -141,7 +257,7 @@ class Debuggers:
         cell = _cell_of(context.actor_instance) if context is not None else None
         debugger = self._of(threading.current_thread(), cell)
         before = debugger.who
-        debugger.who = identity(self._engine, cell, debugger.thread, before.session, before.number)
+        debugger.who = _identity(self._engine, cell, debugger.thread, before.session, before.number)
         return debugger
 
     def _of(self, thread: threading.Thread, cell: ActorCell | None) -> ThreadDebugger:
@@ -160,7 +276,7 @@ class Debuggers:
             if cell is not None:
                 cell.watch = None if debugger.machine.quiet else debugger.watched
 
-        who = identity(self._engine, cell, thread, self._new_session(), 0)
+        who = _identity(self._engine, cell, thread, self._new_session(), 0)
         debugger = ThreadDebugger(self, who, thread, ends=lambda: _ends(cell), armed=armed)
         self._by_session[who.session] = debugger
         if cell is not None:
@@ -194,7 +310,7 @@ class Debuggers:
     def _tell(self, verb: Verb[Q, None], message: Q) -> None:
         """Tells the controller of all this: the process that nobody has started."""
         try:
-            self._engine.tell(home_of(self._engine), verb, message)
+            self._engine.tell(_home_of(self._engine), verb, message)
         except Exception:  # it is gone: the lease decides
             logger.debug("%s could not be told", verb.name, exc_info=True)
 
@@ -222,3 +338,43 @@ def _first_line(error: BaseException) -> str:
 
 def _cell_of(instance: Instance) -> ActorCell | None:
     return instance.cell if isinstance(instance.cell, ActorCell) else None
+
+
+def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
+    """What is known of a thread before it has stopped; `cell` is the actor that it runs, if it runs one."""
+    context = current.get() or engine.root_context
+    if cell is None:
+        uid, rank, incarnation = parse_address(engine.address).place
+        console = engine.cells.get((uid, rank))
+        point = console.instance.rank if console is not None else context.message_rank
+        name = console.spec.name if console is not None else "this process"
+        about = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
+    else:
+        point, name = cell.instance.rank, cell.spec.name
+        about = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
+    running = cell.running if cell is not None else None
+    return Stopped(
+        session=session,
+        number=number,
+        address=engine.address,
+        host=engine.host,
+        pid=os.getpid(),
+        name=name,
+        labels=tuple(point.extent.labels),
+        point=tuple(point.values()),
+        sizes=tuple(point.extent.sizes),
+        endpoint=running[1] if running is not None else ("__init__" if cell is not None else ""),
+        call=context.call,
+        chain=context.chain,
+        **about,  # type: ignore[arg-type]
+    )
+
+
+def _home_of(engine: Runtime) -> str:
+    """The process that has started this one; this one itself where nobody has."""
+    home = engine.part(MeshRegistry).started_by
+    if home:
+        return home
+    uid, rank, _ = parse_address(engine.address).place
+    console = engine.cells.get((uid, rank)) if engine.is_worker else None
+    return console.spec.owner_process if console is not None else engine.address

@@ -1,15 +1,55 @@
 """The frames of a thread that stands, and what can be asked of them: expressions, statements, variables."""
 
+import contextlib
 import ctypes
 import sys
+import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from monarch_nb.debug.session import stack as stacks
-from monarch_nb.debug.session.redirect import redirected
 
 FILE = "<mdb>"  # what code that was typed is said to come from
+
+
+class _Split:
+    """Stands in for a stream: one thread's words go to `into`, all others' to `behind`."""
+
+    def __init__(self, behind: TextIO, into: TextIO, thread: int) -> None:
+        self._behind, self._into, self._thread = behind, into, thread
+
+    @property
+    def _now(self) -> TextIO:
+        return self._into if threading.get_ident() == self._thread else self._behind
+
+    def write(self, text: str) -> int:
+        """Writes."""
+        return self._now.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+
+_redirect_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _redirected(into: TextIO) -> Iterator[None]:
+    """What this thread prints goes into `into`."""
+    with _redirect_lock:
+        split = [(name, _Split(getattr(sys, name), into, threading.get_ident())) for name in ("stdout", "stderr")]
+        for name, stream in split:
+            setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        with _redirect_lock:
+            for name, stream in split:
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, stream._behind)
+                else:  # another thread has put its own over it: it lets through what is not its own
+                    stream._thread = 0
 
 
 class Frames:
@@ -40,14 +80,14 @@ class Frames:
     def evaluate(self, expression: str, index: int) -> Any:
         """The value of an expression; raises what it raises."""
         code = compile(expression.strip(), FILE, "eval")
-        with redirected(self._out):
+        with _redirected(self._out):
             return eval(code, dict(self.names(index)))
 
     def execute(self, source: str, index: int) -> None:
         """Runs statements; what they assign is assigned in the frame. Raises what they raise."""
         code = compile(source if source.endswith("\n") else f"{source}\n", FILE, "exec")
         try:
-            with redirected(self._out):
+            with _redirected(self._out):
                 exec(code, self.frame(index).f_globals, self.locals(index))
         finally:
             _write_back(self.frame(index))

@@ -1,16 +1,27 @@
 """What controllers ask of the debuggers of a process: the handlers of the debugger's verbs, on the reading thread."""
 
+import importlib
+import linecache
+import os
+import re
+import sys
 import threading
+import time
+from collections.abc import Iterable
+from typing import Any
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
+from monarch_nb.debug.records import Thread
+from monarch_nb.debug.session import stack as stacks
 from monarch_nb.debug.session.debuggers import Debuggers
-from monarch_nb.debug.session.places import resolve
 from monarch_nb.debug.session.thread import NOT_STOPPED
-from monarch_nb.debug.session.threads import threads
-from monarch_nb.runtime import Runtime
+from monarch_nb.mesh.console import Console
+from monarch_nb.runtime import ActorCell, EndpointProperty, Runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Asker, Done, text_of
+from monarch_nb.wire import Asker, Done, error_line, text_of
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 
 class Handlers:
@@ -72,7 +83,7 @@ class Handlers:
             debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
             if wanted.clear:
                 return m.Outcome(f"{debugger.clear_breakpoints(set_by)} cleared")
-            file, line, function = resolve(wanted.where, obj, imports=imports)
+            file, line, function = _resolve(wanted.where, obj, imports=imports)
             added = debugger.add_breakpoint(
                 file,
                 line,
@@ -118,4 +129,123 @@ class Handlers:
         return m.Outcome(session=self._debuggers.open(kept[0]))
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
-        return m.Threads(threads(tuple(self._engine.cells.values())))
+        return m.Threads(_threads(tuple(self._engine.cells.values())))
+
+
+def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, str]:
+    """File, line and (of a function) its name, as the actor `obj` knows them; with `imports`, modules that the name
+    begins with are imported. Raises LookupError.
+    """
+    place = _PLACE.fullmatch(where)
+    if place is not None:
+        return _file_of(place["file"], obj), int(place["line"]), ""
+    names = where.split(".")
+    target: Any = next(
+        (each for each in (_dig(scope, names) for scope in _scopes(obj, names[0])) if each is not None), None
+    )
+    if target is None and imports:
+        target = _imported(names, where)
+    target = target.method if isinstance(target, EndpointProperty) else target
+    while hasattr(target, "__wrapped__"):
+        target = target.__wrapped__
+    code = getattr(target, "__code__", None)
+    if code is None:
+        known = "that is known in cells here" if isinstance(obj, Console) else f"of {type(obj).__name__} or its module"
+        raise LookupError(f"{where} is neither file:line, nor a function {known}, nor one of a module by its full name")
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _scopes(obj: Any, first: str) -> list[Any]:
+    """Where a function is looked for: the class by its name, in it, in what its methods see, in its modules, in all."""
+    cls = type(obj)
+    if isinstance(obj, Console):
+        return [obj.namespace, sys.modules]
+    scopes: list[Any] = [{first: cls}] if first == cls.__name__ else []
+    scopes.append(cls)
+    for method in vars(cls).values():
+        inner = method.method if isinstance(method, EndpointProperty) else method
+        if hasattr(inner, "__globals__"):
+            scopes.append(inner.__globals__)
+            break
+    return [*scopes, *(sys.modules.get(base.__module__) for base in cls.__mro__[:-1]), sys.modules]
+
+
+def _imported(names: list[str], where: str) -> Any:
+    """What a full name means, with its module imported; None if there is no such module."""
+    for length in range(len(names) - 1, 0, -1):
+        name = ".".join(names[:length])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+                continue
+            raise LookupError(f"{where}: {name} cannot be imported: {text_of(error)}") from error
+        except Exception as error:
+            raise LookupError(f"{where}: {name} cannot be imported: {error_line(error)}") from error
+        return _dig(module, names[length:])
+    return None
+
+
+def _dig(scope: Any, names: list[str]) -> Any:
+    at = scope
+    for name in names:
+        at = at.get(name) if isinstance(at, dict) else getattr(at, "__dict__", {}).get(name, getattr(at, name, None))
+        if at is None:
+            return None
+    return at
+
+
+def _file_of(name: str, obj: Any) -> str:
+    """The file that people mean by a short name: one that code of this process came from. Raises LookupError."""
+    if os.path.isabs(name) or name.startswith("<"):
+        return name
+    files = {getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())}
+    own = getattr(sys.modules.get(type(obj).__module__), "__file__", None)
+    ending = os.sep + name.replace("/", os.sep)
+    matching = sorted(file for file in {*files, *linecache.cache, own or ""} if file == name or file.endswith(ending))
+    if own in matching:
+        return str(own)
+    if not matching:
+        raise LookupError(
+            f"no code in this process comes from a file {name}: check the name, or write more of its path"
+        )
+    if len(matching) > 1:
+        raise LookupError(f"{name} may be {', '.join(matching[:4])}: write more of its path")
+    return matching[0]
+
+
+def _threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
+    """The threads of this process, but for the engine's; `cells` are its actors."""
+    frames = sys._current_frames()
+    by_thread = {cell.executor.thread.ident: cell for cell in cells}
+    seen = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        cell = by_thread.get(thread.ident)
+        if frame is None or (cell is None and thread.name.startswith("monarch-")):
+            continue
+        stack = stacks.walk(frame)
+        own = stacks.own_part(stack)
+        running = cell.running if cell is not None else None
+        if cell is not None and running is None and not own:
+            stack = []  # it waits for messages
+        seen.append(
+            Thread(
+                thread.name,
+                stacks.frames(_without_wait(stack[own:])),
+                cell.spec.name if cell is not None else "",
+                cell.mesh if cell is not None else "",
+                cell.rank if cell is not None else 0,
+                running[1] if running is not None else "",
+                time.monotonic() - running[2] if running is not None else 0.0,
+            )
+        )
+    return tuple(seen)
+
+
+def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:
+    """Without the engine's frames at its inner end: how `.get()` waits is of no interest."""
+    end = len(stack)
+    while end and stacks.is_engine(stack[end - 1][0]):
+        end -= 1
+    return stack[:end]

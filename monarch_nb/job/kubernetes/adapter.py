@@ -2,12 +2,15 @@
 
 import base64
 import contextlib
+import json
+import re
 import shutil
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
+from urllib.parse import urlencode
 
 from monarch_nb.connect.routes import Routes, Tunnel
 from monarch_nb.host.bound import end_bound, start_bound
@@ -23,13 +26,70 @@ from monarch_nb.job.adapter import (
     mesh_of,
 )
 from monarch_nb.job.kubernetes import template as make
-from monarch_nb.job.kubernetes.api import NotThereError, call, create
-from monarch_nb.job.kubernetes.pods import life_of, rank_of, seen_of
+from monarch_nb.job.kubernetes.config import api_client
+from monarch_nb.job.kubernetes.template import RANK_LABEL
 from monarch_nb.job.tunnels import opened_here
 from monarch_nb.runtime import runtime
 
 _KILL_S = 1
 _FORWARDING = "Forwarding from 127.0.0.1:"
+_REQUEST_S = 30.0
+_ORDINAL = re.compile(r"-(\d+)$")
+_LONGEST_MESSAGE = 200  # letters of a message
+
+
+class NotThereError(EngineError):
+    """The API knows nothing of that path."""
+
+
+def _create_object(options: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
+    """Makes what is not there yet. Raises EngineError."""
+    try:
+        _request(options, "POST", path, body=body)
+    except EngineError as error:
+        if "(409)" not in str(error):
+            raise
+        raise EngineError(
+            f"there is a {body['kind']} {body['metadata']['name']} in namespace {options['namespace']} already, of "
+            "another job: kill that one, choose another name, or attach to its pods by add_mesh without an image"
+        ) from None
+
+
+def _request(
+    options: Mapping[str, Any], verb: str, path: str, *, body: Any = None, query: Sequence[tuple[str, str]] = (),
+    plain: bool = False,
+) -> Any:  # fmt: skip
+    """One request to the API. Raises EngineError, with its words."""
+    client = api_client(options.get("kubeconfig", ""))
+    sent = "application/merge-patch+json" if verb == "PATCH" else "application/json"
+    headers = {"Accept": "*/*" if plain else "application/json", "Content-Type": sent}
+    try:
+        # The client's own connection and credentials, whose interface is the same in all its versions.
+        for each in client.configuration.auth_settings().values():
+            if each["in"] == "header" and each["value"]:
+                headers[each["key"]] = each["value"]
+        url = f"{client.configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
+        data = None if body is None else json.dumps(body)
+        response = client.rest_client.pool_manager.request(
+            verb, url, headers=headers, body=data, timeout=_REQUEST_S, retries=1
+        )
+        status, text = response.status, response.data.decode(errors="replace")
+    except Exception as error:  # of urllib3, in many kinds
+        raise EngineError(f"the Kubernetes API does not answer: {type(error).__name__}: {error}") from None
+    finally:
+        client.close()
+    if status == 404:
+        raise NotThereError(f"Kubernetes knows no {path}: {_error_message(text)}")
+    if status >= 400:
+        raise EngineError(f"Kubernetes refuses {verb} {path} ({status}): {_error_message(text)}")
+    return text if plain else json.loads(text or "{}")
+
+
+def _error_message(body: Any) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(body or "").strip()[:200]
 
 
 class Kubernetes(JobAdapter):
@@ -106,7 +166,7 @@ class Kubernetes(JobAdapter):
             if not names:
                 continue
             path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
-            found = call(job.options, "GET", path, query=[("labelSelector", config["selector"])])
+            found = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])])
             pods = {rank_of(pod, config["rank_label"]): pod for pod in found.get("items") or ()}
             for name in names:
                 rank = _rank(job.agents[name])
@@ -120,7 +180,7 @@ class Kubernetes(JobAdapter):
         self._joined[(job.job, name)] = self._lives.get((job.job, name), "")
 
     def _of_one_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, seen: Seen) -> Seen:
-        life, known = "" if pod is None else life_of(pod), self._joined.get((job.job, name), "")
+        life, known = "" if pod is None else _life_of(pod), self._joined.get((job.job, name), "")
         if not known:
             self._lives[(job.job, name)] = life
         elif life != known and seen.state != "ended":
@@ -158,7 +218,7 @@ class Kubernetes(JobAdapter):
         """The log of the pod."""
         pod = self._pod(job, name)
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods/{pod}/log"
-        text = call(job.options, "GET", path, query=[("tailLines", str(count))], plain=True)
+        text = _request(job.options, "GET", path, query=[("tailLines", str(count))], plain=True)
         return str(text).splitlines()
 
     def shell(self, job: Running, name: str) -> list[str]:
@@ -179,24 +239,24 @@ class Kubernetes(JobAdapter):
         space = options["namespace"]
         key = wanted.secret.read_bytes()
         template = make.pod_template(mesh, config, env)
-        create(options, f"/api/v1/namespaces/{space}/secrets", make.secret(mesh, wanted.job, key, env))
+        _create_object(options, f"/api/v1/namespaces/{space}/secrets", make.secret(mesh, wanted.job, key, env))
         path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}"
         try:
-            create(options, path, make.monarch_mesh(mesh, wanted.job, config, template))
+            _create_object(options, path, make.monarch_mesh(mesh, wanted.job, config, template))
         except NotThereError:  # no operator makes pods of such resources
-            create(options, f"/api/v1/namespaces/{space}/services", make.service(mesh, wanted.job, config))
+            _create_object(options, f"/api/v1/namespaces/{space}/services", make.service(mesh, wanted.job, config))
             sets = f"/apis/apps/v1/namespaces/{space}/statefulsets"
-            create(options, sets, make.stateful_set(mesh, wanted.job, config, template))
+            _create_object(options, sets, make.stateful_set(mesh, wanted.job, config, template))
 
     def _scaled(self, job: Running, mesh: str) -> tuple[str, dict[str, Any]]:
         """What pods of a mesh are made of: its path, and what the API has there."""
         space = job.options["namespace"]
         path = f"/apis/{make.GROUP}/{make.VERSION}/namespaces/{space}/{make.PLURAL}/{mesh}"
         try:
-            return path, call(job.options, "GET", path)
+            return path, _request(job.options, "GET", path)
         except NotThereError:
             path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{mesh}"
-            return path, call(job.options, "GET", path)
+            return path, _request(job.options, "GET", path)
 
     def _there(self, job: Running, mesh: str) -> list[int]:
         """The ranks of the pods of a mesh, whether they run yet or not."""
@@ -204,19 +264,19 @@ class Kubernetes(JobAdapter):
         if config["provisioned"]:
             return list(range(int(self._scaled(job, mesh)[1]["spec"]["replicas"])))
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
-        found = call(job.options, "GET", path, query=[("labelSelector", config["selector"])]).get("items") or ()
+        found = _request(job.options, "GET", path, query=[("labelSelector", config["selector"])]).get("items") or ()
         return sorted(rank for pod in found if (rank := rank_of(pod, config["rank_label"])) is not None)
 
     def _scale(self, job: Running, mesh: str, pods: int) -> None:
         path, now = self._scaled(job, mesh)
         if int(now["spec"]["replicas"]) != pods:
-            call(job.options, "PATCH", path, body={"spec": {"replicas": pods}})
+            _request(job.options, "PATCH", path, body={"spec": {"replicas": pods}})
 
     def _read_key(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:
         """The key of pods that are there already, from their Secret; none if they have none."""
         name = config.get("secret") or make.secret_name(mesh)
         try:
-            found = call(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
+            found = _request(wanted.options, "GET", f"/api/v1/namespaces/{wanted.options['namespace']}/secrets/{name}")
         except NotThereError:
             if config.get("secret"):
                 raise EngineError(f"there is no Secret {name} in namespace {wanted.options['namespace']}") from None
@@ -240,10 +300,10 @@ class Kubernetes(JobAdapter):
                 f"/api/v1/namespaces/{space}/secrets/{make.secret_name(mesh)}",
             ):
                 try:
-                    found = call(job.options, "GET", path)
+                    found = _request(job.options, "GET", path)
                     if ((found.get("metadata") or {}).get("labels") or {}).get(make.JOB_LABEL) != job.job:
                         continue
-                    call(job.options, "DELETE", path)
+                    _request(job.options, "DELETE", path)
                 except NotThereError:
                     continue
                 if f"/{make.PLURAL}/" in path or "/statefulsets/" in path:
@@ -254,8 +314,10 @@ class Kubernetes(JobAdapter):
         """Pods end now, rather than to take SIGTERM for notice; where that may not be asked for, after their grace."""
         path = f"/api/v1/namespaces/{job.options['namespace']}/pods"
         with contextlib.suppress(EngineError):
-            for pod in call(job.options, "GET", path, query=[("labelSelector", selector)]).get("items") or ():
-                call(job.options, "DELETE", f"{path}/{pod['metadata']['name']}", body={"gracePeriodSeconds": _KILL_S})
+            for pod in _request(job.options, "GET", path, query=[("labelSelector", selector)]).get("items") or ():
+                _request(
+                    job.options, "DELETE", f"{path}/{pod['metadata']['name']}", body={"gracePeriodSeconds": _KILL_S}
+                )
 
     def _forward(self, job: Running, name: str, address: str) -> str:
         port = address.rpartition(":")[2]
@@ -320,3 +382,85 @@ def _kubectl(options: Mapping[str, Any]) -> list[str]:
     config = options.get("kubeconfig", "")
     named = ["--kubeconfig", config] if config and not config.startswith("memory:") else []
     return ["kubectl", *named, "--namespace", options["namespace"]]
+
+
+def rank_of(pod: Mapping[str, Any], label: str) -> int | None:
+    """Which pod of a mesh it is: by its label, else by the number at the end of its name, as a StatefulSet gives it."""
+    metadata = pod.get("metadata") or {}
+    text = (metadata.get("labels") or {}).get(label)
+    if text is None and label == RANK_LABEL:  # clusters before 1.28 do not set it
+        match = _ORDINAL.search(str(metadata.get("name", "")))
+        text = match[1] if match is not None else None
+    return int(text) if text is not None and str(text).isdecimal() else None
+
+
+def _port_of(pod: Mapping[str, Any], default: int) -> int:
+    """Where the worker of a pod listens: MONARCH_PORT of a container, else the default."""
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable.get("name") == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
+                return int(variable["value"])
+    return default
+
+
+def _life_of(pod: Mapping[str, Any]) -> str:
+    """Names a pod from one start of its worker to the next; empty where the API does not tell."""
+    uid = (pod.get("metadata") or {}).get("uid", "")
+    starts = [each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return f"{uid}/{sum(starts)}" if uid else ""
+
+
+def seen_of(pod: Mapping[str, Any], port: int) -> Seen:
+    """How a pod is, and where its worker is met."""
+    status = pod.get("status") or {}
+    name, phase = (pod.get("metadata") or {}).get("name", "?"), status.get("phase", "Unknown")
+    node = (pod.get("spec") or {}).get("nodeName")
+    where = f"pod {name}{f' on {node}' if node else ''}"
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return Seen("ended", f"is gone: {where} is being deleted")
+    if phase in ("Failed", "Succeeded"):
+        why = status.get("reason") or _terminated(status) or phase
+        message = f": {_short(status['message'])}" if status.get("message") else ""
+        return Seen("ended", f"is gone: {where} has ended ({why}{message})")
+    trouble = _waiting(status)
+    if trouble:
+        return Seen("waiting", f"waits: {where}: {trouble}")
+    if phase != "Running":
+        return Seen("waiting", f"waits: {where} is {phase}{_condition(status.get('conditions') or ())}")
+    ready = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}.get("Ready")
+    if ready == "False" or not status.get("podIP"):
+        return Seen("running", f"{where} runs, and is not ready yet")
+    address = str(status["podIP"])
+    return Seen("running", where, (f"tcp://{f'[{address}]' if ':' in address else address}:{_port_of(pod, port)}",))
+
+
+def _waiting(status: Mapping[str, Any]) -> str:
+    """What a container that does not start waits for, but for what is usual."""
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            ended = _terminated({"containerStatuses": [{"state": container.get("lastState") or {}}]})
+            said = _short(waiting.get("message") or container.get("image") or "")
+            return f"{reason} ({said}){f', {ended}' if ended else ''}"
+    return ""
+
+
+def _terminated(status: Mapping[str, Any]) -> str:
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if ended:
+            return f"{ended.get('reason') or 'ended'}, exit status {ended.get('exitCode')}"
+    return ""
+
+
+def _condition(conditions: Sequence[Mapping[str, Any]]) -> str:
+    for each in conditions:
+        if each.get("status") == "False" and each.get("message"):
+            return f" ({each.get('reason')}: {_short(each['message'])})"
+    return ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."

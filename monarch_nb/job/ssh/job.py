@@ -1,12 +1,12 @@
 """A job on machines that are named one by one, and reached by SSH."""
 
+import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.role import Role
-from monarch_nb.job.ssh.arguments import read_ssh_args
 
 _TRANSPORTS = ("tcp",)
 
@@ -43,6 +43,32 @@ class LoginJob(AdapterJob):
         self._options = {**self._options, "machines": machines}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(
+            f"ssh_args: {message}; -i, -p, -l, -F, -J and -o UserKnownHostsFile=FILE are understood here, "
+            "all else belongs into ~/.ssh/config"
+        )
+
+
+def _read_ssh_args(words: Sequence[str]) -> dict[str, Any]:
+    """What they mean to asyncssh, as plain data. Raises ValueError for one that is not understood."""
+    parser = _Parser(add_help=False)
+    parser.add_argument("-i", dest="client_keys", action="append")
+    parser.add_argument("-p", dest="ssh_port", type=int)
+    parser.add_argument("-l", dest="username")
+    parser.add_argument("-F", dest="config", action="append")
+    parser.add_argument("-J", dest="tunnel")
+    parser.add_argument("-o", dest="settings", action="append", default=[])
+    given = vars(parser.parse_args(list(words)))
+    for setting in given.pop("settings"):
+        name, _, value = setting.partition("=")
+        if name.lower() != "userknownhostsfile" or not value:
+            parser.error(f"-o {setting} is not understood")
+        given["known_hosts"] = value
+    return {name: value for name, value in given.items() if value is not None}
+
+
 class SSHJob(LoginJob):
     """A host agent on each of these machines, started over SSH: `SSHJob(meshes={"trainers": ["node1", "me@node2"]})`.
 
@@ -70,7 +96,7 @@ class SSHJob(LoginJob):
         if reach not in ("auto", "direct", "tunnel"):
             raise ValueError(f"reach={reach!r} is none of 'auto', 'direct', 'tunnel'")
         words = shlex.split(ssh_args) if isinstance(ssh_args, str) else ssh_args
-        options = {"python": python_exe, "port": monarch_port, "reach": reach, **read_ssh_args(words)}
+        options = {"python": python_exe, "port": monarch_port, "reach": reach, **_read_ssh_args(words)}
         if isinstance(more, str):
             raise ValueError(f"more={more!r}: a list of machines, such as ['node7']")
         if more:

@@ -1,20 +1,21 @@
 """One machine at the other end of an SSH connection, with a helper that runs there."""
 
 import asyncio
+import contextlib
+import errno
 import shlex
+import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import asyncssh
 import msgspec
 
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.helper import HELLO, Answer, Ask
-from monarch_nb.job.ssh.advice import advice, meant, words
 from monarch_nb.job.ssh.places import read_machine
-from monarch_nb.job.ssh.standing import Standing
-from monarch_nb.job.ssh.way import Way
 from monarch_nb.wire import json_decoder
 
 _CONNECT_S = 20.0
@@ -24,6 +25,189 @@ _ANSWER_S = 120.0
 _BEAT_S, _BEATS = 5.0, 3  # a connection on which nothing is heard for so long is given up
 _FOR_ASYNCSSH = ("username", "client_keys", "known_hosts", "config", "tunnel")
 _LINES = 5
+_FIRST_S, _LAST_S = 0.5, 3.0  # between attempts to have it again
+_SSHD = 22
+_NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
+_AT_ONCE = 1 << 18  # bytes
+_THERE = "127.0.0.1"
+
+
+class Standing:
+    """Of one connection. Times are those of a monotonic clock, in seconds; no I/O."""
+
+    def __init__(self) -> None:
+        self._cut_at: float | None = None
+        self._cut_by = ""
+        self._failure = ""
+        self._pause = _FIRST_S
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was there and is not now."""
+        return self._cut_at is not None
+
+    def lost(self, now: float, why: str) -> None:
+        """It has broken."""
+        if self._cut_at is None:
+            self._cut_at, self._cut_by, self._failure, self._pause = now, why, "", _FIRST_S
+
+    def failed(self, why: str) -> None:
+        """An attempt to have it again came to nothing."""
+        self._failure = why
+        self._pause = min(1.5 * self._pause, _LAST_S)
+
+    def back(self) -> None:
+        """It stands."""
+        self._cut_at = None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next attempt."""
+        return self._pause
+
+    def trouble(self, now: float) -> str:
+        """Why nothing passes; "" while it stands."""
+        if self._cut_at is None:
+            return ""
+        told = f"the SSH connection is cut for {max(0, round(now - self._cut_at))} s ({self._cut_by})"
+        return f"{told}; the last attempt to have it again: {self._failure}" if self._failure else told
+
+
+class Meant(NamedTuple):
+    """What a machine's name means to SSH, once its configuration was read."""
+
+    name: str  # as users write it
+    host: str
+    port: int
+    jumps: bool = False  # by another machine, or a command, which dials it
+
+    def __str__(self) -> str:
+        there, alias = f"port {self.port} of {self.host}", read_machine(self.name).host
+        return there if alias == self.host else f"{there} (which {alias} is in ~/.ssh/config)"
+
+
+def meant(name: str, given: dict[str, Any]) -> Meant:
+    """What SSH dials for a machine; `given` are asyncssh's options. Its name itself where nobody can say."""
+    host = read_machine(name).host
+    own = Path.home() / ".ssh" / "config"
+    config = given.get("config") or ([own] if own.is_file() else [])
+    try:
+        number = {"port": given["port"]} if "port" in given else {}
+        options = asyncssh.SSHClientConnectionOptions(host=host, config=config, **number)
+        jumps = bool(options.tunnel or options.proxy_command or given.get("tunnel"))
+        return Meant(name, options.host or host, options.port or _SSHD, jumps)
+    except (OSError, ValueError, asyncssh.Error):
+        return Meant(name, host, int(given.get("port", _SSHD)))
+
+
+def _reason(error: BaseException) -> str:
+    """Its text without numbers that nobody knows, or the name of its class."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return told.strip() or type(error).__name__
+
+
+def advice(error: BaseException, to: Meant, seconds: float) -> str:
+    """What went wrong with a connection that was tried for so long, and what to do."""
+    alone = read_machine(to.name)
+    by_hand = (
+        f"ssh {'-p ' + alone.port + ' ' if alone.port else ''}{alone.user + '@' if alone.user else ''}{alone.host}"
+    )
+    if isinstance(error, asyncssh.PermissionDenied):
+        return (
+            f"the login was refused ({_reason(error)}): it must go without a password. Put a key there (ssh-copy-id "
+            f"{to.name}), or name one with ssh_args='-i FILE'; keys with a passphrase need an ssh-agent"
+        )
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return f"its host key is not known here ({_reason(error)}): log in once by hand ({by_hand}) and check it"
+    if isinstance(error, TimeoutError) or getattr(error, "errno", 0) == errno.ETIMEDOUT:
+        return f"no answer from {to} within {seconds:g} s: no such machine, or a firewall between"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"{to} refuses the connection: no SSH server listens there. Look whether sshd runs on that machine, and at "
+            "which port ('me@node:2222' names another one)"
+        )
+    if isinstance(error, socket.gaierror):
+        return (
+            f"no machine is known here as {to.host!r} ({error.strerror}): is it spelt right? Else give its address, or "
+            f"a HostName for it in ~/.ssh/config, and try it by hand ({by_hand})"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}. It was named for the connection: see ssh_args and known_hosts"
+    if isinstance(error, OSError) and error.errno in _NO_WAY:
+        return f"no way leads from here to {to} ({error.strerror}): is that machine up, and this one in its network?"
+    if isinstance(error, asyncssh.ConnectionLost | ConnectionError):
+        return f"{to} broke the connection off ({_reason(error)}): try it by hand ({by_hand}), and see sshd's log there"
+    return f"no connection to {to}: {_reason(error)}"
+
+
+class Way:
+    """Listens here for as long as it is wanted, also while the connection is cut: who dials it is hung up on then.
+
+    So that a refusal is never one of this end. Used on one event loop alone.
+    """
+
+    def __init__(self, port: int, connection: Callable[[], "asyncssh.SSHClientConnection | None"]) -> None:
+        """`port` is the one there; `connection` gives what leads there just now."""
+        self.port = port
+        self.here = 0  # the port of this machine, once it is open
+        self._connection = connection
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listens. Raises OSError."""
+        self._server = await asyncio.start_server(self._dialled, "127.0.0.1", 0)
+        self.here = int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Listens no more. What passes goes on until its connection ends."""
+        if self._server is not None:
+            self._server.close()
+
+    async def knock(self) -> bool | None:
+        """Whether somebody listens at the other end: False if that machine says that nobody does.
+
+        None while nothing is known of it. Raises asyncssh.ChannelOpenError where that machine allows no such way.
+        """
+        connection = self._connection()
+        if connection is None:
+            return None
+        try:
+            _, writer = await connection.open_connection(_THERE, self.port)
+        except asyncssh.ChannelOpenError as error:
+            if error.code == asyncssh.OPEN_CONNECT_FAILED and self._connection() is connection:
+                return False
+            if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
+                raise
+            return None
+        except (OSError, asyncssh.Error):
+            return None
+        writer.close()
+        return True
+
+    async def _dialled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = self._connection()
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncssh.Error):
+            if connection is None:
+                return
+            from_there, to_there = await connection.open_connection(_THERE, self.port)
+            passing = {asyncio.create_task(_pass(reader, to_there)), asyncio.create_task(_pass(from_there, writer))}
+            try:
+                # Peers of ours close both directions at once: the end of one is the end of both.
+                await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in passing:
+                    task.cancel()
+                await asyncio.gather(*passing, return_exceptions=True)
+                to_there.close()
+
+
+async def _pass(
+    reader: "asyncio.StreamReader | asyncssh.SSHReader[bytes]",
+    writer: "asyncio.StreamWriter | asyncssh.SSHWriter[bytes]",
+) -> None:
+    while data := await reader.read(_AT_ONCE):
+        writer.write(data)
+        await writer.drain()
 
 
 class Machine:
@@ -62,7 +246,7 @@ class Machine:
                 except (OSError, asyncssh.Error, TimeoutError, msgspec.MsgspecError) as error:
                     self._dismiss()
                     if fresh or attempt or request.do == "start":
-                        raise EngineError(f"{self.name} has not answered: {words(error)}") from error
+                        raise EngineError(f"{self.name} has not answered: {_reason(error)}") from error
                     continue  # it was lost some time ago
                 if answer.error:
                     raise EngineError(f"{self.name}: {answer.error}")
@@ -84,7 +268,7 @@ class Machine:
                     await way.open()
                 except (OSError, asyncssh.Error) as error:
                     raise EngineError(
-                        f"{self.name} lets no connection through to its port {port}: {words(error)}. Its sshd_config "
+                        f"{self.name} lets no connection through to its port {port}: {_reason(error)}. Its sshd_config "
                         "has to allow it (AllowTcpForwarding), or reach='direct' does without"
                     ) from error
                 self._ways[port] = way
@@ -125,16 +309,16 @@ class Machine:
         except (OSError, asyncssh.Error) as error:
             if self._connection is connection:
                 self._drop()
-            raise EngineError(f"{self.name}: sshd starts no command there: {words(error)}") from error
+            raise EngineError(f"{self.name}: sshd starts no command there: {_reason(error)}") from error
         try:
             await asyncio.wait_for(self._hello(helper), _HELLO_S)
         except (OSError, asyncssh.Error, TimeoutError) as error:
             helper.close()
             if self._connection is not connection:
-                raise EngineError(f"{self.name}: the SSH connection was lost: {words(error)}") from error
+                raise EngineError(f"{self.name}: the SSH connection was lost: {_reason(error)}") from error
             raise EngineError(
                 f"{self.name}: {self._options.get('python', 'python3')} with monarch-nb does not run there: "
-                f"{words(error)}. Install it there, or name its interpreter with python_exe="
+                f"{_reason(error)}. Install it there, or name its interpreter with python_exe="
             ) from error
         self._helper = helper
         return helper
@@ -185,7 +369,7 @@ class Machine:
     def _lost(self, client: "_Client", error: Exception | None) -> None:
         """The connection has ended, by itself or as it was told to."""
         if client is self._client and self._connection is not None:
-            self._standing.lost(time.monotonic(), words(error) if error is not None else "the other end closed it")
+            self._standing.lost(time.monotonic(), _reason(error) if error is not None else "the other end closed it")
             self._client = self._connection = self._helper = None
             self._cut.set()
 
