@@ -58,7 +58,7 @@ _HOMES = {
     "compiled.errors": ("CompileError", "CompileWarning"),
     "errors": ("ContentsLostError", "TensorError"),
     "handle": ("MeshTensor",),
-    "loading": ("load_safetensors",),
+    "safetensors": ("load_safetensors",),
     "mesh": ("Mesh",),
     "modules.files": ("load", "save"),
     "modules.gradients": ("no_sync",),
