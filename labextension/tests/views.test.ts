@@ -126,14 +126,14 @@ describe("a failure", () => {
     const story = Object.fromEntries(storyOf(CLUSTER, failure));
     expect(story).toMatchObject({ what: "the host killed it because it ran out of memory", where: "host node1, pid 7", affects: "workers", next: "heal_mesh(trainers)" });
     expect(story.since).toMatch(/, noticed 2\.0 s later$/);
-    expect(story.reported).toBe("trainers was asked; then trainers did not handle it; then shown here, since no call waited");
+    expect(story.reported).toBe("trainers was asked; then trainers did not handle it; then shown here because no call was waiting");
     expect(Object.fromEntries(storyOf(CLUSTER, { ...failure, state: "healed" })).next).toBe(undefined);
   });
 
   it("of several ranks is told with all processes, and equal lines once", () => {
     const { host: _host, pid: _pid, ...bare } = FAILURE;
     const failure: Failure = { ...bare, ranks: [0, 1], processes: [["h1", [7, 8]], ["h9", []]], told: [["a call", "asked"], ["<root>", "shown"]], texts: [["gpus=0", "bad"]], last_lines: ["x"] };
-    expect(Object.fromEntries(storyOf(CLUSTER, failure))).toMatchObject({ where: "host node1, pids 7, 8; host h9", reported: "raised by the call that waited", "gpus=0": "bad" });
+    expect(Object.fromEntries(storyOf(CLUSTER, failure))).toMatchObject({ where: "host node1, pids 7, 8; host h9", reported: "raised by the waiting call", "gpus=0": "bad" });
     expect(tailsOf(failure)).toEqual([["last lines of each", ["x"]]]);
     expect(tailsOf({ ...failure, lines: [["gpus=0", ["x"]], ["gpus=1", ["y"]]] })).toEqual([["last lines of gpus=0", ["x"]], ["last lines of gpus=1", ["y"]]]);
   });

@@ -208,7 +208,7 @@ print("went through", len(tries))
     bar.get_by_text("trainers, gpus=0 died: killed by signal 9 (SIGKILL)").wait_for(timeout=10_000)
     assert bar.locator(".mnb-story").is_hidden()  # the error below tells it
     bar.locator(".mnb-toggle").click()
-    bar.locator(".mnb-facts", has_text="raised by the call that waited").wait_for(timeout=5_000)
+    bar.locator(".mnb-facts", has_text="raised by the waiting call").wait_for(timeout=5_000)
     bar.get_by_role("button", name="Retry").click()
     notebook.shown.get_by_role("button", name="Run Once").click(
         timeout=20_000

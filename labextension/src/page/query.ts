@@ -4,7 +4,7 @@ import { h } from "./dom";
 
 export const FIND_FROM = 33; // ranks: fewer are seen at one look
 
-const WORDS = "States, hosts, endpoints, places such as hosts=3 or gpus=0:4, ranks such as 12 or 4-7, measurements such as cpu>50% or memory>2GB; all words must fit";
+const WORDS = "States, hosts, endpoints, coordinates such as hosts=3 or gpus=0:4, ranks such as 12 or 4-7, measurements such as cpu>50% or memory>2GB; a rank must match all words";
 
 /** Calls `ask` with each change, `enter` where that is pressed; Escape empties it. The page's own keys are not meant. */
 export function queryLine(ask: (query: string) => void, enter: () => void = () => undefined): HTMLInputElement {

@@ -65,7 +65,7 @@ export function endOf(state: Failure["state"]): string {
 
 /** Who a failure was reported to, and what came of it. */
 export function reportOf([who, how]: Reported): string {
-  if (who === "<root>") return "shown here, since no call waited";
-  if (who === "a call") return "raised by the call that waited";
+  if (who === "<root>") return "shown here because no call was waiting";
+  if (who === "a call") return "raised by the waiting call";
   return `${who} ${how === "asked" ? "was asked" : how === "handled" ? "handled it" : "did not handle it"}`;
 }

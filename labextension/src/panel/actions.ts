@@ -110,7 +110,7 @@ export class Actions {
     const what = ranks === null ? mesh.name : `${plural(count, "rank")} of ${mesh.name}`;
     const lost =
       verb === "interrupt"
-        ? `What runs now on ${plural(busy, "rank")} ends with KeyboardInterrupt.`
+        ? `Running code on ${plural(busy, "rank")} ends with KeyboardInterrupt.`
         : [
             mesh.kind === "actors" ? "The actors and what they hold are lost." : "The processes end; the actors on them and what they hold are lost.",
             busy ? `${plural(busy, "rank")} ${busy === 1 ? "is" : "are"} busy.` : "",

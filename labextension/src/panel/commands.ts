@@ -98,7 +98,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     },
   });
   commands.addCommand(IDS.logs, {
-    label: (args) => (args.palette ? "Show Logs of What Is Selected" : "Show Logs"),
+    label: (args) => (args.palette ? "Show Logs of the Selection" : "Show Logs"),
     isEnabled: live,
     execute: (args) => {
       views.open();
@@ -107,7 +107,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     },
   });
   commands.addCommand(IDS.insert, {
-    label: "Insert the Code of the Last Click",
+    label: "Insert the Code of the Last Action",
     isEnabled: () => Boolean(actions.outcome.code),
     execute: () => front.insert(actions.outcome.code),
   });

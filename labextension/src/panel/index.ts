@@ -30,7 +30,7 @@ interface Settings {
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
-  description: "The cluster of the notebook in front: its meshes, failures, debug sessions and logs.",
+  description: "The cluster of the current notebook: its meshes, failures, debug sessions and logs.",
   autoStart: true,
   optional: [INotebookTracker, ICommandPalette, ILabShell, ILayoutRestorer, ISettingRegistry, IStatusBar],
   activate: (

@@ -46,7 +46,7 @@ export interface Words {
   offersLoad: boolean;
 }
 
-const PURPOSE = "This panel shows the processes and actors that a notebook starts: how each one is, what it prints, and what has failed.";
+const PURPOSE = "This panel shows the processes and actors that a notebook starts: their state, their output, and failures.";
 
 /** What is said where there is no cluster to show. */
 export function wordsFor(facts: Facts): Words {
@@ -55,13 +55,13 @@ export function wordsFor(facts: Facts): Words {
     case "none":
       return say("No notebook is open", `${PURPOSE} Open a notebook to begin.`);
     case "no-kernel":
-      return say("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. What it starts is then shown here.");
+      return say("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. The panel then shows what it starts.");
     case "foreign":
       return say("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
     case "starting":
       return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("The kernel is not connected", "JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.");
     case "loading":
-      return say("Monarch is being loaded", facts.status === "busy" ? "It waits until the running cell has ended." : "");
+      return say("Monarch is being loaded", facts.status === "busy" ? "It waits for the running cell." : "");
     case "unloaded":
       return facts.error
         ? say("Monarch could not be loaded", facts.error, "%load_ext monarch", true)

@@ -1,4 +1,4 @@
-// The side panel: the cluster of the notebook in front.
+// The side panel: the cluster of the current notebook.
 
 import { SidePanel } from "@jupyterlab/ui-components";
 import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
@@ -157,8 +157,8 @@ export class MonarchPanel extends SidePanel {
   private _cluster: Cluster | null = null;
   private _code = h("code");
   private _foot: Widget;
-  private _insert = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
-  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "put this line into a new cell" });
+  private _insert = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "insert this line into a new cell" });
+  private _insertTyped = h("button", { class: "mnb-b", type: "button", text: "Insert code", title: "insert this line into a new cell" });
   private _load = h("button", { class: "mnb-b mnb-primary", type: "button", text: "Load Monarch" });
   private _name = h("b", { class: "mnb-panel-name" });
   private _note: Widget;

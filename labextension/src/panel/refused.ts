@@ -11,9 +11,9 @@ import { h } from "../page/dom";
 
 const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OURS = /class="mnb[ "]/;
-const THEN = "This is how things were when the cell ran:";
-const FORBIDDEN = `This page does not let displays of the kernel run (its Content-Security-Policy forbids blob: scripts). ${THEN}`;
-const BROKEN = `JupyterLab could not load the display of the kernel, perhaps as it has another version of anywidget than the kernel. ${THEN}`;
+const THEN = "State when the cell ran:";
+const FORBIDDEN = `This page does not allow the kernel's displays to run (its Content-Security-Policy forbids blob: scripts). ${THEN}`;
+const BROKEN = `JupyterLab could not load the kernel's display, perhaps because its version of anywidget differs from the kernel's. ${THEN}`;
 const ERROR = ".jupyter-widgets-error-widget"; // what JupyterLab's manager of widgets shows instead
 const SOON_MS = 1000;
 

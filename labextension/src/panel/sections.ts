@@ -209,7 +209,7 @@ export class SelectedSection extends Section {
       kept.splice(0, Math.max(0, kept.length - TAIL));
       if (this._stacked) return;
       const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
-      say(this._lines, kept.join("\n") || "nothing has been written yet");
+      say(this._lines, kept.join("\n") || "no output yet");
       if (down) this._lines.scrollTop = this._lines.scrollHeight;
     });
   }

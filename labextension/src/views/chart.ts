@@ -130,7 +130,7 @@ export class Chart {
     return values;
   }
 
-  private _box = h("div", { class: "mnb-chart", role: "img", title: "drag to look closer, double-click for all" });
+  private _box = h("div", { class: "mnb-chart", role: "img", title: "drag to zoom in, double-click to reset" });
   private _lines: Line[] = [];
   private _middle: BandPoint[] | null = null;
   private _note = h("div", { class: "mnb-note mnb-dim" });

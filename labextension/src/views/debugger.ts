@@ -14,8 +14,8 @@ const MOVES: readonly [command: string, label: string, hint: string][] = [
   ["next", "Next", "to the next line, over functions"],
   ["step", "Step", "to the next line, into functions"],
   ["return", "Return", "to the end of the function"],
-  ["up", "Up", "look at the caller"],
-  ["down", "Down", "look at what was called"],
+  ["up", "Up", "select the caller's frame"],
+  ["down", "Down", "select the called frame"],
 ];
 const MANY_VALUES = 8;
 const SHORT = 24; // characters of a value that shares a line with others
@@ -173,7 +173,7 @@ class DebugView {
     const { stopped, groups } = this._stops;
     if (!stopped && this._keeps()) {
       this._until ||= this._cluster.now();
-      return `nothing is stopped any more; this was so until ${clock(this._until)}`;
+      return `nothing is stopped any more; last state at ${clock(this._until)}`;
     }
     if (!stopped) return this._heard ? "nothing is stopped" : this._late !== null ? "…" : "not connected to the kernel";
     const ranks = (those: readonly Group[]): number => those.reduce((sum, group) => sum + group.ranks.length, 0);

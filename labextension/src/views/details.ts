@@ -10,7 +10,7 @@ import { bytes, duration, placeOf, plural } from "../page/words";
 const LINES = 200; // that are kept
 const STACKS = 16; // ranks of which stacks are asked for at once
 const CONFIRM_MS = 3000;
-const NOTHING_WRITTEN = "nothing has been written yet";
+const NOTHING_WRITTEN = "no output yet";
 
 export type Fact = [what: string, value: string];
 
@@ -83,7 +83,7 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
 
   const heal = askButton("Heal", () => cluster.request("heal", selection), tell, { class: "mnb-b mnb-main" });
   const interrupt = askButton("Interrupt", () => cluster.request("interrupt", selection), tell);
-  const stop = confirmedButton("Stop", "Stop for good?", () => cluster.request("stop", selection), tell);
+  const stop = confirmedButton("Stop", "Stop permanently?", () => cluster.request("stop", selection), tell);
   const stack = askButton(
     "Stack",
     async () => {
@@ -96,7 +96,7 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
       output.scrollTop = 0;
     },
     tell,
-    { title: "where its Python code is right now" },
+    { title: "its current Python stack" },
   );
 
   const element = h(

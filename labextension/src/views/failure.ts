@@ -21,7 +21,7 @@ export class Entry {
   ) {
     const { message, tell } = messageLine();
     const heal = async (): Promise<object> => _cluster.request("heal", { mesh: this._failure.mesh });
-    this._heal = askButton("Heal", heal, tell, { class: "mnb-b mnb-main", title: "start what has failed again" });
+    this._heal = askButton("Heal", heal, tell, { class: "mnb-b mnb-main", title: "start the failed ranks again" });
     this._retry = askButton(
       "Retry",
       async () => {
@@ -96,7 +96,7 @@ export class Entry {
   private _facts = h("div", { class: "mnb-facts" });
   private _frames: HTMLElement | null = null;
   private _heal: HTMLButtonElement;
-  private _look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "look into the frames where it was raised" });
+  private _look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "open the frames of the error" });
   private _mark = h("span", { class: "mnb-end" });
   private _retry: HTMLButtonElement;
   private _story = h("div", { class: "mnb-story" });

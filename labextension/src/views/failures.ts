@@ -64,7 +64,7 @@ class FailureView {
     const failures = this._failures();
     const open = failures.filter(([, failure]) => failure.state === "open").length;
     say(this._facts, failures.length ? `· ${plural(failures.length, "failure")}, ${open ? `${open} not healed` : "all healed or stopped"}` : "· none so far");
-    say(this._status, this._cluster.live ? "" : `as it was at ${clock(this._cluster.now())}`);
+    say(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
     this._drawLine(failures);
     const ids = new Set(failures.map(([id]) => id));
     for (const [id, entry] of this._entries)

@@ -117,7 +117,7 @@ export class Finder {
     return `on ${[...hosts].join(", ")}`;
   }
 
-  private _choose = h("button", { class: "mnb-b", type: "button", text: "Select", title: "select what was found (Enter)", hidden: true });
+  private _choose = h("button", { class: "mnb-b", type: "button", text: "Select", title: "select the matching ranks (Enter)", hidden: true });
   private _count = h("span", { class: "mnb-dim", role: "status" });
   private _field: Field | null = null;
   private _fits: Fits | null = null;
@@ -128,5 +128,5 @@ export class Finder {
   private _kinds: Difference[] = [];
   private _list = h("div", { class: "mnb-kinds", role: "group", "aria-label": "what differs", hidden: true });
   private _open = false;
-  private _toggle = h("button", { class: "mnb-b", type: "button", text: "What differs", "aria-expanded": "false", title: "ranks that are alike, as one line each" });
+  private _toggle = h("button", { class: "mnb-b", type: "button", text: "What differs", "aria-expanded": "false", title: "one line for each group of similar ranks" });
 }

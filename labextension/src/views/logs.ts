@@ -190,7 +190,7 @@ class LogView {
     say(this._title, this._mesh?.name ?? "");
     const parts = [plural(this._lines.length, "line")];
     if (this._skipped) parts.push(`${this._skipped} not shown`);
-    if (!this._cluster.live) parts.push(`as it was at ${clock(this._cluster.now())}`);
+    if (!this._cluster.live) parts.push(`state at ${clock(this._cluster.now())}`);
     say(this._facts, `· ${parts.join(" · ")}`);
   }
 

@@ -268,7 +268,7 @@ class MeshView {
     const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
     this._mesh = mesh;
     this._tools.hidden = !mesh;
-    if (!mesh) return say(this._facts, this._cluster.live ? "this mesh is gone" : "not connected to the kernel");
+    if (!mesh) return say(this._facts, this._cluster.live ? "this mesh no longer exists" : "not connected to the kernel");
     const grid = this._grid;
     if (!grid) return this._begin(mesh);
     this._drawHead(mesh);
@@ -310,7 +310,7 @@ class MeshView {
     say(this._title, mesh.name);
     say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
     sayNotice(this._notice, this._cluster.state, hosts);
-    say(this._status, this._cluster.live ? "" : `as it was at ${clock(this._cluster.now())}`);
+    say(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
     this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
     if (!this._colours[this._metric]) this._metric = "state";
     const offered = ["state", ...Object.keys(this._colours)].join();
@@ -382,7 +382,7 @@ class MeshView {
   private _hosts: Hosts | null = null;
   private _inner: Grid | null = null; // the ranks of the host that is opened
   private _legend = h("div", { class: "mnb-legend" });
-  private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "sum the ranks up by host" });
+  private _level = h("button", { class: "mnb-b", type: "button", "aria-pressed": "false", text: "Hosts", title: "show one cell for each host" });
   private _mesh: Mesh | undefined;
   private _metric = "state";
   private _notice = h("div", { class: "mnb-status", role: "status", hidden: true });

@@ -108,7 +108,7 @@ class MetricView {
     const before = this._mesh;
     this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
     const over = this._mesh?.stopped ? ` · ${overText(this._mesh, this._cluster.now())}` : "";
-    const when = this._cluster.live ? over : ` · as it was at ${clock(this._cluster.now())}`;
+    const when = this._cluster.live ? over : ` · state at ${clock(this._cluster.now())}`;
     this._root.classList.toggle("mnb-over", Boolean(over));
     say(this._title, this._mesh?.name ?? "");
     say(this._facts, `· ${this._curves.size ? plural(count, "rank") : "no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor"}${when}`);

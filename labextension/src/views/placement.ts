@@ -7,7 +7,7 @@ import { Drawing } from "./drawing";
 
 import "./placement.css";
 
-const HINT = "point at a shard to see its ranks, or at a rank to see its shard; click to keep it";
+const HINT = "point at a shard to see its ranks, or at a rank to see its shard; click to keep the highlight";
 const NONE: ReadonlySet<number> = new Set();
 
 /** What is lit: blocks of the tensor, and ranks of the mesh where single ones are meant. */

@@ -6,7 +6,7 @@ import type { View } from "./view";
 
 import "./profiles.css";
 
-const NOTHING = "no profile was taken so far: %%prof trainers as the first line of a cell takes one";
+const NOTHING = "no profiles yet: put %%prof trainers in the first line of a cell";
 
 // Sections are drawn anew when the theme changes, and keep what was picked.
 let picked = "";

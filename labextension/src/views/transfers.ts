@@ -9,7 +9,7 @@ import "./transfers.css";
 
 const MOST = 16; // processes in the matrix
 const COLUMNS = ["source", "target", "mover", "moved", "transfers", "at the moment"];
-const NOTHING = "nothing has moved between the memory of processes so far: see monarch.rdma";
+const NOTHING = "no transfers between processes yet: see monarch.rdma";
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
@@ -37,7 +37,7 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
     const over = cluster.live && !options.current && written.length > 2 && now === "{}";
     written = now;
     root.classList.toggle("mnb-over", over);
-    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all of it ended at ${clock(cluster.now())}; this is how it was last` }));
+    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all of it ended at ${clock(cluster.now())}; this is the last state` }));
     else root.replaceChildren(...drawn(Object.values(known)));
   };
   const frames = eachFrame(draw);
