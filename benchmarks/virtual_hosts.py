@@ -25,7 +25,7 @@ from monarch_nb.host.holdings import Holdings
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs.tail import Sending, Tail
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
-from monarch_nb.runtime import SPAWN
+from monarch_nb.runtime import DOING, INTERRUPT, SPAWN, Doing
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
@@ -78,6 +78,8 @@ ENGINES: dict[str, Callable[["VirtualProc"], Any]] = {
     END_WAITS.name: lambda proc: Done(),
     BROKEN.name: lambda proc: Broken((WORLD,), port=15001),
     RENEW.name: lambda proc: Renewed(),
+    INTERRUPT.name: lambda proc: Doing(call="c", endpoint="train", ended=True),
+    DOING.name: lambda proc: Doing(call="c", endpoint="train", seconds=float(proc.spec.rank)),
 }
 ANSWERS: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
 _NOTHING = encode(None)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.lifecycle.interrupts import answered, doing
+from monarch_nb.lifecycle.interrupts import doing
 from monarch_nb.runtime import Doing, Future, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
@@ -18,6 +18,7 @@ from .reactions import at, grouped, what
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
 ASK_SECONDS = 1.0  # how often ranks are asked what they do
+SILENT_SECONDS = 10.0  # how often those that do not answer
 MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 
@@ -98,21 +99,25 @@ class _Busy:
     """What the ranks that a call waits for do instead, as they say when they are asked now and then."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Future[Doing]] = {}
-        self._known: dict[int, tuple[Doing, float]] = {}  # by base rank, and when that was
+        self._asked: Future[dict[int, Doing]] | None = None
+        self._asked_at = 0.0
+        self._asks: list[int] = []
+        self._known: dict[int, tuple[Doing, float]] = {}  # by base rank, and when it began
+        self._silent: dict[int, float] = {}  # base ranks that did not answer, and when they are asked again
         self._next = 0.0
 
     def lines(self, state: Any, ranks: list[int], call: str) -> list[str]:
         """Those of `ranks` that run another call, and since when."""
         now = time.time()
-        for rank, future in tuple(self._asked.items()):
-            said = answered(future)
-            if said is not None:
-                self._known[rank] = said, now - said.seconds
-                del self._asked[rank]
-        if now >= self._next and len(ranks) <= MOST_ASKED:
-            self._next = now + ASK_SECONDS
-            self._asked.update(doing(state, [rank for rank in ranks if rank not in self._asked]))
+        if self._asked is not None and self._asked.done():
+            answers, self._asked = self._asked.get(0), None
+            self._known.update({rank: (said, self._asked_at - said.seconds) for rank, said in answers.items()})
+            self._silent.update({rank: now + SILENT_SECONDS for rank in self._asks if rank not in answers})
+        if now >= self._next and self._asked is None and len(ranks) <= MOST_ASKED:
+            self._next, self._asked_at = now + ASK_SECONDS, now
+            self._asks = [rank for rank in ranks if self._silent.get(rank, 0.0) <= now]
+            if self._asks:
+                self._asked = doing(state, self._asks)
         other = {rank: self._known[rank] for rank in ranks if rank in self._known}
         since = {rank: begun for rank, (said, begun) in other.items() if said.call and said.call != call}
         found = grouped({rank: other[rank][0] for rank in since}, lambda said: (said.endpoint, said.call))

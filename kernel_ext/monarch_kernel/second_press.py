@@ -179,6 +179,8 @@ class _Offer:
         self.calls = calls
         self._front = front
         self._id = f"monarch-{secrets.token_hex(8)}"
+        # A time of day: the line may be saved, and read when this kernel and the button are gone.
+        self._until = time.strftime("%H:%M:%S", time.localtime(time.time() + SECONDS))
         self._shown = False
         self._takes = True  # a press
         self._elsewhere = False
@@ -224,7 +226,8 @@ class _Offer:
         """Shows what a second press does, or lines in place of that."""
         buttons = ""
         if lines is None:
-            lines = [f"Press stop (Ctrl-C) again within {SECONDS:g} s to interrupt the ranks too."]
+            again = f"Press stop (Ctrl-C) again by {self._until} to interrupt the ranks too"
+            lines = [f"{again}; {self._magic()} does it at any time."]
             if self._elsewhere:
                 lines = [f"It goes on: {self._magic()} ends it there. Stop means the cell that has begun since."]
             buttons = "".join(self._button(call) for call in {call.state.uid: call for call in self.calls}.values())

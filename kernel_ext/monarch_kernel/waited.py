@@ -24,7 +24,7 @@ class Waited:
         self._call = call
         endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
         self._what = what(state, endpoint)
-        self._told = call.story()
+        self._progress = call.story()
 
     def count_again(self) -> None:
         """Some ranks may have answered since the first Ctrl-C: they are not interrupted."""
@@ -38,7 +38,7 @@ class Waited:
     def goes_on(self) -> str:
         """It was left alone."""
         name = self.state.name
-        return f"stopped waiting; {self._told}. It goes on: %interrupt {name} ends it there, .get() waits again"
+        return f"stopped waiting; {self._progress}. It goes on: %interrupt {name} ends it there, .get() waits again"
 
     def meanwhile(self) -> str:
         """It ended by itself after the first Ctrl-C."""

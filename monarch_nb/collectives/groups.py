@@ -19,7 +19,17 @@ import msgspec
 from monarch_nb._imported import when_imported
 from monarch_nb.collectives.connections import CAN_CUT, Connections, cut_to
 from monarch_nb.collectives.environment import OURS
-from monarch_nb.collectives.renewal import DDP, can_renew, outlived, renew, reset_modules, watch_replicated
+from monarch_nb.collectives.renewal import (
+    DDP,
+    DEVICE_MESH,
+    can_renew,
+    outlived,
+    renew,
+    reset_modules,
+    retire_meshes,
+    watch_meshes,
+    watch_replicated,
+)
 from monarch_nb.collectives.threads import (
     MAKES_STORE,
     address,
@@ -82,6 +92,7 @@ class ProcessGroups:
         self._ours = {name: os.environ[name] for name in names if name in os.environ}
         when_imported(_C10D, self._change)
         when_imported(DDP, watch_replicated)
+        when_imported(DEVICE_MESH, watch_meshes)
 
     def _change(self, module: ModuleType) -> None:
         make = getattr(module, "_new_process_group_helper", None)
@@ -306,6 +317,7 @@ class ProcessGroups:
             self._cut_group(name)
         groups = self._live()
         outlived([groups[name] for name in names if name in groups])
+        retire_meshes(names)
         default = module._world.default_pg
         left = set(module._world.pg_names.values()) - names
         try:

@@ -5,7 +5,7 @@ cannot replace a backend of a group, but takes one of another type in its place;
 """
 
 import contextlib
-import importlib
+import functools
 import sys
 import weakref
 from collections.abc import Collection, Iterator
@@ -19,6 +19,7 @@ _FIRST_TYPE = 100  # of backends; PyTorch's own are below
 MOST = 64  # times that one group is renewed: PyTorch keeps the threads of each backend until the group goes
 _JOINS_S = 4.0  # for all members to come
 DDP = "torch.nn.parallel.distributed"
+DEVICE_MESH = "torch.distributed.device_mesh"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _GROUPS = ("shard_process_group", "replicate_process_group", "reduce_scatter_process_group")  # of a mesh of FSDP2
 _STATES = "torch.distributed._composable_state"
@@ -86,18 +87,59 @@ def reset_modules(groups: Collection[Any]) -> None:
         root.reset_iter_state()
 
 
-_made: "weakref.WeakSet[Any]" = weakref.WeakSet()  # DDP modules
+# DDP modules, with their built-in communication hooks, which DDP hands to its reducer and does not remember
+_made: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_meshes: "dict[int, weakref.ref[Any]]" = {}  # device meshes by identity: equal ones are different meshes here
 
 
 def watch_replicated(module: Any) -> None:
     """DDP modules that are made from now on are known. `module` is torch's."""
-    begin = module.DistributedDataParallel._ddp_init_helper
+    kind = module.DistributedDataParallel
+    begin, register = kind._ddp_init_helper, kind._register_builtin_comm_hook
 
     def helper(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-        _made.add(ddp)
+        _made.setdefault(ddp, None)
         return begin(ddp, *args, **kwargs)
 
-    module.DistributedDataParallel._ddp_init_helper = helper
+    def register_builtin(ddp: Any, comm_hook_type: Any) -> None:
+        register(ddp, comm_hook_type)
+        _made[ddp] = comm_hook_type
+
+    kind._ddp_init_helper, kind._register_builtin_comm_hook = helper, register_builtin
+
+
+def watch_meshes(module: Any) -> None:
+    """Device meshes that are made from now on are known. `module` is torch's."""
+    kind = module.DeviceMesh
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        key = id(mesh)
+        _meshes[key] = weakref.ref(mesh, lambda _: _meshes.pop(key, None))
+        begin(mesh, *args, **kwargs)
+
+    kind.__init__ = init
+
+
+def retire_meshes(names: Collection[str]) -> None:
+    """Device meshes with a group of these names equal no other mesh from now on.
+
+    DTensor's caches, which each thread has for itself, compare meshes by shape and ranks: they would find what they
+    know of such a mesh, and the mesh with it, for the one that takes its place.
+    """
+    for known in tuple(_meshes.values()):
+        mesh = known()
+        if mesh is not None and not set(names).isdisjoint(_names_of_groups(mesh)):
+            mesh._thread_id = f"given up {id(mesh)}"  # a part of what meshes are compared by, unused here
+
+
+def _names_of_groups(mesh: Any) -> list[str]:
+    """Of the groups of a mesh, one for each dimension."""
+    names = getattr(mesh, "_dim_group_names", None)
+    if names is None:  # before PyTorch 2.8
+        names = [each[-1] for each in getattr(mesh, "_dim_group_infos", ())]
+    return [name for name in names if isinstance(name, str)]
 
 
 def outlived(groups: Collection[Any]) -> None:
@@ -106,9 +148,6 @@ def outlived(groups: Collection[Any]) -> None:
         with contextlib.suppress(Exception):  # of a version of PyTorch that keeps them otherwise
             for module in (*_replicated(groups), *_sharded(groups)):
                 module.register_forward_pre_hook(_say_outlived, prepend=True)
-        with contextlib.suppress(Exception):  # DTensor finds meshes by their shape, and would take one of before
-            if "torch.distributed.tensor" in sys.modules:
-                importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
 
 
 def _say_outlived(module: Any, *_: Any) -> None:
@@ -139,6 +178,8 @@ def _reset_replicated(ddp: Any) -> None:
     hooks, ddp._comm_hooks = ddp._comm_hooks, []
     for hook, state in hooks:
         ddp.register_comm_hook(state, hook)
+    if (builtin := _made.get(ddp)) is not None:
+        ddp._register_builtin_comm_hook(builtin)
 
 
 def _sharded(groups: Collection[Any]) -> Iterator[Any]:

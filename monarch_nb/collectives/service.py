@@ -43,13 +43,14 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, Verb, error_line
 
-_ANSWER_S = 1.0  # for ranks to say what they wait in, and to give groups up
+_ANSWER_S = 1.0  # for ranks to say what they wait in
+_AGREE_S = 3.0  # to say what broke off, and to give it up: who does so later would cut what the next call has begun
 _ENDS_S = 1.0  # for a wait that was cut to raise, and the rank to answer
 _LOOK_S = 0.01
 _PATIENT_S = 0.1  # until a rank that computes is asked again
 _AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that failed, are asked again; then longer
 _NEVER_AGAIN_S = 600.0
-_MOST_S = 12.0  # for groups to be given up
+_MOST_S = 15.0  # for groups to be given up
 _UNWINDS_S = 0.4  # for a call that was cut to end
 _CONNECTS_S = 6.0  # for groups to be connected anew, and half of it until who has not answered is asked again
 _RELEASE_S = 30.0  # for ranks to be freed
@@ -184,7 +185,7 @@ class Collectives:
         """
         done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
         body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
-        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then))
+        self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then, _AGREE_S))
         return done
 
     def renew_after_loss(
@@ -198,7 +199,7 @@ class Collectives:
         done: Future[set[str]] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
 
         def begin() -> None:
-            self.ask(procs, ranks, RENEW, Renew(fresh_number(), world=world, lost=lost), over)
+            self.ask(procs, ranks, RENEW, Renew(fresh_number(), world=world, lost=lost), over, _AGREE_S)
 
         def over(found: dict[int, Renewed]) -> None:
             resolve_future(done, {mesh for each in found.values() for mesh, _ in each.makers})
@@ -228,7 +229,7 @@ class Collectives:
 
         def give_up(groups: tuple[GroupKey, ...]) -> None:
             body = Renew(fresh_number(), port, groups=groups)
-            self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None))
+            self.ask(procs, procs.ranks, RENEW, body, lambda _: resolve_future(done, None), _AGREE_S)
 
         def over(renewed: dict[int, Renewed]) -> None:
             failed = {key for each in renewed.values() for key in each.failed}
@@ -239,15 +240,21 @@ class Collectives:
 
         if again:
             body = Renew(fresh_number(), port, groups=tuple(key for key in keys if key in ended), again=again)
-            ask_ranks(self._engine, procs, procs.ranks, RENEW, body, over, within=_CONNECTS_S)
+            ask_ranks(self._engine, procs, procs.ranks, RENEW, body, lambda found, _: over(found), within=_CONNECTS_S)
         else:
             give_up(keys)
 
     def ask(
-        self, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, R], body: Q, then: Callable[[dict[int, R]], object]
+        self,
+        procs: ProcState,
+        ranks: Sequence[int],
+        verb: Verb[Q, R],
+        body: Q,
+        then: Callable[[dict[int, R]], object],
+        within: float,
     ) -> None:
-        """Asks ranks of a mesh, and goes on with what was answered within a second. Does not block."""
-        ask_ranks(self._engine, procs, ranks, verb, body, then, within=_ANSWER_S)
+        """Asks ranks of a mesh, and goes on with what was answered `within` seconds. Does not block."""
+        ask_ranks(self._engine, procs, ranks, verb, body, lambda found, _: then(found), within=within)
 
 
 class _Release:
@@ -274,7 +281,7 @@ class _Release:
         self._ask(missing, partial(self._waited, frozenset(missing)))
 
     def _ask(self, ranks: Sequence[int], then: Callable[[dict[int, Waits]], None]) -> None:
-        self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), then)
+        self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), then, _ANSWER_S)
 
     def _waited(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
         running = [each for each in found.values() if each.runs]
@@ -302,7 +309,7 @@ class _Release:
         body = EndWaits(self._call.mesh, self._call.call, tuple(endings))
         until = time.monotonic() + _ENDS_S
         waited = {rank for rank in ends if found[rank].groups or found[rank].joins}
-        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._look(waited, until))
+        self._service.ask(self._procs, list(ends), END_WAITS, body, lambda _: self._look(waited, until), _ANSWER_S)
 
     def _look(self, ended: set[int], until: float) -> None:
         """Goes on when those that were freed have answered."""

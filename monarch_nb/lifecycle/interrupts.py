@@ -1,11 +1,11 @@
 """Interrupting what runs on the ranks of a mesh, and seeing what they do."""
 
-import time
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.mesh.handle import region_of, state_of
-from monarch_nb.mesh.requests import request, settle
+from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import (
     COLLECTIVES,
     DOING,
@@ -15,11 +15,13 @@ from monarch_nb.runtime import (
     Interrupt,
     MeshState,
     WhatRuns,
+    pending_future,
+    resolve_future,
     runtime,
-    when_done,
 )
 
 SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer
+_ANSWERS_WITHIN = 4.0  # seconds for ranks to answer an interrupt that nobody waits for
 
 
 def interrupt(mesh: Any) -> None:
@@ -29,18 +31,13 @@ def interrupt(mesh: Any) -> None:
     sits in other C code notices when it returns from it; that one is ended by `heal_mesh(mesh.slice(...), kill=True)`.
     Does not block.
     """
-    engine = runtime()
-    state = state_of(mesh)
-    procs = _procs(state)
-    asked = [
-        request(engine, procs.address(rank), INTERRUPT, Interrupt(state.uid, rank)) for rank in region_of(mesh).ranks()
-    ]
+    engine, state = runtime(), state_of(mesh)
 
-    def renew(_: object) -> None:
-        if any(doing.freed for doing in map(answered, asked) if doing is not None):
-            engine.feature(COLLECTIVES).renew(procs, state.uid)
+    def renew(found: dict[int, Doing], _: set[int]) -> None:
+        if any(doing.freed for doing in found.values()):
+            engine.feature(COLLECTIVES).renew(_procs(state), state.uid)
 
-    when_done(settle(asked, lambda: ""), renew)
+    _send(state, list(region_of(mesh).ranks()), (), renew, _ANSWERS_WITHIN)
 
 
 def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, Doing | None]:
@@ -50,28 +47,41 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     have not begun are not run. Process groups that ranks waited in are given up on all ranks. Blocks up to 1 s, and up
     to another where that is so.
     """
-    engine, procs = runtime(), _procs(state)
-    asked = {
-        rank: request(engine, procs.address(rank), INTERRUPT, Interrupt(state.uid, rank, tuple(drop))) for rank in ranks
-    }
-    until = time.monotonic() + SILENT_AFTER
-    settle(list(asked.values()), lambda: "").wait(until - time.monotonic())
-    alive = {rank: future for rank, future in asked.items() if not (future.done() and future.exception(0) is not None)}
-    found = {rank: answered(future) for rank, future in alive.items()}
-    if any(one.freed for one in found.values() if one is not None):
-        engine.feature(COLLECTIVES).renew(procs, state.uid).wait(SILENT_AFTER)  # before the next cell makes groups anew
-    return found
+    engine = runtime()
+    done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(story=lambda: f"interrupting {state.name}")
+    _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
+    found, lost = done.get()
+    if any(doing.freed for doing in found.values()):
+        engine.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(
+            SILENT_AFTER
+        )  # before the next cell makes groups
+    return {rank: found.get(rank) for rank in ranks if rank not in lost}
 
 
-def doing(state: MeshState, ranks: Sequence[int]) -> dict[int, Future[Doing]]:
-    """Asks base ranks of a mesh what they do. Does not block."""
-    engine, procs = runtime(), _procs(state)
-    return {rank: request(engine, procs.address(rank), DOING, WhatRuns(state.uid, rank)) for rank in ranks}
+def _send(
+    state: MeshState,
+    ranks: Sequence[int],
+    drop: Sequence[str],
+    then: Callable[[dict[int, Doing], set[int]], object],
+    within: float,
+) -> None:
+    body = Interrupt(state.uid, secrets.token_hex(8), tuple(drop))
+    ask_ranks(runtime(), _procs(state), ranks, INTERRUPT, body, then, within=within)
 
 
-def answered(future: Future[Doing]) -> Doing | None:
-    """What a rank has answered; None if it has not."""
-    return future.get(0) if future.done() and future.exception(0) is None else None
+def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, Doing]]:
+    """Asks base ranks of a mesh what they do: those that answer within 1 s. Does not block."""
+    answers: Future[dict[int, Doing]] = pending_future(story=lambda: f"asking what {state.name} does")
+    ask_ranks(
+        runtime(),
+        _procs(state),
+        ranks,
+        DOING,
+        WhatRuns(state.uid),
+        lambda found, _: resolve_future(answers, found),
+        within=SILENT_AFTER,
+    )
+    return answers
 
 
 def _procs(state: MeshState) -> Any:

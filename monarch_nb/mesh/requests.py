@@ -168,28 +168,32 @@ def ask_ranks(
     ranks: Sequence[int],
     verb: Verb[Q, R],
     body: Q,
-    then: Callable[[dict[int, R]], object],
+    then: Callable[[dict[int, R], set[int]], object],
     *,
     within: float,
 ) -> None:
-    """Asks the processes of base ranks the same, and goes on with what was answered, by rank, after `within` seconds at
-    the latest. Does not block.
+    """Asks the processes of base ranks the same, and goes on with what was answered, by rank, and the ranks that never
+    will answer, after `within` seconds at the latest. Does not block.
 
     A request may come twice: who has not answered half-way is asked alone, for an agent on the way there may be stuck.
     """
     found: dict[int, R] = {}
+    lost: set[int] = set()
     turns = iter((True,))
 
     def over() -> None:
         if next(turns, False):
-            then(found)
+            then(found, lost)
 
     def each(left: Sequence[int]) -> None:
         asked = {rank: request(engine, procs.address(rank), verb, body) for rank in left}
 
         def take(_: object = None) -> None:
-            done = ((rank, one) for rank, one in asked.items() if one.done() and one.exception(0) is None)
-            found.update({rank: one.get(0) for rank, one in done})
+            for rank, future in asked.items():
+                if future.done() and future.exception(0) is None:
+                    found[rank] = future.get(0)
+                elif future.done():
+                    lost.add(rank)
             over()
 
         when_done(settle(list(asked.values()), lambda: ""), take)

@@ -66,18 +66,20 @@ class Deadlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Interrupt(msgspec.Struct, array_like=True, frozen=True):
-    """Raises KeyboardInterrupt in what one rank runs. Calls of `drop` that have not begun never do."""
+    """Raises KeyboardInterrupt in what a process runs for a mesh. Calls of `drop` that have not begun never do.
+
+    The same `number` is the same interrupt, which may come twice.
+    """
 
     mesh: str
-    rank: int
+    number: str
     drop: tuple[str, ...] = ()
 
 
 class WhatRuns(msgspec.Struct, array_like=True, frozen=True):
-    """Asks what one rank does."""
+    """Asks what a process does for a mesh."""
 
     mesh: str
-    rank: int
 
 
 class Doing(msgspec.Struct, array_like=True, frozen=True):

@@ -115,7 +115,7 @@ def test_an_endpoint_that_no_interrupt_ends_is_named_within_a_second(impatient: 
         assert held.endpoint == "read"
         assert held.source == "os.read(self.ends[0], 1)"
         assert not read.done()
-        assert doing(actors._state, [1])[1].get(SECONDS).seconds > 0.5
+        assert doing(actors._state, [1]).get(SECONDS)[1].seconds > 0.5
 
 
 def test_calls_that_have_not_begun_are_dropped_where_that_is_asked_for(duo: ProcMesh) -> None:

@@ -11,7 +11,7 @@ from tests.notebook.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
-AGAIN = "Press stop (Ctrl-C) again within 10 s to interrupt the ranks too."
+AGAIN = "Press stop (Ctrl-C) again by "
 BUTTON = "monarch-nb:interrupt"
 WAITS = {
     "get": "a.work.call(60, 'begun').get()",
@@ -133,7 +133,13 @@ finally:
     cell = nb.finish(request)
     assert "b.work() has not answered yet" in cell.traceback.splitlines()[-1]
     both = cell.displays[-1]
-    assert both["text/plain"] == f"Stopped waiting for a.nap() on a gpus=0-3 and b.work() on b gpus=0.\n{AGAIN}"
+    assert re.fullmatch(
+        r"Stopped waiting for a\.nap\(\) on a gpus=0-3 and b\.work\(\) on b gpus=0\.\n"
+        # It stays as it is where the kernel is restarted now: all of it is still true, also without the buttons.
+        r"Press stop \(Ctrl-C\) again by \d\d:\d\d:\d\d to interrupt the ranks too; "
+        r"%interrupt a b does it at any time\.",
+        both["text/plain"],
+    )
     assert "Interrupt the ranks of a<" in both["text/html"]
     assert "Interrupt the ranks of b<" in both["text/html"]
     nb.interrupt()
@@ -197,8 +203,10 @@ def soon_over(nb: Notebook) -> Iterator[None]:
 
 def test_after_the_offer_stop_means_nothing_to_an_idle_kernel(nb: Notebook, soon_over: None) -> None:
     source = "import signal; before = get_ipython().kernel.saved_sigint_handler\n"
-    request, _ = stopped(nb, f"{source}left = a.work.call(60, 'begun')\nleft.get()")
-    assert last(nb, request, "It goes on") == "It goes on: %interrupt a ends it there."
+    request, cell = stopped(nb, f"{source}left = a.work.call(60, 'begun')\nleft.get()")
+    over = "It goes on: %interrupt a ends it there."
+    if over not in str(cell.updates):  # the offer may be over before the cell is
+        assert last(nb, request, "It goes on") == over
     nb.interrupt()
     assert nb.run("left.done(), get_ipython().kernel.saved_sigint_handler == before").ok().text == "(False, True)"
     nb.run("%interrupt a").ok()

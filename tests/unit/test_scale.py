@@ -8,10 +8,14 @@ import pytest
 from benchmarks.scale import PER_HOST, SOON, Cost, beside, measure
 from benchmarks.virtual_hosts import Member, VirtualCluster
 from monarch_nb.actor import ActorError
+from monarch_nb.collectives import service
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS
 from monarch_nb.config import configured
 from monarch_nb.connect import shutdown
 from monarch_nb.connect.joining import accept_hosts
+from monarch_nb.lifecycle import interrupts
+from monarch_nb.lifecycle.interrupts import doing, interrupted
+from monarch_nb.runtime import DOING, INTERRUPT
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.wire import Lane
 
@@ -54,7 +58,9 @@ def test_early_messages_to_a_host_wait_for_its_processes() -> None:
         assert members.rank.call().get(SOON).get(3 * PER_HOST - 1) == 3 * PER_HOST - 1
 
 
-def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts() -> None:
+def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, patience in ((service, "_ANSWER_S"), (service, "_ENDS_S"), (interrupts, "SILENT_AFTER")):
+        monkeypatch.setattr(module, patience, SOON)  # who is late is asked again, alone
     with configured(call_error_window="300ms"), VirtualCluster(HOSTS + 1, NetworkFaults()) as of:
         joined = beside(lambda: accept_hosts(HOSTS, at="tcp://10.0.0.1:22222", timeout=SOON))
         of.join_all()
@@ -64,5 +70,14 @@ def test_ranks_that_wait_for_one_that_raised_are_freed_by_casts() -> None:
             members.train.call().get(SOON)
         assert len(caught.value.failures) == HOSTS * PER_HOST
         asked = [of.messages[verb.name] for verb in (WAITS, END_WAITS, BROKEN, RENEW)]
-    # Who has raised is asked alone which groups it is a member of.
-    assert asked == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
+        # Who has raised is asked alone which groups it is a member of.
+        assert asked == [FANOUT + 1, FANOUT, FANOUT, FANOUT]
+
+        # So are interrupts, and the question what ranks do.
+        ranks = range(HOSTS * PER_HOST)
+        reactions = interrupted(members._state, ranks)
+        assert {rank for rank, reaction in reactions.items() if reaction is not None and reaction.ended} == set(ranks)
+        assert {rank: did.seconds for rank, did in doing(members._state, ranks).get(SOON).items()} == {
+            rank: float(rank) for rank in ranks
+        }
+        assert [of.messages[verb.name] for verb in (INTERRUPT, DOING)] == [FANOUT, FANOUT]

@@ -27,6 +27,7 @@ FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is free
 FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
 REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
 POLL_INTERVAL = 0.02  # seconds
+_REMEMBERED = 64  # interrupts, as each may come twice
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
@@ -95,6 +96,32 @@ class InterruptWindow:
         return False
 
 
+class _Interrupted:
+    """What comes of one interrupt, and who waits for it."""
+
+    def __init__(self) -> None:
+        self._askers: list[Asker[Doing]] = []
+        self._outcome: Doing | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether it has been given."""
+        return self._outcome is not None
+
+    def ask(self, asker: Asker[Doing]) -> None:
+        """Replies as soon as it is known."""
+        self._askers.append(asker)
+        if self._outcome is not None:
+            self.give(self._outcome)
+
+    def give(self, outcome: Doing) -> None:
+        """Replies to all who wait, and to those who ask later."""
+        self._outcome = outcome
+        while self._askers:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self._askers.pop().reply(outcome)
+
+
 class Interrupts:
     """Carries out interrupts that come from other processes, and answers with their outcome."""
 
@@ -107,44 +134,57 @@ class Interrupts:
     ) -> None:
         """`free` ends what an actor waits in, in process groups of torch.distributed; True if it did."""
         self._cells, self._cancelled, self._clock, self._free = cells, cancelled, clock, free
+        self._outcomes: dict[str, _Interrupted] = {}  # by the numbers of interrupts
 
-    def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> Doing | None:
+    def _cell(self, mesh: str) -> "ActorCell | None":
+        """That of a mesh here: a process has at most one rank of each."""
+        return next((cell for (uid, _), cell in tuple(self._cells.items()) if uid == mesh), None)
+
+    def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> None:
         """Interrupts an actor of this process (reading thread)."""
-        cell = self._cells.get((request.mesh, request.rank))
+        outcome = self._outcomes.get(request.number)
+        if outcome is None:
+            while len(self._outcomes) >= _REMEMBERED:
+                self._outcomes.pop(next(iter(self._outcomes)))
+            outcome = self._outcomes[request.number] = _Interrupted()
+            self._begin(request, outcome)
+        outcome.ask(asker)
+
+    def _begin(self, request: Interrupt, outcome: _Interrupted) -> None:
+        cell = self._cell(request.mesh)
         running = cell.running_now() if cell is not None else {}
         for call in request.drop if cell is None or cell.on_interrupt is None else ():
             if call not in running:
                 self._cancelled.add(call)
         if cell is None or not running:
-            return Doing()
+            outcome.give(Doing())
+            return
         before = _doing(cell)
         cell.interrupt()
-        self._follow(asker, cell, running, before)
-        return None
+        self._follow(outcome, cell, running, before)
 
-    def _follow(self, asker: Asker[Doing], cell: "ActorCell", running: dict[str, object], before: Doing) -> None:
-        began, freed, answered, free_at = time.monotonic(), False, False, FREES_AFTER
+    def _follow(self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], before: Doing) -> None:
+        began, freed, free_at = time.monotonic(), False, FREES_AFTER
 
         def poll() -> bool:
-            nonlocal freed, answered, free_at
+            nonlocal freed, free_at
             now, passed = cell.running_now(), time.monotonic() - began
             if not any(now.get(call) is mark for call, mark in running.items()):
-                if not answered:
-                    asker.reply(msgspec.structs.replace(before, ended=True, freed=freed))
+                if not outcome.known:
+                    outcome.give(msgspec.structs.replace(before, ended=True, freed=freed))
                 return False
             if passed >= free_at:  # again and again: it may come to a collective in what it does now
                 free_at = passed * 1.2
                 freed |= "torch.distributed" in sys.modules and self._free(cell)
-            if passed >= REACTS_WITHIN and not answered:
-                answered = True
-                asker.reply(msgspec.structs.replace(_doing(cell), freed=freed))
+            if passed >= REACTS_WITHIN and not outcome.known:
+                outcome.give(msgspec.structs.replace(_doing(cell), freed=freed))
             return passed < FREES_WITHIN
 
         self._clock.every(POLL_INTERVAL, poll)
 
     def doing(self, which: WhatRuns, asker: Asker[Doing]) -> Doing:
         """Says what an actor of this process does (reading thread)."""
-        cell = self._cells.get((which.mesh, which.rank))
+        cell = self._cell(which.mesh)
         return _doing(cell) if cell is not None else Doing()
 
 
