@@ -43,9 +43,9 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done, Verb, error_line
 
-_ANSWER_S = 1.0  # for ranks to say what they wait in
+_ANSWER_S = 3.0  # for ranks to say what they wait in; on a loaded machine they are late
 _AGREE_S = 3.0  # to say what broke off, and to give it up: who does so later would cut what the next call has begun
-_ENDS_S = 1.0  # for a wait that was cut to raise, and the rank to answer
+_ENDS_S = 3.0  # for a wait that was cut to raise, and the rank to answer
 _LOOK_S = 0.01
 _PATIENT_S = 0.1  # until a rank that computes is asked again
 _AGAIN_S = 0.5  # until ranks that compute, and have not answered a call that failed, are asked again; then longer

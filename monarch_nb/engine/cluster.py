@@ -48,7 +48,9 @@ from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import agent_of
 
 R = TypeVar("R")
-QUIET_S = 1.0  # real seconds that actors may take for what falls due at one moment before time goes on without them
+QUIET_S = 1.0  # real seconds without a delivery after which actors are not waited for any more
+SETTLES_S = 30.0  # real seconds for all that falls due at one moment
+STANDS_S = 0.5  # real seconds without a delivery after which time goes on beside a busy actor, as real time does
 _LOOK_S = 0.0005
 
 
@@ -69,7 +71,10 @@ class _MemoryOperations(ProcessOperations):
 
 
 class MemoryPace:
-    """Lets time pass while code outside actors waits: at once where all others wait too, else as real time does.
+    """Lets time pass while code outside actors waits: at once where all others wait too.
+
+    While an actor has something to do, time stands still, so that nothing depends on how busy the machine is. It goes
+    on as real time does where the actor takes longer than `STANDS_S`.
 
     `guard` is entered for each wait of this process, with the time-out of `Future.get`, which is real time: the
     simulated time does not run ahead of it by more.
@@ -100,11 +105,17 @@ class MemoryPace:
         return lambda: self._leave_outside(number)
 
     def settle(self) -> None:
-        """Blocks until messages have arrived and actors do nothing but wait, for `QUIET_S` at most."""
-        until = wall.monotonic() + QUIET_S
+        """Blocks until messages have arrived and actors do nothing but wait.
+
+        Returns after `QUIET_S` in which nothing has arrived, and after `SETTLES_S` in any case.
+        """
+        begun = wall.monotonic()
+        until, seen = begun + QUIET_S, -1
         before = -1
         while (left := until - wall.monotonic()) > 0:
             self._time.settle(left)
+            if seen != self._time.deliveries:
+                seen, until = self._time.deliveries, min(wall.monotonic() + QUIET_S, begun + SETTLES_S)
             before, deliveries = self._deliveries_at_rest(), before
             if before >= 0 and before == deliveries:
                 return
@@ -139,7 +150,8 @@ class MemoryPace:
             self._pass_while_waited_for()
 
     def _pass_while_waited_for(self) -> None:
-        before, then = -1, wall.monotonic()
+        before, seen, then = -1, -1, wall.monotonic()
+        stands_until = then + STANDS_S
         while not self._closed:
             wall.sleep(_LOOK_S)
             with self._changed:
@@ -148,10 +160,15 @@ class MemoryPace:
                 limit = max((limit for future, limit in self._outside.values() if not future.done()), default=0.0)
             before, deliveries = self._deliveries_at_rest(), before
             then, earlier = wall.monotonic(), then
-            now = self._time.monotonic() + then - earlier
-            due = self._time.next_due
+            now, due = self._time.monotonic(), self._time.next_due
             at_rest = before >= 0 and before == deliveries
-            self._time.pass_to(max(now, due) if at_rest and due is not None and due <= limit else now)
+            if at_rest or seen != self._time.deliveries:
+                seen, stands_until = self._time.deliveries, then + STANDS_S
+            if at_rest and due is not None and due <= limit:
+                now = max(now, due)  # and no further: what comes of it takes its own time
+            elif at_rest or then >= stands_until:
+                now += then - earlier
+            self._time.pass_to(now)
 
     def _deliveries_at_rest(self) -> int:
         """How many messages have come so far; -1 while somebody has something to do."""

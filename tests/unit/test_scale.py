@@ -44,9 +44,9 @@ def test_one_death_among_many_is_one_message_and_its_heal_a_few(costs: dict[str,
     few, many = costs["a death told"]
     assert few.received == many.received == 1
     few, many = costs["a death healed"]
-    # Among them a cast: all ranks give up the process groups that the lost one was in.
+    # Among them a cast, in which all ranks give up the process groups of the lost one, with up to 2 * FANOUT replies.
     assert few.sent == many.sent <= 2 * FANOUT
-    assert max(few.received, many.received) <= 2 * FANOUT
+    assert max(few.received, many.received) <= 3 * FANOUT
 
 
 def test_early_messages_to_a_host_wait_for_its_processes() -> None:
