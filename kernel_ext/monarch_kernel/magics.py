@@ -7,14 +7,14 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.logs import logs_here
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on, state_of
 
 from .actors import Actors
 from .arguments import check_name, read_actor, read_mesh, read_names, read_place
 from .display.errors import cell_syntax
 from .overview import Overview
-from .running import run_cell
 from .session import Session
 from .tensors import parts_on
 
@@ -92,7 +92,7 @@ class MonarchMagics(Magics):
         part = given.of(self._session.find(given.name))
         source = numbered("%%on", line, cell)
         with parts_on(part, source):
-            return run_cell(self.shell, part, source, self._cell())
+            return _run_cell(self.shell, part, source, self._cell())
 
     @no_var_expand  # braces are those of expressions
     @cell_magic
@@ -222,3 +222,23 @@ class MonarchMagics(Magics):
 def numbered(magic: str, line: str, body: str) -> str:
     """The body of a cell magic as source whose line numbers are those of the whole cell."""
     return f"#{magic} {line}\n{body}"
+
+
+def _run_cell(shell: Any, mesh: Any, source: str, filename: str) -> ValueMesh[Any] | None:
+    """Runs source on every rank and waits; the values of its last expression, or None when all are None.
+
+    Where the wait ends before the cell does, since ranks have stopped in the debugger or by Ctrl-C, the future is the
+    output of the cell in the notebook: `Out[3].get()` waits again.
+    """
+    with cell_syntax():
+        future = run_on(mesh, source, filename=filename)
+    try:
+        values = future.get()
+    except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
+        number = shell.displayhook.prompt_count
+        shell.user_ns.setdefault("_oh", {})[number] = shell.user_ns[f"_{number}"] = future
+        if error.args:
+            text = str(error.args[0]).replace(" .get() ", f" Out[{number}].get() ")
+            error.args = (text, *error.args[1:])
+        raise
+    return values if any(value is not None for value in values.values()) else None

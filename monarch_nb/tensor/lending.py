@@ -1,7 +1,9 @@
 """Tensors of meshes, by name, for cells that run in the processes."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.commands import Run, TensorOf
@@ -9,7 +11,9 @@ from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
-from monarch_nb.tensor.workers.lending import lend, take_back
+
+_NOTHING = object()
+_before: dict[str, tuple[Any, Any]] = {}  # what a name meant, and the tensor that it means while it is lent
 
 
 @contextmanager
@@ -28,9 +32,30 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
     try:
         with rewriting(tensor.reference for tensor in tensors.values()):
             for stream, told in by_mesh.items():
-                stream.run_everywhere(Run(lend, (told,), {}))
+                stream.run_everywhere(Run(_lend, (told,), {}))
             yield
     finally:
         for stream, told in by_mesh.items():
             with suppress(DeviceMeshError, TensorError):  # of which the next operation tells, too
-                stream.run_everywhere(Run(take_back, (list(told),), {}))
+                stream.run_everywhere(Run(_take_back, (list(told),), {}))
+
+
+def _lend(tensors: dict[str, Any]) -> None:
+    """Cells have this process's parts of the tensors, under these names."""
+    names = vars(sys.modules["__main__"])
+    for name, part in tensors.items():
+        _before[name] = (names.get(name, _NOTHING), part)
+        names[name] = part
+
+
+def _take_back(lent: list[str]) -> None:
+    """They mean again what they meant before, but for what a cell has given another value."""
+    names = vars(sys.modules["__main__"])
+    for name in lent:
+        before, part = _before.pop(name, (_NOTHING, _NOTHING))
+        if names.get(name, _NOTHING) is not part:
+            continue
+        if before is _NOTHING:
+            names.pop(name, None)
+        else:
+            names[name] = before

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.display.flame import flame_graph
+from monarch_kernel.display.profile import flame_graph
 from monarch_nb.profiling.groups import differences, grouped
 from monarch_nb.profiling.messages import Place, Samples, Weight
 from monarch_nb.profiling.result import Profile, folded, speedscope

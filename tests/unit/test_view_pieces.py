@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.views import channel
-from monarch_kernel.views.channel import Channel
+from monarch_kernel.views.channel import LARGEST, LONGEST, Channel, pieces
 from monarch_kernel.views.live import LiveViews
-from monarch_kernel.views.pieces import LARGEST, LONGEST, pieces
 from monarch_kernel.views.registry import VIEWS
 from monarch_kernel.views.view import View
 from monarch_nb.mesh import state_of

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,17 +12,24 @@ from typing import Any
 from monarch_nb.debug import DebugError
 from monarch_nb.debug.render import named
 from monarch_nb.runtime import Actor, Runtime
+from monarch_nb.settings import settings
 
 from ..files import cell_name
-from ..jupyter import keep_empty_lines, send_debug_event, take_debug_requests
+from ..jupyter import (
+    hear_own_events,
+    keep_empty_lines,
+    leave_threads_running,
+    own_debug_request,
+    own_debugger,
+    send_debug_event,
+    take_debug_requests,
+)
 from .adapter import Adapter
 from .announcer import Announcer
 from .asked import Refused
 from .cluster import ClusterRanks
 from .handles import is_ours
-from .own import OwnDebugger
-from .presence import Presence
-from .sources import Sources
+from .looking import Sources
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]
@@ -31,6 +39,126 @@ _OF_A_THREAD = (*_MOTIONS, "stackTrace", "exceptionInfo")
 _OF_A_NUMBER = {"scopes": "frameId", "variables": "variablesReference", "setVariable": "variablesReference"}
 _OF_A_FRAME = {"evaluate": "frameId", "richInspectVariables": "frameId", "copyToGlobals": "srcFrameId"}
 _OF_THE_KERNEL = ("inspectVariables", "modules")
+
+
+class Presence:
+    """Pages that never say so, as those without the extension of JupyterLab, are taken to be there."""
+
+    def __init__(self, holds: Callable[[], bool], gone: Callable[[float], None]) -> None:
+        """`holds()` says whether anything stands for the page; `gone(seconds)` is called, on a thread, when it has
+        been silent for that long meanwhile.
+        """
+        self._holds = holds
+        self._gone = gone
+        self._heard = 0.0
+        self._changed = threading.Condition()
+        self._watched = False
+
+    def beat(self) -> float:
+        """The page is there. Gives the seconds within which it has to say so again."""
+        with self._changed:
+            self._heard = time.monotonic()
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="monarch-dap-presence", daemon=True).start()
+        return settings.debug_page_lease
+
+    def heard(self) -> None:
+        """The page has asked for something."""
+        self._heard = time.monotonic()
+
+    def forget(self) -> None:
+        """Nobody is waited for."""
+        with self._changed:
+            self._watched = False
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._watched and self._holds():
+                silent = time.monotonic() - self._heard
+                if silent >= settings.debug_page_lease:
+                    break
+                self._changed.wait(settings.debug_page_lease - silent)
+            else:  # it is heard again before anything stands for it
+                self._watched = False
+                return
+            self._watched = False
+        self._gone(silent)
+
+
+class OwnDebugger:
+    """ipykernel's, where debugpy is installed. All its requests are made on the loop of the control thread."""
+
+    def __init__(self, kernel: Any, hear: Callable[[Message], None], idle: Callable[[], bool]) -> None:
+        """`hear` is called with its events; `idle` says whether no cell runs: it can be started only then."""
+        self._kernel = kernel
+        self._debugger = own_debugger(kernel)
+        self._hear = hear
+        self._idle = idle
+        self._seq = 1 << 20
+        self.stopped = False  # it has stopped the notebook's code
+        self._undo = [hear_own_events(kernel, self._heard)]
+        if self.started:
+            self._spare_engine()
+
+    def close(self) -> None:
+        """Front ends hear it without us again."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def _spare_engine(self) -> None:
+        """The engine must go on while the notebook's code is stopped: other hosts would take it for lost."""
+        if len(self._undo) == 1:
+            self._undo.append(leave_threads_running("monarch"))
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is one."""
+        return self._debugger is not None
+
+    @property
+    def started(self) -> bool:
+        """Whether it runs, which makes the notebook's code slower."""
+        return bool(getattr(self._debugger, "is_started", False))
+
+    @property
+    def breakpoints(self) -> dict[str, list[Message]]:
+        """Those that it has, by file."""
+        kept: dict[str, list[Message]] = getattr(self._debugger, "breakpoint_list", {})
+        return {path: list(rows) for path, rows in kept.items()}
+
+    def _heard(self, event: Message) -> None:
+        if event.get("event") == "stopped":
+            self.stopped = True
+        elif event.get("event") in ("continued", "terminated"):
+            self.stopped = False
+        self._hear(event)
+
+    async def request(self, message: Message) -> Message | None:
+        """What it answers; None where there is none."""
+        answer = await own_debug_request(self._kernel, message)
+        if answer is not None and message["command"] in ("continue", "disconnect"):
+            self.stopped = False
+        return answer
+
+    async def do(self, command: str, arguments: Message | None = None) -> Message:
+        """The same for requests of our own."""
+        self._seq += 1
+        message = {"type": "request", "seq": self._seq, "command": command, "arguments": arguments or {}}
+        return await self.request(message) or {}
+
+    async def start(self) -> bool:
+        """Has it run; False where it cannot be started now. While a cell runs the kernel would wait for its end."""
+        if self.started:
+            return True
+        if not self.exists or not self._idle():
+            return False
+        self._spare_engine()
+        told = {"clientID": "monarch", "adapterID": "python", "pathFormat": "path"}
+        begun = await self.do("initialize", {**told, "linesStartAt1": True, "columnsStartAt1": True})
+        return bool(begun.get("success")) and bool((await self.do("attach")).get("success"))
 
 
 class DebugBridge:

@@ -1,12 +1,18 @@
 """Requests that look at stopped ranks: threads, frames, variables, values, sources."""
 
-from collections.abc import Callable
+import html
+import linecache
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from monarch_nb.debug import Stopped
+from monarch_nb.debug import Stopped, Tensor, Value
 from monarch_nb.debug import messages as m
-from monarch_nb.debug.render import short
+from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.records import Variable
+from monarch_nb.debug.render import named, short
 
-from . import shapes
+from ..jupyter import cell_file, cell_files
 from .asked import Message, Ranks, Refused
 from .focus import LEAD, Focus
 from .handles import Handle, Handles
@@ -14,6 +20,8 @@ from .handles import Handle, Handles
 VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is told by its type
 EVALUATE_S = 5.0
 SEEN = 64  # ranks whose values a rich view compares
+LONGEST = 4 << 20  # bytes of a file that are shown
+SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their values; all others by their types
 
 
 class LookRequests:
@@ -106,12 +114,10 @@ class LookRequests:
         )
         answer = self._asked(record, command)
         by_type = self.client == "jupyterlab"
-        rows = [
-            shapes.variable(each, self._reference(handle, each.reference), by_type=by_type) for each in answer.variables
-        ]
+        rows = [_variable(each, self._reference(handle, each.reference), by_type=by_type) for each in answer.variables]
         left = answer.total - start - len(rows)
         if left > 0 and not count:
-            rows.append(shapes.rest(left))
+            rows.append(_rest(left))
         return {"variables": rows}
 
     def _do_setVariable(self, arguments: Message) -> Message:  # noqa: N802
@@ -142,7 +148,7 @@ class LookRequests:
             self._edition += 1  # JupyterLab reads the variables again only of frames that it does not know
         body = self._valued(answer, handle)
         error = f"*** {answer.error}" if answer.error else ""
-        body["result"] = "\n".join(part for part in (shapes.text_of_answer(answer), error) if part)
+        body["result"] = "\n".join(part for part in (_text_of_answer(answer), error) if part)
         del body["value"]
         return body
 
@@ -171,7 +177,7 @@ class LookRequests:
             pairs.append((each, m.Answer(session=each.session, value=told, error=answer.error)))
         if pairs[0][1].value is None:
             return {"data": {}, "metadata": {}}
-        return shapes.rich(name, pairs)
+        return _rich(name, pairs)
 
     def _do_exceptionInfo(self, arguments: Message) -> Message:  # noqa: N802
         meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
@@ -190,3 +196,119 @@ class LookRequests:
                 answer = self._asked(record, m.GetSource(session="", file=path))
                 return {"content": answer.content if isinstance(answer, m.Source) else "", "mimeType": "text/x-python"}
         raise Refused(f"the source of {path} is not to be had")
+
+
+class Sources:
+    """Cells are known by the files that their code is said to come from; those that were dumped are written there, for
+    debuggers that read files.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[str, str] = {}
+
+    def dump(self, code: str) -> str:
+        """Keeps the text of a cell; gives its file."""
+        path = cell_file(code)
+        self._cells[path] = code
+        try:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(path).write_text(code, encoding="utf-8")
+        except OSError:  # a full disk: whoever reads files does without
+            pass
+        return path
+
+    def named_here(self, path: str) -> str:
+        """The file of a cell as this kernel names it: a mesh may come from a kernel before, which has run the same."""
+        name = os.path.basename(path)
+        same = (each for each in self._cells if each != path and os.path.basename(each) == name)
+        return path if path in self._cells else next(same, path)
+
+    def text(self, path: str) -> str | None:
+        """The text of a file or a cell; None where it is not to be had here."""
+        known = self._cells.get(path)
+        if known is not None:
+            return known
+        try:
+            if os.path.getsize(path) <= LONGEST:
+                return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            pass
+        lines = linecache.getlines(path)
+        return "".join(lines) if lines else None
+
+    @staticmethod
+    def info() -> dict[str, object]:
+        """How front ends find the file of a cell."""
+        prefix, suffix, seed = cell_files()
+        return {"hashMethod": "Murmur2", "hashSeed": seed, "tmpFilePrefix": prefix, "tmpFileSuffix": suffix}
+
+
+def _variable(told: Variable, reference: int, *, by_type: bool) -> Message:
+    """A variable. `by_type`: the front end shows a value that is no scalar by its type, which says too little."""
+    shown = told.value.text
+    kind = shown if by_type and told.value.type not in SCALARS else told.value.type
+    row: Message = {"name": told.name, "value": shown, "type": kind, "variablesReference": reference}
+    if told.named:
+        row["namedVariables"] = told.named
+    if told.indexed:
+        row["indexedVariables"] = told.indexed
+    if told.expression:
+        row["evaluateName"] = told.expression
+    return row
+
+
+def _rest(count: int) -> Message:
+    """Stands for variables that were not asked for."""
+    return {"name": "…", "value": f"{count} more", "type": f"{count} more", "variablesReference": 0}
+
+
+def _text_of_answer(answer: Answer) -> str:
+    """What there is to read in one."""
+    parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
+    if answer.value is not None:
+        parts.append(answer.value.text)
+    return "\n".join(parts)
+
+
+def _rich(name: str, pairs: Sequence[tuple[Stopped, Answer]], own_html: str = "") -> Message:
+    """A value as a page: what it looks like on the rank that is looked at, and its differences on the others."""
+    first = pairs[0][1]
+    plain = first.error or (first.value.text if first.value is not None else "None")
+    parts = []
+    if own_html:
+        parts.append(own_html)
+    elif first.value is not None and first.value.tensor is not None:
+        parts.append(_tensor(first.value, first.value.tensor))
+    else:
+        parts.append(f"<pre>{html.escape(plain)}</pre>")
+    if len(pairs) > 1:
+        parts.append(_by_rank(pairs))
+    title = f"<p><b>{html.escape(name)}</b> on {html.escape(named([pairs[0][0]]))}</p>"
+    return {"data": {"text/plain": plain, "text/html": f"<div>{title}{''.join(parts)}</div>"}, "metadata": {}}
+
+
+def _tensor(value: Value, tensor: Tensor) -> str:
+    numbers = {"shape": " × ".join(map(str, tensor.shape)) or "scalar", "dtype": tensor.dtype}
+    numbers |= {"device": tensor.device} if tensor.device else {}
+    for label, number in (("least", tensor.least), ("greatest", tensor.most), ("mean", tensor.mean)):
+        if number is not None:
+            numbers[label] = f"{number:.6g}"
+    numbers |= {"NaN": str(tensor.nan)} if tensor.nan else {}
+    numbers |= {"infinite": str(tensor.inf)} if tensor.inf else {}
+    if tensor.step > 1:
+        numbers["seen"] = f"every {tensor.step}th element"
+    rows = "".join(f"<tr><th>{label}</th><td>{html.escape(text)}</td></tr>" for label, text in numbers.items())
+    few = value.text.partition("  ")[0] if value.text.startswith("[") else ""
+    return f"<table>{rows}</table>" + (f"<pre>{html.escape(few)}</pre>" if few else "")
+
+
+def _by_rank(pairs: Sequence[tuple[Stopped, Answer]]) -> str:
+    by_text: dict[str, list[Stopped]] = {}
+    for record, answer in pairs:
+        text = answer.error or (answer.value.text if answer.value is not None else "None")
+        by_text.setdefault(text, []).append(record)
+    rows = "".join(
+        f"<tr><td>{html.escape(named(records))}</td><td>{html.escape(text[:400])}</td></tr>"
+        for text, records in sorted(by_text.items(), key=lambda each: len(each[1]))
+    )
+    return f"<table><tr><th>ranks</th><th>value</th></tr>{rows}</table>"

@@ -10,8 +10,7 @@ from monarch_nb.logs import Line, MeshLogs, Source, Windows, Written, briefly, m
 
 from ..front import Front
 from .cells import Cells
-from .folds import BELOW, Folds
-from .grouping import Grouping, Piece, joined
+from .grouping import BELOW, Folds, Grouping, Piece, joined
 from .pacing import WAITING, Held, Pacing
 from .row import Row
 from .rows import Rows

@@ -1,13 +1,26 @@
 """Lines as a cell shows them: equal lines of several ranks once, with their ranks, in few pieces of text."""
 
+import secrets
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 from monarch_nb.logs import Line, Source, prefix
+from monarch_nb.wire import counted
 
+from ..display.html import folded, framed, table
+from ..front import Bundle, Front
+from .pacing import LAST
 from .row import Row
 
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
+LINES = 1000  # lines behind the fold, of all ranks together
+FEWEST = 10  # lines of each rank, however many ranks there are
+BELOW = 8  # lines in sight below the fold
+FILES = 16
+KEPT = 64  # folds that may still grow
+Texts = Callable[[Iterable[Line]], str]
 
 
 class Piece(NamedTuple):
@@ -81,3 +94,85 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         before = whole[key].text if key in whole else ""
         whole[key] = piece._replace(text=before + piece.text)
     return list(whole.values())
+
+
+class _Fold:
+    """The lines of one mesh that one cell does not show."""
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+        self.id = f"monarch-{secrets.token_hex(8)}"
+        self.shown = False
+        self.count = 0
+        self.files: dict[Source, str] = {}
+        self._last: dict[Source, deque[tuple[float, Line]]] = {}
+
+    def add(self, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
+        """More lines of a rank."""
+        self.count += count
+        self.files[source] = path
+        self._last.setdefault(source, deque(maxlen=LAST)).extend(last)
+
+    def _lines(self, of_each: int) -> list[Line]:
+        """The last lines of each rank, in the order of time."""
+        timed = [line for last in self._last.values() for line in list(last)[-of_each:]]
+        return [line for _, line in sorted(timed, key=lambda line: line[0])]
+
+    def _below(self) -> list[Line]:
+        """Those in sight: the last one of each rank, or a few of the only one."""
+        if len(self._last) == 1:
+            return self._lines(BELOW)
+        ends = [last[-1][1] for _, last in sorted(self._last.items()) if last]
+        return ends[:BELOW]
+
+    def bundle(self, texts: Texts, named: bool) -> Bundle:
+        """As text and as HTML."""
+        sources = sorted(self.files)
+        first = sources[0]
+        where = prefix(sources, named=named)
+        count = f"{counted(self.count, 'more line')}"
+        files = [path for source in sources if (path := self.files[source])]
+        many = f"the log files ({files[0]} …) have" if len(files) > 1 else f"{files[0]} has" if files else "no file has"
+        text = f"{where}… {count} not shown here: %logs {first.name} shows the last of them, {many} all"
+        below = texts(self._below())
+        lines = self._lines(max(FEWEST, LINES // len(sources)))
+        rows = [
+            (prefix([source], named=named).strip(" []") or first.name, self.files[source]) for source in sources[:FILES]
+        ]
+        if len(sources) > FILES:
+            rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
+        kept = f", the last {len(lines):,} here" if len(lines) < self.count else ""
+        html = framed(
+            '<div style="padding-left:var(--jp-code-padding,0)">',  # as the lines above it
+            folded(f"{where}… {count}{kept}", texts(lines)),
+            f"<pre>{escape(below)}</pre>",
+            f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
+            f"{table(('rank', 'file'), rows, mono=(1,))}</details></div>",
+        )
+        return {"text/plain": f"{text}\n{below}".rstrip("\n"), "text/html": html}
+
+
+class Folds:
+    """The folds of all cells; each is replaced in place when it grows. One thread at a time."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._folds: OrderedDict[tuple[int, str], _Fold] = OrderedDict()
+        self._grown: dict[tuple[int, str], _Fold] = {}
+
+    def add(self, cell: Any, source: Source, path: str, count: int, last: Iterable[tuple[float, Line]]) -> None:
+        """More lines of a rank, the last of which are given with their times; its log file has all of them."""
+        key = id(cell), source.uid
+        fold = self._folds.get(key) or self._folds.setdefault(key, _Fold(cell))
+        self._folds.move_to_end(key)
+        while len(self._folds) > KEPT:
+            self._folds.popitem(last=False)
+        fold.add(source, path, count, last)
+        self._grown[key] = fold
+
+    def show(self, texts: Texts, *, named: bool) -> None:
+        """Shows those that have grown; `texts` makes text of lines."""
+        grown, self._grown = self._grown, {}
+        for fold in grown.values():
+            self._front.display(fold.bundle(texts, named), fold.id, update=fold.shown, cell=fold.cell)
+            fold.shown = True
