@@ -58,7 +58,7 @@ def profile_html(profile: "Profile", name: FileName) -> str:
 
 
 def _legend() -> str:
-    keys = "".join(f'<span style="margin-right:12px">{key}</span> ' for key in legend())
+    keys = "".join(f'<span style="margin-right:12px">{key}</span> ' for key in flame_legend())
     return f'<div class="mnb-s" style="margin-top:4px">{keys}</div>'
 
 
@@ -134,7 +134,7 @@ def _colour(kind: str, computed: float) -> str:
     return f"rgba({','.join(map(str, rgb))},{least + (most - least) * computed:.2f})"
 
 
-def legend() -> Iterator[str]:
+def flame_legend() -> Iterator[str]:
     """What the colours mean."""
     box = "display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px;vertical-align:-1px"
     for kind in KINDS:
