@@ -1,7 +1,6 @@
 """For all tests: how much they try, and how the processes they start are set up, hundreds of them."""
 
 import atexit
-import contextlib
 import functools
 import gc
 import importlib
@@ -51,13 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.path.insert(0, light)  # processes of meshes have the path of their controller
 
 
-# Modules that need torch in the process of the tests, which costs a worker four seconds: one worker alone has them.
-WITH_TORCH = re.compile(
-    r"tests/(cluster/test_tensor_|compat/test_1_1[13]_|memory_network/test_values\."
-    r"|unit/test_(tensor_|placement|wire_tensors|rdma_parts|rdma_parameters|compat_pickling|site|stubs|names|compatibility_page))"
-)
-
-
 # Modules of sharded tensors: they are built on what PyTorch has since this release.
 TENSORS = re.compile(
     r"tests/(random_programs/|models/|cluster/test_tensor_|notebook/test_tensors_|notebook/test_example_tensors"
@@ -84,37 +76,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"NOT TESTED HERE: sharded tensors need PyTorch {since}, and this is {version}")
 
 
-def elsewhere(path: Path, config: pytest.Config) -> bool:
-    """Whether a module is another worker's, where several share all tests. The first has all, as one that takes the
-    place of a worker that has crashed."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    if not 0 < worker < int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) or not all_of_them(config):
-        return False
-    return WITH_TORCH.match(path.relative_to(HERE.parent).as_posix()) is not None
-
-
-def all_of_them(config: pytest.Config) -> bool:
-    return [config.rootpath / one for one in config.args] == [HERE]
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
     name = collection_path.relative_to(HERE.parent).as_posix()
     untestable = collection_path.suffix == ".py" and TENSORS.match(name) is not None and too_old_for_tensors() != ""
-    return untestable or elsewhere(collection_path, config) or None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Each worker reads other modules first: what pytest makes of their asserts is then made once, not by all."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None or not all_of_them(session.config):
-        return
-    files = [path for folder in session.config.getini("python_files") for path in sorted(HERE.rglob(folder))]
-    for path in files[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
-        if elsewhere(path, session.config):
-            continue
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # told when it is collected
-            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
+    return untestable or None
 
 
 def pytest_collection_finish() -> None:
@@ -134,55 +99,35 @@ FIRST = [
 LAST = ("memory_network", "unit")  # folders of which no test takes long
 
 
-def place(nodeid: str) -> int | None:
-    """Which of FIRST it is."""
-    return next((at for at, line in enumerate(FIRST) if line.match(nodeid)), None)
+def group_of(nodeid: str) -> int | None:
+    """The index in FIRST."""
+    return next((index for index, pattern in enumerate(FIRST) if pattern.match(nodeid)), None)
 
 
-class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
-    """A module at a time, or those that share what is dear; each to a worker that has it."""
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Gives a worker one module at a time, or all modules of one group of FIRST.
+
+    `--dist loadgroup` with `xdist_group` marks would do the same, but appends the group to the id of every test.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = str(super()._split_scope(nodeid))
-        at = place(file)
-        return file if at is None else FIRST[at].pattern
-
-    def _check_nodes_have_same_collection(self) -> bool:
-        """The one that has all of them comes first, and what the others have is part of that."""
-        longest_first = sorted(self.registered_collections.items(), key=lambda item: -len(item[1]))
-        self.registered_collections = dict(longest_first)
-        (_, every), *others = longest_first
-        self.config.pluginmanager.get_plugin("session").testscollected = len(
-            every
-        )  # of which so many per cent are done
-        return all(set(every).issuperset(collection) for _, collection in others)
-
-    def _assign_work_unit(self, node: Any) -> None:
-        """What no other worker has comes first, and then what is next in order."""
-        mine = set(self.registered_collections[node])
-        others = [set(self.registered_collections[other]) for other in self.nodes if other is not node]
-        can = [scope for scope, unit in self.workqueue.items() if mine.issuperset(unit)]
-        if not can:
-            node.shutdown()
-            return
-        alone = (scope for scope in can if not any(have.issuperset(self.workqueue[scope]) for have in others))
-        self.workqueue.move_to_end(next(alone, can[0]), last=False)
-        super()._assign_work_unit(node)
+        group = group_of(nodeid)
+        return str(super()._split_scope(nodeid)) if group is None else FIRST[group].pattern
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether | None:
-    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins before others; what starts no process comes last."""
 
     def order(item: pytest.Item) -> tuple[int, bool, bool]:
-        at = place(item.nodeid)
-        if at is None:
-            at = len(FIRST) + (0 if item.get_closest_marker("long") else 2 if item.path.parent.name in LAST else 1)
+        group = group_of(item.nodeid)
+        if group is None:
+            group = len(FIRST) + (0 if item.get_closest_marker("long") else 2 if item.path.parent.name in LAST else 1)
         example = item.path.name.startswith("test_example_")  # takes a kernel that was used; pages want a new one
-        return at, item.get_closest_marker("last") is not None, example
+        return group, item.get_closest_marker("last") is not None, example
 
     items.sort(key=order)

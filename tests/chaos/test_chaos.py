@@ -39,7 +39,7 @@ def write(path: Path, *lines: str) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_the_judge_tells_what_was_lost_doubled_late_nameless_or_never_answered(tmp_path: Path) -> None:
+def test_the_judge_names_lost_doubled_late_nameless_and_unanswered_calls(tmp_path: Path) -> None:
     write(
         tmp_path / "ledger-0",
         '{"token": "good", "kind": "one"}',

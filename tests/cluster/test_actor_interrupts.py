@@ -118,7 +118,7 @@ def test_an_endpoint_that_no_interrupt_ends_is_named_within_a_second(impatient: 
         assert doing(actors._state, [1]).get(SECONDS)[1].seconds > 0.5
 
 
-def test_calls_that_have_not_begun_are_dropped_where_that_is_asked_for(duo: ProcMesh) -> None:
+def test_calls_that_have_not_begun_are_dropped_on_request(duo: ProcMesh) -> None:
     actors = duo.spawn("queued", Blocking)
     port, receiver = Channel[None].open()
     first, *more = [actors.sleep.call(port) for _ in range(4)]

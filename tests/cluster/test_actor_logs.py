@@ -137,7 +137,7 @@ def test_records_of_logging_and_warnings_have_their_level(eight, talkers) -> Non
     assert one.logs("printed")[0].level == 0
 
 
-def test_each_call_has_its_own_lines_and_background_threads_belong_to_none(eight, talkers) -> None:
+def test_each_call_has_its_own_lines_unlike_background_threads(eight, talkers) -> None:
     one, talker = eight.slice(gpus=2), talkers.slice(gpus=2)
     talker.say.call_one("first").get(SECONDS)
     talker.say.call_one("second").get(SECONDS)
@@ -187,7 +187,7 @@ def test_calls_complete_and_no_line_is_lost_while_all_ranks_flood(eight, talkers
         assert lines == [f"rank {rank} line {number:06}".ljust(99, ".") for number in range(MEGABYTE)]
 
 
-def test_nothing_is_lost_at_sigkill_and_the_failure_tells_the_last_lines(own_procs, faults: Faults) -> None:
+def test_sigkill_loses_no_line_and_the_failure_shows_the_last_ones(own_procs, faults: Faults) -> None:
     talkers = own_procs.spawn("mortal", Talker)
     with pytest.raises(SupervisionError) as caught:
         talkers.slice(gpus=0).ends.call_one(3000).get(SECONDS)

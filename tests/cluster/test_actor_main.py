@@ -178,7 +178,7 @@ def test_a_hook_that_raises_ends_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_handled_call_error_still_ends_a_script_that_lost_a_process(tmp_path: Path) -> None:
+def test_a_script_that_lost_a_process_ends_despite_handled_call_errors(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """

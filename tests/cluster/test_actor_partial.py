@@ -72,7 +72,7 @@ def asked(engine: Runtime, uid: str, dst: str) -> PendingCall:
     return call
 
 
-def test_a_call_to_a_process_that_never_was_is_a_clear_error(quad: ProcMesh) -> None:
+def test_calls_to_a_process_that_never_was_are_clear_errors(quad: ProcMesh) -> None:
     engine = runtime()
     with configured(message_delivery_timeout=1.0):
         call = asked(engine, "ghost", f"{engine.host}/pghost.7.0")
@@ -81,7 +81,7 @@ def test_a_call_to_a_process_that_never_was_is_a_clear_error(quad: ProcMesh) -> 
         assert engine.host in str(caught.value)
 
 
-def test_a_cast_to_a_process_that_never_was_is_a_clear_error() -> None:
+def test_casts_to_a_process_that_never_was_are_clear_errors() -> None:
     with hosted(prewarm=False, env={"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "1s"}) as (_, client):
         layout = Layout("pghost", (client.host,), 1)
         found, messages = client.answers(client.cast(layout, [Run(0, 1)], "hello"), 1)

@@ -171,7 +171,7 @@ def test_processes_do_not_wait_long_for_a_constructor_that_never_returns() -> No
         assert time.monotonic() - began < 6  # of the ten that what runs may take
 
 
-def test_a_clean_up_that_never_returns_does_not_hold_up_a_stop(hasty: ProcMesh) -> None:
+def test_a_clean_up_that_never_returns_does_not_delay_a_stop(hasty: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     mesh: Any = hasty.spawn("unending", Unending, "cleanup", "waits", hasty.spawn("witness", Witness), port)
     assert receiver.recv().get(20) == "began"

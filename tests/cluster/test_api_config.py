@@ -124,7 +124,7 @@ def test_an_actor_that_ignores_its_stop_is_interrupted_after_the_timeout() -> No
         assert held.exception(20) is not None
 
 
-def test_a_message_that_is_too_large_is_refused_where_it_is_sent() -> None:
+def test_messages_that_are_too_large_are_refused_by_the_sender() -> None:
     with config.configured(codec_max_frame_length=100_000), spawned("small") as procs:
         told: Any = procs.spawn("told", Told)
         with pytest.raises(MessageTooLargeError, match=r"200,\d+ bytes is larger than codec_max_frame_length"):

@@ -135,7 +135,7 @@ def test_the_source_is_read_no_faster_than_the_slowest_rank_goes(readers: Any) -
 
 
 @pytest.mark.slow
-def test_the_memory_of_the_controller_stays_bounded_however_long_the_stream_is(readers: Any) -> None:
+def test_the_controllers_memory_stays_bounded_however_long_the_stream(readers: Any) -> None:
     alive = most = 0
 
     def gone(size: int) -> None:

@@ -43,7 +43,7 @@ def test_a_breakpoint_pauses_one_actor_and_not_its_process(procs: ProcMesh, trai
     other.stop().get(SECONDS)
 
 
-def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(trainers: Any) -> None:
+def test_expressions_statements_and_steps_go_to_all_and_change_locals(trainers: Any) -> None:
     future = trainers.step.call(1)
     stopped(3)
     group = debug.group(trainers)
@@ -62,7 +62,7 @@ def test_expressions_statements_and_steps_go_to_all_and_locals_can_be_changed(tr
     assert list(future.get(SECONDS).values()) == [200, 200, 200]
 
 
-def test_a_thread_of_the_users_own_is_a_session_of_its_own(trainers: Any) -> None:
+def test_a_users_own_thread_is_a_session_of_its_own(trainers: Any) -> None:
     future = trainers.slice(gpus=0).in_thread.call_one()
     (one,) = stopped(1)
     assert one.thread == "loader"

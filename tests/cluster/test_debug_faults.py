@@ -213,7 +213,7 @@ def test_an_interrupt_ends_a_stopped_endpoint(trainers: Any) -> None:
 
 
 @pytest.mark.parametrize(("orphan", "ends"), [("resume", False), ("end", True)])
-def test_without_a_word_of_the_controller_a_stopped_rank_resumes_or_ends(
+def test_without_its_controller_a_stopped_rank_resumes_or_ends(
     orphan: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with configured(debug_lease="300ms", debug_orphan=orphan):
@@ -249,7 +249,7 @@ def test_a_rank_stays_stopped_for_as_long_as_the_controller_lives() -> None:
         next(procs, None)
 
 
-def test_the_end_of_a_controller_whose_ranks_are_stopped_leaves_no_process(tmp_path: Path) -> None:
+def test_ending_a_controller_with_stopped_ranks_leaves_no_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         program(
             tmp_path,

@@ -84,7 +84,7 @@ def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Pa
     assert files(place) == []
 
 
-def test_with_mesh_keep_a_killed_controller_leaves_its_mesh_and_only_then(place: Path) -> None:
+def test_only_with_mesh_keep_a_killed_controller_leaves_its_mesh(place: Path) -> None:
     for keep in ("0s", "60s"):
         first = Controller(place, "hold", MONARCH_NB_MESH_KEEP=keep)
         pids = [int(pid) for pid in first.until("pids")]
@@ -281,7 +281,7 @@ def test_meshes_that_lost_a_host_can_be_detached_and_attached_repeatedly(place: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["dials", "is behind a gateway", "is the gateway"])
-def test_a_host_that_cannot_be_reached_is_told_however_it_was_reached(
+def test_an_unreachable_host_is_named_however_it_was_reached(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]], how: str
 ) -> None:
     key, start = agents

@@ -28,7 +28,7 @@ def test_an_open_way_has_five_legs(agent: HostProcess, key: Path) -> None:
     assert not shut(found)
 
 
-def test_the_first_leg_that_is_shut_is_named_with_what_to_do(
+def test_the_first_closed_leg_is_named_with_the_remedy(
     agent: HostProcess, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def last(endpoint: str, key: "Path | None") -> str:

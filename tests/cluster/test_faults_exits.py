@@ -58,7 +58,7 @@ def test_a_set_up_that_raises_is_told_with_its_lines(host: Any) -> None:
     still_works(host)
 
 
-def test_a_typo_in_the_set_up_is_told_before_anything_is_started(host: Any) -> None:
+def test_a_typo_in_the_set_up_is_reported_before_anything_starts(host: Any) -> None:
     with pytest.raises(SyntaxError, match="cell 8"):
         host.spawn_procs(per_host={"gpus": 1}, setup="x = = 1", setup_filename="<cell 8>")
 

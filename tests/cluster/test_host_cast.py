@@ -101,7 +101,7 @@ def test_a_cast_goes_down_a_tree_of_hosts_and_answers_return() -> None:
 
 
 @pytest.mark.slow
-def test_a_host_lost_under_a_cast_does_not_hold_back_the_others() -> None:
+def test_losing_a_host_under_a_cast_does_not_delay_the_others() -> None:
     with three_hosts() as (clients, layout):
         os.kill(clients[2].status().pid, signal.SIGKILL)
         port = clients[0].cast(layout, [Run(0, 6)], "hello")

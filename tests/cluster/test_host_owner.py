@@ -52,7 +52,7 @@ def test_when_the_owner_is_killed_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_forked_copy_of_the_owner_does_not_keep_the_host_alive(tmp_path: Path) -> None:
+def test_a_forked_copy_of_the_owner_keeps_no_host_alive(tmp_path: Path) -> None:
     process, pids = owner(tmp_path / "r", "fork")
     try:
         os.kill(process.pid, signal.SIGKILL)

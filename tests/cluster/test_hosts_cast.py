@@ -106,9 +106,7 @@ def test_a_large_body_is_written_once_on_a_host(request: Any, which: str, by_tre
 
 
 @pytest.mark.slow
-def test_a_large_body_crosses_to_each_host_once_and_answers_cross_folded(
-    tmp_path: Path, arrived: Counter[Kind]
-) -> None:
+def test_large_bodies_cross_to_each_host_once_and_answers_return_folded(tmp_path: Path, arrived: Counter[Kind]) -> None:
     key = tmp_path / "job.key"
     Keys.load_or_create(key)
     data = np.random.default_rng(1).bytes(8_000_000)
@@ -193,7 +191,7 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
         under_way.get(SOON)
 
 
-def test_errors_of_several_hosts_are_one_error_that_names_ranks_and_hosts(six: ProcMesh, many: ProcMesh) -> None:
+def test_errors_of_several_hosts_are_one_error_naming_ranks_and_hosts(six: ProcMesh, many: ProcMesh) -> None:
     with pytest.raises(ActorError) as caught:
         run_on(six, "if rank in (1, 4, 5):\n    raise ValueError('spoilt')").get(SOON)
     first, _, last = six._state.layout.hosts
@@ -214,7 +212,7 @@ class Unmade(Actor):
     def never(self) -> None: ...
 
 
-def test_actors_of_every_host_that_fail_are_told_though_nobody_calls_them(
+def test_failing_actors_of_every_host_are_reported_though_nobody_calls(
     six: ProcMesh, faults: list[MeshFailure]
 ) -> None:
     six.spawn("unmade", Unmade)

@@ -129,7 +129,7 @@ def test_procs_elsewhere_learn_that_a_host_is_lost(
 
 
 @pytest.mark.slow
-def test_a_killed_agent_is_told_and_its_successor_takes_the_healed_procs(
+def test_a_killed_agent_is_reported_and_its_successor_takes_healed_procs(
     tmp_path: Path, key: Path, faults: list[MeshFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert remote_host.REFUSED_S == 5.0

@@ -38,7 +38,7 @@ print("whole" if in_order == [True, True] and len(between.get(SOON)) == 2 else "
 """
 
 
-def test_a_cable_that_is_pulled_and_put_back_costs_nothing_but_time(cable: tuple[str, str], tmp_path: Path) -> None:
+def test_pulling_and_restoring_a_cable_costs_only_time(cable: tuple[str, str], tmp_path: Path) -> None:
     with controller_of_both(cable, tmp_path, CONTROLLER) as (say, expect):
         expect("ready")
         ip("-n", cable[1], "link", "set", cable[1], "down")

@@ -228,7 +228,7 @@ def elsewhere(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=50, check=True)
 
 
-def test_another_process_finds_the_job_and_is_told_which_one_it_is(folder: Path, job: ProcessJob) -> None:
+def test_another_process_finds_the_job_and_learns_which_it_is(folder: Path, job: ProcessJob) -> None:
     job.state().trainers.initialized.get(60)  # what is still being reached when the job ends is tried for a while
     assert oct(os.stat(".monarch/job_state.json").st_mode & 0o777) == "0o600"
     done = elsewhere("kill")
@@ -362,7 +362,7 @@ def test_jobs_of_users_are_saved_without_what_they_call_transient(folder: Path, 
         job.dumps()
 
 
-def test_a_local_job_gives_this_host_under_each_name_and_runs_scripts(folder: Path, host: Any) -> None:
+def test_local_jobs_give_this_host_under_each_name_and_run_scripts(folder: Path, host: Any) -> None:
     state = LocalJob(hosts=("trainers", "loaders")).state()
     assert state.trainers == state.loaders == host
     assert not Path(".monarch").exists()

@@ -138,7 +138,7 @@ def test_a_mesh_grows_onto_free_or_named_machines_and_returns_them(
     assert list((server.folder / "there" / "monarch-nb" / "jobs").iterdir()) == []
 
 
-def test_a_tunnel_is_enough_and_lives_again_when_the_connection_was_cut(server: SSHServer) -> None:
+def test_a_tunnel_is_enough_and_returns_after_a_cut_connection(server: SSHServer) -> None:
     job = job_at(server, reach="tunnel", env=LIGHT)
     try:
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
@@ -196,7 +196,7 @@ def remotes() -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_there_is_told_with_where_it_was(server: SSHServer, shown: list[Any]) -> None:
+def test_a_worker_killed_over_ssh_is_reported_with_its_machine(server: SSHServer, shown: list[Any]) -> None:
     job = job_at(server, env=LIGHT)
     try:
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)

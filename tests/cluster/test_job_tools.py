@@ -81,50 +81,56 @@ def test_a_shell_forwards_input_and_output_and_gives_its_status() -> None:
         assert part in said.replace("\r", "")
 
 
+class OpenShell:
+    """A shell that is typed at; `seen` has what it has said so far."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+        self.seen = b""
+
+    def type(self, text: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
+    def expect(self, pattern: bytes) -> "re.Match[bytes]":
+        assert self.process.stdout is not None
+        while (found := re.search(pattern, self.seen)) is None:
+            self.seen += os.read(self.process.stdout.fileno(), 4096)
+        return found
+
+    def end_of_input(self) -> int:
+        """Its status once its input has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(SOON)
+
+
+@pytest.fixture
+def open_shell() -> Iterator[OpenShell]:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    command = [sys.executable, "-c", SHELL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        yield OpenShell(process)
+        process.kill()  # else leaving would wait for it
+
+
 @pytest.mark.slow
-def test_a_shell_ends_with_its_input_and_gets_ctrl_c() -> None:
-    env = {**os.environ, "PYTHONPATH": ROOT}
-    with subprocess.Popen(
-        [sys.executable, "-c", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            # It speaks and sleeps itself: between speaking and starting a child, the shell would miss the signal.
-            process.stdin.write(b"sh -c \"echo be''gun; exec sleep 1000\"\n")
-            process.stdin.flush()
-            seen = b""
-            while b"begun" not in seen:
-                seen += os.read(process.stdout.fileno(), 4096)
-            process.stdin.write(b"\x03echo st''ill here\n")
-            process.stdin.flush()
-            while b"still here" not in seen:
-                seen += os.read(process.stdout.fileno(), 4096)
-            process.stdin.close()
-            assert process.wait(SOON) == 130 or process.returncode == 0
-        finally:
-            process.kill()  # else leaving would wait for it
+def test_a_shell_ends_with_its_input_and_gets_ctrl_c(open_shell: OpenShell) -> None:
+    # It speaks and sleeps itself: between speaking and starting a child, the shell would miss the signal.
+    open_shell.type(b"sh -c \"echo be''gun; exec sleep 1000\"\n")
+    open_shell.expect(b"begun")
+    open_shell.type(b"\x03echo st''ill here\n")
+    open_shell.expect(b"still here")
+    assert open_shell.end_of_input() in (0, 130)
 
 
-@pytest.mark.parametrize("stubborn", ["", pytest.param("trap '' HUP TERM; ", marks=pytest.mark.slow)])
-def test_the_end_of_its_input_ends_what_runs_in_a_shell(stubborn: str) -> None:
-    env = {**os.environ, "PYTHONPATH": ROOT}
-    with subprocess.Popen(
-        [sys.executable, "-c", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(f'sh -c "{stubborn}echo pid=\\$\\$.; while :; do sleep 1000; done"\n'.encode())
-            process.stdin.flush()
-            seen = b""
-            while (found := re.search(rb"pid=(\d+)\.", seen)) is None:
-                seen += os.read(process.stdout.fileno(), 4096)
-            process.stdin.close()
-            assert process.wait(SOON) in (129, 137)
-            until(lambda: not alive(int(found[1])), "the end of what ran in the foreground")
-        finally:
-            process.kill()
+@pytest.mark.parametrize("stubborn", [b"", pytest.param(b"trap '' HUP TERM; ", marks=pytest.mark.slow)])
+def test_the_end_of_its_input_ends_what_runs_in_a_shell(open_shell: OpenShell, stubborn: bytes) -> None:
+    open_shell.type(b'sh -c "%becho pid=\\$\\$.; while :; do sleep 1000; done"\n' % stubborn)
+    pid = int(open_shell.expect(rb"pid=(\d+)\.")[1])
+    assert open_shell.end_of_input() in (129, 137)
+    until(lambda: not alive(pid), "the end of what ran in the foreground")
 
 
 def test_a_shell_is_for_one_host(host: Any) -> None:

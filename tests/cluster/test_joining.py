@@ -121,7 +121,7 @@ def test_hosts_that_dial_are_a_mesh_like_any_other(
 
 
 @pytest.mark.slow
-def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any, at: str, key: Path) -> None:
+def test_procs_end_with_the_controller_and_hosts_join_the_next(pair: Any, at: str, key: Path) -> None:
     first = pair.spawn_procs(name="first").spawn("members", Member).where.call().get(SOON).values()
     shutdown_context().get(SOON)
     wait_until(lambda: not any(alive(pid) for _, pid in first))
@@ -131,7 +131,7 @@ def test_procs_end_with_the_controller_and_the_hosts_join_the_next_one(pair: Any
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_on_such_a_host_is_told_and_healed(pair: Any, faults: list[MeshFailure]) -> None:
+def test_a_rank_dying_on_a_joined_host_is_reported_and_healed(pair: Any, faults: list[MeshFailure]) -> None:
     members = pair.spawn_procs(name="far").spawn("members", Member)
     pids = [pid for _, pid in members.where.call().get(SOON).values()]
     waiting = members.nap.call(300, 1)

@@ -49,7 +49,7 @@ def same(source: Path, copy: Path) -> bool:
     return wanted == have and all((source / name).read_bytes() == (copy / name).read_bytes() for name in files)
 
 
-def test_a_folder_is_at_the_mount_point_of_each_host_and_follows(
+def test_a_folder_is_mounted_on_each_host_and_follows_changes(
     hosts: HostMesh, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_copies, "CHUNK", 64_000)  # the large file takes several messages

@@ -150,7 +150,7 @@ def test_jobs_of_kinds_that_are_not_there_are_refused(racks: Racks) -> None:
 
 
 @pytest.mark.slow
-def test_hosts_that_are_missing_are_named_with_the_reason_until_they_come(racks: Racks) -> None:
+def test_missing_hosts_are_named_with_the_reason_until_they_come(racks: Racks) -> None:
     racks.full = True
     job = AdapterJob("racks", {"trainers": 1, "loaders": 2})
     try:

@@ -31,7 +31,7 @@ def version() -> str:
     return str(toy_of_test.version)
 
 
-def test_ranks_import_what_was_installed_and_what_they_had_loaded_is_told(
+def test_ranks_import_installed_packages_and_stale_ones_are_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     there = tmp_path / "packages"

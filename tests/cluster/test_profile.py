@@ -221,7 +221,7 @@ def test_profiling_no_mesh_or_at_an_odd_rate_is_refused(trainers: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_sampler_whose_asker_does_not_take_its_samples_ends_by_itself(trainers: Any) -> None:
+def test_a_sampler_whose_samples_are_not_taken_ends_by_itself(trainers: Any) -> None:
     service = runtime().feature(PROFILING)
     with monarch.profile(trainers.slice(gpus=0)) as profile:
         until(lambda: profile.samples, "samples have come")

@@ -53,7 +53,7 @@ class Dropper(Actor):
         return psutil.Process().num_fds()
 
 
-def test_an_owner_killed_in_the_middle_ends_every_transfer_with_its_name(mover: str, faults: Faults) -> None:
+def test_killing_an_owner_in_mid_transfer_ends_every_transfer_by_name(mover: str, faults: Faults) -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="short")
     mesh = procs.spawn("mortal", Holder)
     buffer, pid = mesh.offer.call_one(LARGE, 1).get(), mesh.pid.call_one().get()
@@ -184,7 +184,7 @@ print(target.count(9) == LARGE - 1000, flush=True)
 
 
 @pytest.mark.slow
-def test_streams_cross_networks_and_a_cut_is_a_named_error_that_heals(cable: tuple[str, str], tmp_path: Path) -> None:
+def test_streams_cross_networks_and_a_cut_is_a_healable_named_error(cable: tuple[str, str], tmp_path: Path) -> None:
     with controller_of_both(cable, tmp_path, CONTROLLER, MONARCH_NB_RDMA_MOVERS="streams") as (say, expect):
         expect("streams")  # every mover has been seen to do what it should, across networks
         ip("-n", cable[1], "link", "set", cable[1], "down")
@@ -228,7 +228,7 @@ until(lambda: sum(holders.held.call().get(20).values()) == 0)  # they are told w
 
 
 @pytest.mark.slow
-def test_between_containers_of_one_machine_streams_take_the_place_of_the_kernel(tmp_path: Path) -> None:
+def test_between_containers_of_one_machine_streams_replace_kernel_copies(tmp_path: Path) -> None:
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if os.geteuid() != 0 or subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         pytest.skip("NOT TESTED HERE: another namespace of process ids needs root and `unshare` (util-linux)")

@@ -80,7 +80,7 @@ def owner(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get()
 
 
-def test_an_owner_whose_memory_nobody_uses_takes_no_time_of_a_processor(owner: Any) -> None:
+def test_an_owner_of_unused_memory_takes_no_processor_time(owner: Any) -> None:
     buffer = owner.offer.call_one(LARGE, 5).get()
     target = bytearray(LARGE)
     buffer.read_into(target).get(20)
@@ -129,7 +129,7 @@ def test_transfers_of_many_threads_share_the_agent(owner: Any) -> None:
     assert not errors
 
 
-def test_a_forked_child_is_told_that_the_libraries_do_not_survive_that(procs: ProcMesh, owner: Any) -> None:
+def test_a_forked_child_learns_that_the_libraries_do_not_survive_that(procs: ProcMesh, owner: Any) -> None:
     buffer = owner.offer.call_one(1000, 3).get()
     forking = this_host().spawn_procs(per_host={"gpus": 1}, name="forking")
     way, said = forking.spawn("forker", Forker).read.call_one(buffer).get(60)
@@ -158,7 +158,7 @@ def test_a_process_that_used_it_ends_with_its_own_status() -> None:
     assert (done.returncode, done.stdout.strip()) == (7, "nixl"), done.stderr
 
 
-def test_without_a_device_it_is_only_taken_where_it_is_asked_for(owner: Any) -> None:
+def test_without_a_device_nixl_is_used_only_on_request(owner: Any) -> None:
     if rdma_devices():
         pytest.skip("there is a device")
     assert not is_ibverbs_available()

@@ -89,7 +89,7 @@ def test_a_bootstrap_command_may_begin_with_an_empty_environment(monkeypatch: py
     procs.stop().get(20)
 
 
-def test_a_command_that_is_no_proc_fails_the_mesh_with_its_status() -> None:
+def test_a_command_that_starts_no_proc_fails_with_its_status() -> None:
     procs = this_host().spawn_procs(bootstrap_command=BootstrapCommand("/bin/sh", None, ["-c", "exit 7"], {}))
     with pytest.raises(SupervisionError, match="7"):
         procs.initialized.get(20)

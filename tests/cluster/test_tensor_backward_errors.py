@@ -36,7 +36,7 @@ def printed() -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_program_gets_its_own_error_and_the_next_pass_is_right(printed: list[str], name: str) -> None:
+def test_the_program_gets_its_own_error_and_later_passes_are_right(printed: list[str], name: str) -> None:
     lines = dict(line.split("\t", 1) for line in printed if "\t" in line)
     kind, function = RAISED.get(name, ("Mine", "fail"))
     assert lines[name] == f"{kind}\t{function}\tgoes on"

@@ -256,7 +256,7 @@ def test_the_check_finds_a_step_that_no_longer_does_the_same(mesh: Mesh) -> None
     assert run(x).tolist() == [3.0, 3.0]
 
 
-def test_collectives_of_a_compiled_step_are_accounted_as_those_of_the_step(mesh: Mesh) -> None:
+def test_collectives_of_a_compiled_step_are_accounted_like_the_plain_ones(mesh: Mesh) -> None:
     table = mesh.stream.table
 
     def step(x: torch.Tensor) -> Any:

@@ -38,7 +38,7 @@ def wrong(found: Results) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def test_the_page_lists_every_operation_once_and_most_of_them_as_right() -> None:
+def test_the_page_lists_every_operation_once_and_most_as_right() -> None:
     listed = read(PAGE.read_text())
     assert len(listed.right) >= 640
     assert not listed.right & listed.refused

@@ -124,7 +124,7 @@ def test_a_write_through_a_view_says_what_it_costs_once(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(mesh: Mesh) -> None:
+def test_gradients_of_writes_through_views_are_those_of_local_tensors(mesh: Mesh) -> None:
     def program(leaf: torch.Tensor) -> torch.Tensor:
         t = leaf * 2
         kept, across = t[1], t[:, 1:]
@@ -147,7 +147,7 @@ def test_gradients_of_what_is_written_through_views_are_those_of_local_tensors(m
 
 
 @pytest.mark.slow
-def test_gradients_flow_through_what_is_selected_along_dimensions_counted_from_the_back(mesh: Mesh) -> None:
+def test_gradients_flow_through_selections_along_negative_dimensions(mesh: Mesh) -> None:
     for placement in (S0, S1):
         local = numbers(4, 5, 6).requires_grad_()
         ours: Any = monarch_nb.distribute(numbers(4, 5, 6), mesh, [placement]).requires_grad_()
@@ -287,7 +287,7 @@ def test_sums_over_ranks_count_what_is_true_once(mesh: Mesh) -> None:
     assert torch.equal((t > 2).any(1).full_tensor().int(), torch.ones(4, dtype=torch.int32))
 
 
-def test_whole_numbers_that_become_parts_of_a_sum_stay_what_they_are(mesh: Mesh) -> None:
+def test_integers_that_become_partial_sums_stay_what_they_are(mesh: Mesh) -> None:
     t = monarch_nb.distribute(numbers(5).long(), mesh, [R]).redistribute([Partial()])
     assert t.tolist() == [0, 1, 2, 3, 4]
     counts = (rows(mesh, 5, 3) > 4).sum(0)
@@ -295,7 +295,7 @@ def test_whole_numbers_that_become_parts_of_a_sum_stay_what_they_are(mesh: Mesh)
     assert counts.tolist() == [2, 2, 2]
 
 
-def test_norms_of_any_order_are_right_and_added_and_negated_as_numbers(mesh: Mesh) -> None:
+def test_norms_of_any_order_are_right_and_add_as_numbers(mesh: Mesh) -> None:
     expected = numbers(4, 4)
     t = monarch_nb.distribute(expected, mesh, [S1])
     for order in (3, 1, 0.5, 4, -1, 0, torch.inf, -torch.inf):
@@ -308,7 +308,7 @@ def test_norms_of_any_order_are_right_and_added_and_negated_as_numbers(mesh: Mes
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("placements", [(S0, S0, R), (S0, R, S0), (S1, R, S0), (Partial(), S0, R)], ids=str)
-def test_losses_of_weighted_classes_and_ignored_targets_are_those_of_local_tensors(
+def test_losses_with_weights_and_ignored_targets_equal_local_ones(
     mesh: Mesh, placements: tuple[Placement, ...], reduction: str
 ) -> None:
     torch.manual_seed(3)
@@ -393,7 +393,7 @@ def _view_that_nobody_writes_to(x: Any, w: Any) -> Any:
         (_view_that_nobody_writes_to, True),
     ],
 )
-def test_a_shape_that_changes_in_place_leaves_gradients_right_or_is_refused(
+def test_changing_a_shape_in_place_keeps_gradients_right_or_is_refused(
     mesh: Mesh, program: Callable[[Any, Any], Any], goes: bool, placed: Any
 ) -> None:
     weights = numbers(3, 3).flip(0) + 1

@@ -189,7 +189,7 @@ def test_a_slice_of_a_mesh_has_tensors_of_its_own(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_moment_leaves_all_ranks_with_the_same_operations(mesh: Mesh) -> None:
+def test_ctrl_c_at_any_moment_leaves_ranks_with_the_same_operations(mesh: Mesh) -> None:
     total, one, issued, hits = mesh.zeros(2), mesh.ones(2), 0, 0
     chance, main = random.Random(0), threading.get_ident()
 

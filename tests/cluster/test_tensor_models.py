@@ -59,7 +59,7 @@ def test_three_steps_of_training_are_those_of_one_process(mesh: Mesh, name: str,
     assert outcome.is_equal(), outcome
 
 
-def test_the_page_says_of_every_model_that_all_its_trainings_are_equal() -> None:
+def test_the_page_claims_equal_training_for_every_model() -> None:
     assert read(PAGE.read_text()) == {name: [True] * len(PARALLEL) for name in MODELS}
 
 
@@ -123,7 +123,7 @@ def test_operations_of_other_devices_are_refused_by_name_when_issued(mesh: Mesh)
     assert mesh.ones(3).sum().item() == 3
 
 
-def test_an_operation_of_another_device_runs_by_the_decomposition_that_is_registered(mesh: Mesh) -> None:
+def test_operations_of_other_devices_run_by_their_registered_decomposition(mesh: Mesh) -> None:
     library = torch.library.Library("monarch_test", "DEF")
     library.define("doubled_plus(Tensor x, float y) -> Tensor")
     library.impl("doubled_plus", lambda x, y: x * 2 + y, "XLA")
@@ -281,7 +281,7 @@ def test_a_plan_that_cannot_be_taken_says_why(mesh: Mesh, module: nn.Module, pla
     assert not any(isinstance(parameter, MeshTensor) for parameter in module.parameters())
 
 
-def test_a_parameter_of_two_names_lies_as_the_plan_says_of_one(mesh: Mesh) -> None:
+def test_a_parameter_of_two_names_is_placed_as_planned_for_one(mesh: Mesh) -> None:
     model = nn.ModuleDict({"words": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)})
     model["head"].weight = model["words"].weight
     monarch_nb.module_to_mesh(model, mesh, {"words": "row"})

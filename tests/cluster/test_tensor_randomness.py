@@ -116,7 +116,7 @@ def test_operations_on_a_mesh_leave_the_generators_of_its_processes_alone(procs:
     assert mesh.execute(torch.rand, 1).values() == [expected] * 4
 
 
-def test_a_mesh_follows_the_seed_of_the_program_which_may_come_first(procs: ProcMesh) -> None:
+def test_a_mesh_follows_the_programs_seed_even_if_set_before(procs: ProcMesh) -> None:
     def numbers(mesh: Mesh) -> list[float]:
         found: list[float] = mesh.rand(4).full_tensor().tolist()
         return found

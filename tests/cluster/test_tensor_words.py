@@ -81,7 +81,7 @@ def test_nan_and_infinities_are_kept_by_parts(mesh: Mesh) -> None:
         assert torch.equal(placed.full_tensor().nan_to_num(7), whole.nan_to_num(7)), kind
 
 
-def test_parts_that_cannot_be_put_together_are_refused_with_line_and_remedy(mesh: Mesh) -> None:
+def test_parts_that_do_not_fit_are_refused_with_line_and_remedy(mesh: Mesh) -> None:
     t = mesh.ones(4)
     for placements, dtype, told in (
         ([Partial("sum"), Partial("max")], torch.float32, r"several kinds, P.*sum.*, P.*max.*Take one kind"),
@@ -114,7 +114,7 @@ def test_from_local_puts_together_what_local_shards_takes_apart(mesh: Mesh, spec
     assert torch.equal((again * 2).full_tensor(), whole_of() * 2)
 
 
-def test_from_local_takes_parts_of_a_sum_and_one_tensor_for_all(mesh: Mesh) -> None:
+def test_from_local_takes_partial_sums_and_one_tensor_for_all(mesh: Mesh) -> None:
     parts = [torch.full((2,), float(rank)) for rank in range(4)]
     assert monarch.from_local(parts, mesh, [Partial(), Partial()]).full_tensor().tolist() == [6.0, 6.0]
     assert monarch.from_local(torch.ones(2), mesh, [Shard(0), Partial()]).full_tensor().tolist() == [2.0] * 4

@@ -203,7 +203,7 @@ def test_a_worker_listens_on_a_socket_that_it_is_given() -> None:
         worker.wait()
 
 
-def test_a_socket_that_others_reach_needs_a_key_whatever_the_address_says() -> None:
+def test_a_socket_that_others_reach_needs_a_key_whatever_its_address() -> None:
     with socket.socket() as door, pytest.raises(TransportError, match="not a TCP socket that is bound"):
         run_worker_loop_forever(ca=TRUST_ALL, address=f"tcp://127.0.0.1:fd{door.fileno()}")
     with pytest.raises(TransportError, match="descriptor 999999 is not a socket"):
@@ -313,7 +313,7 @@ def test_a_path_in_use_is_not_taken_over(folder: Path, monkeypatch: pytest.Monke
         run_worker_loop_forever(ca=TRUST_ALL, address=f"ipc://{folder}/file")
 
 
-def test_a_port_in_use_is_told_without_the_traceback_of_another_process() -> None:
+def test_a_port_in_use_is_reported_without_a_remote_traceback() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AgentStartError) as raised:
@@ -334,7 +334,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_a_client_that_is_killed_leaves_nothing_on_workers_which_live_on(folder: Path) -> None:
+def test_a_killed_client_leaves_nothing_on_workers_that_live_on(folder: Path) -> None:
     address = f"ipc://{folder}/w"
     with workers_at(address) as processes:
         command = [sys.executable, "-c", CLIENT, address]
@@ -365,7 +365,7 @@ def test_processes_of_workers_and_of_this_host_reach_each_other(folder: Path, ho
 
 
 @pytest.mark.slow
-def test_a_terminated_worker_takes_its_link_away_later_or_its_successor_does(folder: Path) -> None:
+def test_a_terminated_worker_or_its_successor_removes_its_link(folder: Path) -> None:
     address = f"ipc://{folder}/w"
     process = start_worker(address)
     until((folder / "w").exists, "the worker")

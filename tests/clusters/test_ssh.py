@@ -141,9 +141,7 @@ for remote in runtime().part(Routes).attached.values():
 """
 
 
-def test_another_kernel_attaches_a_mesh_behind_tunnels_and_its_tunnels_heal_too(
-    machines: Machines, console: Console
-) -> None:
+def test_another_kernel_attaches_behind_tunnels_and_its_tunnels_heal(machines: Machines, console: Console) -> None:
     first = console.ask(machines.job("reach='tunnel'") + SPAWN)
     console.ask("counters.detach(lease=120)")
     console.close()

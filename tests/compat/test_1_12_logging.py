@@ -56,7 +56,7 @@ def test_the_program_of_the_documentation_shows_what_its_processes_write(tmp_pat
     assert "[actor=<root>." in shown
 
 
-def test_a_level_is_between_0_and_255_and_a_window_needs_streaming(quad: ProcMesh) -> None:
+def test_levels_are_0_to_255_and_windows_need_streaming(quad: ProcMesh) -> None:
     for level in (-1, 256):
         with pytest.raises(ValueError, match="level"):
             asyncio.run(quad.logging_option(level=level))

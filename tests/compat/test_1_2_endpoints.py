@@ -179,7 +179,7 @@ def test_the_return_value_of_an_endpoint_with_a_port_is_ignored(quad: ProcMesh) 
     assert quad.slice(gpus=0).spawn("task", Task).answers_once.call_one().get(20) == "through the port"  # type: ignore[call-arg]
 
 
-def test_an_error_of_a_concurrent_endpoint_with_a_port_ends_the_actor(quad: ProcMesh, faults: Any) -> None:
+def test_an_error_of_a_concurrent_port_endpoint_ends_the_actor(quad: ProcMesh, faults: Any) -> None:
     task: Any = quad.slice(gpus=0).spawn("task", Task)
     with pytest.raises(SupervisionError, match="nobody"):
         task.escapes.call_one().get(20)

@@ -60,7 +60,7 @@ def test_a_sync_endpoint_may_wait_for_another_actor_without_a_warning(quad: Proc
     assert actor.ask.call_one().get(20) == ([0, 1, 2], 0)
 
 
-def test_a_backlog_stays_in_order_and_lets_tasks_of_the_actor_run(quad: ProcMesh) -> None:
+def test_a_backlog_stays_in_order_beside_the_actors_own_tasks(quad: ProcMesh) -> None:
     actor = quad.slice(gpus=0).spawn("burst", Burst)
     actor.begin.call_one().get(20)
     for n in range(300):

@@ -190,7 +190,7 @@ def test_a_command_with_another_environment() -> None:
     assert isinstance(default_bootstrap_cmd(), BootstrapCommand)
 
 
-def test_a_bootstrap_may_be_sync_or_async_and_what_it_spawns_stays() -> None:
+def test_bootstraps_may_be_sync_or_async_and_their_actors_stay() -> None:
     def plain() -> None:
         os.environ["SET_UP"] = "plain"
 

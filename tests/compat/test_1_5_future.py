@@ -55,7 +55,7 @@ def test_a_function_that_returns_a_future_is_got_and_awaited(sleeper: Any) -> No
     assert asyncio.run(_awaited(twice())) == first + 2
 
 
-def test_an_answer_that_is_there_can_be_asked_for_again_and_again(sleeper: Any) -> None:
+def test_an_answer_can_be_read_again_and_again(sleeper: Any) -> None:
     future = sleeper.nap.call_one(0)
     first = future.get(20)
     assert all(future.get(0) == first for _ in range(1000))

@@ -80,7 +80,7 @@ def test_workers_started_with_one_line_are_a_mesh_of_hosts() -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_of_hosts_is_a_context_manager_that_shuts_it_down() -> None:
+def test_leaving_a_host_mesh_context_shuts_the_hosts_down() -> None:
     async def main(address: str) -> Any:
         async with attach_to_workers(ca="trust_all_connections", workers=[address]) as hosts:
             procs = hosts.spawn_procs(per_host={"gpus": 1})
@@ -129,7 +129,7 @@ for word in ("tcp", "ipc", "tls", "metatls", "metatls-hostname", "tcp://127.0.0.
 """
 
 
-def test_every_word_for_a_transport_is_taken_once_and_before_all_else() -> None:
+def test_every_transport_name_is_accepted_once_and_before_all_else() -> None:
     done = subprocess.run([sys.executable, "-c", ENABLE], capture_output=True, text=True, timeout=100, check=True)
     words = [line.rpartition(" ") for line in done.stdout.splitlines()]
     assert len(words) == 6, done.stderr

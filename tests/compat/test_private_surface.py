@@ -91,7 +91,7 @@ def test_an_endpoint_may_be_named_like_pythons_own_methods(quad: ProcMesh) -> No
     assert again.__invoke__.call("scaled", 1).get(20).values() == [3] * 4
 
 
-def test_an_endpoint_cannot_take_the_place_of_what_a_mesh_does_itself() -> None:
+def test_an_endpoint_cannot_replace_a_method_of_the_mesh() -> None:
     class Long(Actor):
         @endpoint
         def __len__(self) -> int:

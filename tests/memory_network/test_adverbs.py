@@ -83,7 +83,7 @@ def test_stream_gives_answers_as_they_arrive(workers: Any) -> None:
     assert got == [3, 2, 1, 0]
 
 
-def test_stream_sends_when_it_is_called_and_gives_exactly_one_future_each(workers: Any) -> None:
+def test_stream_sends_at_once_and_gives_one_future_per_rank(workers: Any) -> None:
     stream = workers.note.stream(11)
     assert all(11 in notes for notes in workers.notes.call().get(20).values())
     assert [future.get(20) for future in stream] == [None] * 4

@@ -176,7 +176,7 @@ def test_one_of_several_concurrent_calls_is_cancelled(quad: ProcMesh) -> None:
         assert receiver.recv().get(20) == name
 
 
-def test_a_cancelled_call_with_an_explicit_port_does_not_harm_the_actor(workers: Any) -> None:
+def test_cancelling_a_call_with_an_explicit_port_spares_the_actor(workers: Any) -> None:
     hung(4, workers.by_port.call).cancel()
     assert workers.seen.call().get(20).values() == [[]] * 4
 
@@ -338,7 +338,7 @@ def test_a_call_to_an_actor_that_stopped_itself_names_it(quad: ProcMesh) -> None
         assert part in str(caught.value)
 
 
-def test_a_call_to_an_actor_that_never_came_says_which_and_where() -> None:
+def test_a_call_to_an_actor_that_never_came_names_it() -> None:
     with configured(message_delivery_timeout="300ms"):
         procs = this_host().spawn_procs(per_host={"gpus": 2}, name="lonely")
         actors: Any = procs.spawn("absent", Sync)

@@ -121,7 +121,7 @@ def test_an_async_endpoint_sees_its_cancellation_at_its_next_await(quad: ProcMes
     assert cancelled(lambda *ports: middle.ask_slowly.call_one(last, *ports), 2) == ["async", "last"]
 
 
-def test_a_def_that_waits_for_a_call_is_woken_by_its_cancellation(quad: ProcMesh, last: Any) -> None:
+def test_sync_endpoints_waiting_for_a_call_wake_when_it_is_cancelled(quad: ProcMesh, last: Any) -> None:
     middle: Any = quad.slice(gpus=0).spawn("middle", Sync)
     assert cancelled(lambda *ports: middle.ask.call_one(last, *ports), 2) == ["last", "sync"]
     [told] = middle.seen.call_one().get(20)

@@ -120,7 +120,7 @@ def test_concurrent_endpoints_must_be_async_and_cannot_be_stacked() -> None:
         async def two(self: Any) -> None: ...
 
 
-def test_a_method_that_is_no_endpoint_says_how_to_make_it_one(quad: ProcMesh) -> None:
+def test_a_plain_method_says_how_to_make_it_an_endpoint(quad: ProcMesh) -> None:
     good: Any = quad.spawn("good", Good, 1)
     with pytest.raises(RuntimeError, match=r"helper is not annotated as an endpoint.*add a @endpoint decorator"):
         good.helper()

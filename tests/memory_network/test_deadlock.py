@@ -159,7 +159,7 @@ def test_neighbours_that_all_call_each_other_are_told(quad: ProcMesh) -> None:
     assert ring.ping.call().get(20).values() == ["pong"] * 4
 
 
-def test_two_calls_that_know_nothing_of_each_other_can_make_a_circle(quad: ProcMesh) -> None:
+def test_two_independent_calls_can_make_a_circle(quad: ProcMesh) -> None:
     a: Any = quad.slice(gpus=0).spawn("alice", Caller)
     b: Any = quad.slice(gpus=1).spawn("bob", Caller)
     outcomes = all_at_once([(a, b), (b, a)])

@@ -382,7 +382,7 @@ def test_spares_replace_lost_hosts_at_once_and_another_is_requested(
     procs.shrink(hosts=-1)
 
 
-def test_a_spare_is_there_at_once_while_somebody_waits_for_other_hosts(
+def test_a_spare_arrives_at_once_while_somebody_awaits_other_hosts(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     source.hosts = ["m10"]

@@ -141,7 +141,7 @@ def test_hosts_that_are_late_are_released_with_the_reason(hosts: JobHosts, job: 
     assert [wanted.names for wanted in engine.asked] == [("fleet_2", "fleet_3"), ("fleet_4",)], "no name comes twice"
 
 
-def test_an_engine_that_refuses_or_ends_them_is_told_in_its_words(hosts: JobHosts, job: Job, engine: Engine) -> None:
+def test_an_engine_that_refuses_or_ends_hosts_is_quoted(hosts: JobHosts, job: Job, engine: Engine) -> None:
     engine.why = "the budget is spent"
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 gives fleet no other host, .* changed: the budget is spent"):
         hosts.more(1, 20)
@@ -235,7 +235,7 @@ def test_killing_the_job_ends_the_wait_and_leaves_nothing(hosts: JobHosts, job: 
         hosts.more(1, 600)
 
 
-def test_a_folder_that_is_full_is_told_and_nothing_was_asked_for(hosts: JobHosts, job: Job, engine: Engine) -> None:
+def test_a_full_folder_is_reported_and_no_host_is_requested(hosts: JobHosts, job: Job, engine: Engine) -> None:
     job.folder = Path("/proc/self")
     with pytest.raises(NoMoreHostsError, match=r"nothing has changed: \[Errno"):
         hosts.more(1, 20)

@@ -126,7 +126,7 @@ class Blocked(Actor):
         return "pong"
 
 
-def test_a_sync_actor_has_a_thread_of_its_own_without_a_loop(quad: ProcMesh) -> None:
+def test_a_sync_actor_has_its_own_thread_without_a_loop(quad: ProcMesh) -> None:
     actor = quad.slice(gpus=0).spawn("sync", Sync)
     assert [actor.where.call_one().get(20) for _ in range(3)] == [("monarch-actor-driver", False, n) for n in (1, 2, 3)]
     assert actor.same_thread.call_one().get(20)

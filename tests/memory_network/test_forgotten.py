@@ -171,9 +171,7 @@ def test_a_future_says_how_it_stands_and_that_get_is_missing(procs: ProcMesh) ->
     assert repr(failed) == "<Future failed: ZeroDivisionError: division by zero>"
 
 
-def test_the_errors_of_a_stream_that_nobody_looks_at_are_told_once(
-    procs: ProcMesh, told: list[tuple[str, int]]
-) -> None:
+def test_errors_of_a_stream_that_nobody_reads_are_shown_once(procs: ProcMesh, told: list[tuple[str, int]]) -> None:
     mesh = procs.spawn("f", Divider)
     unread: Any = mesh.divide.stream(0)
     del unread

@@ -67,7 +67,7 @@ def test_packages_that_ranks_loaded_before_they_changed_are_named(procs: ProcMes
     )
 
 
-def test_where_it_fails_is_told_and_so_is_what_it_did_elsewhere(procs: ProcMesh, shared: Path) -> None:
+def test_a_partial_failure_is_reported_with_the_results_elsewhere(procs: ProcMesh, shared: Path) -> None:
     with pytest.raises(
         PipError, match=r"hosts=0-1 .*: toy 1.0\n.*hosts=2 \(.*\): pip has failed, with status 1"
     ) as told:
@@ -77,7 +77,7 @@ def test_where_it_fails_is_told_and_so_is_what_it_did_elsewhere(procs: ProcMesh,
         run_pip(procs, [])
 
 
-def test_a_folder_in_which_nobody_may_write_is_told_apart_by_machine(
+def test_an_unwritable_folder_is_reported_by_machine(
     procs: ProcMesh, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "_packages", lambda: Path("/proc/nowhere"))

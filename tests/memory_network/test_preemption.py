@@ -156,7 +156,7 @@ replace=True) takes another host""",
     procs.stop().get(20)
 
 
-def test_all_hosts_of_a_job_at_once_are_told_as_one_notice(
+def test_notices_for_all_hosts_of_a_job_at_once_are_one(
     simulated: Cluster, keeper: Callable[[HostMesh, str], Any], hosts: HostMesh, shown: list[str]
 ) -> None:
     owner = keeper(hosts, "handles")

@@ -29,7 +29,7 @@ def places(grid: ProcMesh) -> Any:
     return grid.spawn("places", Place)
 
 
-def test_the_dimensions_are_those_of_the_host_and_then_those_asked_for(grid: ProcMesh, places: Any) -> None:
+def test_dimensions_are_those_of_the_host_then_those_requested(grid: ProcMesh, places: Any) -> None:
     for mesh in (grid, places):
         assert mesh.sizes == {"rows": 2, "gpus": 2}
         assert mesh.size() == len(mesh) == 4

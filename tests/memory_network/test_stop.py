@@ -113,7 +113,7 @@ def test_processes_live_on_when_their_actors_stop(quad: ProcMesh) -> None:
     assert quad.spawn("mesh", Stoppable).ping.call().get(20).values() == ["pong"] * 4  # type: ignore[attr-defined]
 
 
-def test_a_message_under_way_is_finished_and_those_that_wait_are_refused(quad: ProcMesh) -> None:
+def test_a_running_message_is_finished_and_waiting_ones_are_refused(quad: ProcMesh) -> None:
     port, receiver = Channel[str].open()
     one: Any = quad.slice(gpus=0).spawn("one", Stoppable)
     napping = one.nap.call_one(port)

@@ -111,7 +111,7 @@ def test_each_rank_that_fails_is_told(quad: ProcMesh, faults: Faults) -> None:
     assert sorted(rank for _ in range(4) for rank in faults.next().crashed_ranks) == [0, 1, 2, 3]
 
 
-def test_an_init_that_raises_is_told_on_use_and_to_the_owner(quad: ProcMesh, faults: Faults) -> None:
+def test_a_raising_init_is_reported_on_use_and_to_the_owner(quad: ProcMesh, faults: Faults) -> None:
     children: Any = quad.slice(gpus=slice(0, 2)).spawn("children", Child, True)
     with pytest.raises(SupervisionError, match="not like this"):
         children.ping.call().get(20)
@@ -213,7 +213,7 @@ class ConcurrentPort(Actor):
         self.port.send(f"cleaned up after {exc!r}")
 
 
-def test_a_task_that_fails_an_idle_actor_ends_it_and_cleans_up(quad: ProcMesh, faults: Faults) -> None:
+def test_a_failing_task_ends_its_idle_actor_with_a_clean_up(quad: ProcMesh, faults: Faults) -> None:
     port, receiver = Channel[str].open()
     actor: Any = quad.slice(gpus=0).spawn("actor", ConcurrentPort, port)
     with pytest.raises(SupervisionError, match="in a task"):

@@ -127,7 +127,7 @@ def test_a_raising_init_ends_the_cell_and_the_mended_one_respawns(actors: Notebo
     assert actors.run("counters.add.call(1).get().get(0)").text == "1"
 
 
-def test_a_lost_rank_is_healed_with_the_class_of_the_newest_cell(actors: Notebook) -> None:
+def test_a_lost_rank_is_healed_with_the_newest_cells_class(actors: Notebook) -> None:
     actors.run(counter()).ok()
     actors.run(counter(factor=10)).ok()
     actors.run("import os, signal\nos.kill(w.run(os.getpid).get().get(2), signal.SIGKILL)").ok()

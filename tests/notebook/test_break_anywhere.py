@@ -43,7 +43,7 @@ def test_a_breakpoint_of_processes_holds_in_their_actors_too(debugged: Notebook)
     assert nb.run("call.get()").ok().text == "0.5"
 
 
-def test_a_cell_that_is_left_to_run_has_a_future_to_get(debugged: Notebook) -> None:
+def test_a_cell_left_to_run_has_a_future_to_get(debugged: Notebook) -> None:
     nb = debugged
     request = nb.start("%%on w gpus=0\nimport os, time\nprint('begun')\ntime.sleep(0.5)\n6 * 7")
     nb.until(request, Cell(), "begun")

@@ -82,7 +82,7 @@ def test_the_cell_after_one_ranks_error_works_in_the_same_processes(nb: Notebook
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_cell_after_stop_was_pressed_twice_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
+def test_the_cell_after_two_stops_works_in_the_same_processes(nb: Notebook, kind: str) -> None:
     before = nb.run(PID).ok().text
     assert "trained" in nb.run(f"%%on workers\ntrain({kind!r}, {{}})", timeout=60).ok().text
     request = nb.start(f"%%on workers\ntrain({kind!r}, {{1: sleep}})")

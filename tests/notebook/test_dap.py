@@ -79,7 +79,7 @@ def test_ranks_at_other_lines_are_threads_that_can_take_the_focus(debugger: Debu
     assert "20, 22, 24" in debugger.finish(cell).ok().text
 
 
-def test_logpoints_print_by_rank_and_hit_counts_and_conditions_choose_the_pass(debugger: Debugger) -> None:
+def test_logpoints_print_by_rank_and_conditions_choose_the_pass(debugger: Debugger) -> None:
     debugger.mark(TRAINER, "result = loss * 2", logMessage="at {loss:.1f}")
     shown = debugger.finish(debugger.start("t.step.call(10.0).get()")).ok().stdout
     assert [line for line in sorted(shown.splitlines()) if "at " in line] == [

@@ -30,7 +30,7 @@ def nb(kernel: Debugged) -> Iterator[Debugged]:
     assert left.ok().text == "0", left
 
 
-def test_eight_ranks_stop_and_are_listed_focused_stepped_evaluated_and_let_go(nb: Debugged) -> None:
+def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged) -> None:
     talk = nb.talk(
         ALL_STOPPED,
         "ranks",
@@ -74,7 +74,7 @@ def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) ->
     assert "all 8 ranks: 0.5" in nb.run("t.forward.call([1, 2, 4]).get()").ok().text
 
 
-def test_the_table_of_an_open_question_takes_in_ranks_that_stop_later(nb: Debugged, tmp_path: Path) -> None:
+def test_the_table_of_an_open_question_includes_later_stops(nb: Debugged, tmp_path: Path) -> None:
     request = nb.start(f"t.slice(gpus=slice(2)).late.call({str(tmp_path)!r}).get()", asks=True)
     assert nb.asked() == "mdb trainers[gpus=0]> "
     (tmp_path / "asked").touch()

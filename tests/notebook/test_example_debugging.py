@@ -15,7 +15,7 @@ def example(blank: Notebook) -> Example:
     return Example("debugging.ipynb").run(blank)
 
 
-def test_the_breakpoint_stops_the_one_rank_whose_loss_is_not_a_number(example: Example) -> None:
+def test_the_breakpoint_stops_the_one_rank_with_a_nan_loss(example: Example) -> None:
     assert "StoppedAtBreakpoint: 3 of 4 ranks have answered" in example.text("stop")
     assert "1 of 4  at Cell In[4]:30 in Trainer.learn  trainers gpus=2" in example.text("list")
 

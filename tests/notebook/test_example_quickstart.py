@@ -36,7 +36,7 @@ def test_the_failure_names_mesh_rank_host_signal_and_the_way_out(example: Exampl
     assert told.count("SIGKILL") <= 3, "told once"
 
 
-def test_one_process_is_new_after_the_heal_and_three_are_the_same(example: Example) -> None:
+def test_one_process_is_new_after_the_heal_and_three_remain(example: Example) -> None:
     before, after = (
         [int(pid) for pid in re.findall(r": (\d+)$", example.shown[cell].text, re.MULTILINE)]
         for cell in ("spawn", "heal")

@@ -145,7 +145,7 @@ def test_a_failure_in_on_ends_the_cell(nb: Notebook) -> None:
     nb.run("%interrupt w").ok()
 
 
-def test_the_first_interrupt_stops_waiting_and_says_what_becomes_of_the_call(nb: Notebook, tmp_path: Path) -> None:
+def test_the_first_interrupt_stops_waiting_and_explains_the_calls_fate(nb: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     request = nb.start(f"future = a.work.call(0, 'begun', {str(gate)!r})\nfuture.get()")
     nb.until(request, Cell(), "begun")
@@ -341,7 +341,7 @@ def test_a_call_failing_of_an_unclaimed_death_reports_it_briefly(eight: Notebook
     assert "going down" not in later.traceback
 
 
-def test_the_error_and_its_bar_are_one_story_where_displays_are_live(eight: Notebook) -> None:
+def test_with_live_displays_the_error_and_its_bar_are_one_output(eight: Notebook) -> None:
     pytest.importorskip("anywidget")
     cell = eight.finish(eight.start("leavers.slice(gpus=slice(2, 6)).leave.call().get()", asks=True))
     [bar] = cell.displays

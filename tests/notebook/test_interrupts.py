@@ -148,7 +148,7 @@ finally:
     nb.run("b.stop().get()").ok()
 
 
-def test_stop_means_the_cell_that_has_begun_since_and_no_earlier_ranks(nb: Notebook) -> None:
+def test_stop_means_the_newest_cell_and_no_earlier_ranks(nb: Notebook) -> None:
     request, _ = stopped(nb, "left = a.work.call(60, 'begun')\nleft.get()")
     later, cell = nb.start("print('looping')\nwhile True: time.sleep(0.01)"), Cell()
     nb.until(later, cell, "looping")

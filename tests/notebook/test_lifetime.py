@@ -82,7 +82,7 @@ def test_loading_the_extension_starts_an_agent_that_changed_settings_replace() -
 
 
 @pytest.mark.slow
-def test_where_it_is_not_wanted_ahead_loading_the_extension_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_starting_ahead_off_the_extension_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_NB_HOST_PRESTART", "0")
     notebook = Notebook()
     try:

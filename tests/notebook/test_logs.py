@@ -147,14 +147,14 @@ def test_tqdm_is_one_live_bar_per_rank_and_a_final_line(nb: Notebook) -> None:
     assert len(cell.displays) + len(cell.updates) <= 20, "not one for each of 200 steps"
 
 
-def test_a_traceback_that_a_rank_prints_has_the_lines_of_the_cell(nb: Notebook) -> None:
+def test_a_traceback_printed_by_a_rank_has_the_cells_lines(nb: Notebook) -> None:
     cell = nb.run(
         "%%on w gpus=0\nimport traceback\ntry:\n    1 / 0  # the line\nexcept Exception:\n    traceback.print_exc()"
     ).ok()
     assert "1 / 0  # the line" in cell.stderr
 
 
-def test_a_crash_is_told_with_the_line_of_the_cell_that_crashed(nb: Notebook) -> None:
+def test_a_crash_is_reported_with_the_line_of_its_cell(nb: Notebook) -> None:
     cell = nb.run("%%on w gpus=2\nimport ctypes\nprint('on the brink')\nctypes.string_at(0)")
     told = cell.traceback
     assert "| on the brink" in told

@@ -24,7 +24,7 @@ def test_the_same_line_again_gives_the_same_mesh(nb: Notebook) -> None:
     assert nb.run("a.pid.call().get().values()").text == before
 
 
-def test_another_shape_or_setup_or_fresh_replaces_a_mesh_and_says_so(nb: Notebook) -> None:
+def test_another_shape_setup_or_fresh_replaces_a_mesh_with_notice(nb: Notebook) -> None:
     nb.run("%mesh changing gpus=1").ok()
     assert "changing is replaced: it was gpus=1, now gpus=2" in nb.run("%mesh changing gpus=2").ok().stdout
     assert "its set-up has changed" in nb.run("%%mesh changing gpus=2\nmarker = rank + 10").ok().stdout

@@ -27,7 +27,7 @@ def test_equal_lines_are_shown_once_with_their_ranks(nb: Notebook) -> None:
     assert [ranks(cell.stdout, f"rank {rank}") for rank in range(4)] == [[0], [1], [2], [3]]
 
 
-def test_lines_of_an_endpoint_come_before_what_the_cell_prints_after_it(nb: Notebook) -> None:
+def test_lines_of_an_endpoint_come_before_later_prints_of_the_cell(nb: Notebook) -> None:
     for _ in range(5):
         cell = nb.run("a.work.call(0, 'from the rank').get()\nprint('from the cell')").ok()
         assert ranks(cell.stdout, "from the rank") == [0, 1, 2, 3]
@@ -61,7 +61,7 @@ def test_lines_stream_while_a_cell_runs(nb: Notebook, tmp_path: Path) -> None:
     assert "late" in nb.finish(request).ok().stdout
 
 
-def test_text_without_a_line_end_and_of_c_code_is_shown_too(nb: Notebook) -> None:
+def test_unterminated_text_and_output_of_c_code_are_shown_too(nb: Notebook) -> None:
     cell = nb.run("%%on w gpus=0\nimport os\nprint('no end', end='')\nos.system('echo from a child')\nNone").ok()
     assert "no end" in cell.stdout
     assert "from a child" in cell.stdout

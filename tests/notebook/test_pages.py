@@ -30,7 +30,7 @@ def _lines(shown: Cell) -> list[str]:
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_a_page_runs_from_top_to_bottom_and_gives_what_it_says(page: str, fresh: Notebook) -> None:
+def test_a_page_runs_from_top_to_bottom_with_the_stated_results(page: str, fresh: Notebook) -> None:
     fresh.aside(CHECK)
     if page in OWN_HOSTS:
         fresh.aside(NO_TORCH)
@@ -50,7 +50,7 @@ def test_every_block_says_what_it_is() -> None:
     ] == []
 
 
-def test_every_chapter_is_in_the_table_of_contents_and_links_lead_somewhere() -> None:
+def test_every_chapter_is_in_the_contents_and_links_work() -> None:
     manual = ROOT / "docs" / "manual"
     contents = (manual / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in manual.glob("[a-z]*.md") if f"({path.name})" not in contents] == []

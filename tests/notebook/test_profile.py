@@ -51,7 +51,7 @@ def test_the_underscore_has_the_profile_beside_loops_and_functions_named_so(
     nb.run("del _").ok()
 
 
-def test_a_cell_that_fails_shows_what_was_sampled_and_its_own_error(nb: Notebook) -> None:
+def test_a_failing_cell_shows_its_samples_and_its_own_error(nb: Notebook) -> None:
     shown = nb.run("%%prof a gpus=0-1\na.work.call(0.2).get()\n1 / 0")
     assert shown.error is not None
     assert shown.error["ename"] == "ZeroDivisionError"
@@ -80,7 +80,7 @@ def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
         ("a gpus=9", "gpus"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_refused_with_a_way_out(nb: Notebook, line: str, told: str) -> None:
+def test_a_senseless_line_is_refused_with_a_way_out(nb: Notebook, line: str, told: str) -> None:
     assert told in nb.run(f"%%prof {line}\n1").stderr.removeprefix("UsageError: ")
 
 

@@ -16,7 +16,7 @@ class Stepper(Actor):
 """
 
 
-def test_actors_of_an_older_class_say_so_once_at_the_next_call(nb: Notebook) -> None:
+def test_actors_of_an_older_class_say_so_once(nb: Notebook) -> None:
     first = nb.run(CLASS.format(gives=1) + "steppers = w.spawn('steppers', Stepper)\nsteppers.step.call().get()")
     assert "runs Stepper" not in first.ok().stdout
     again = nb.run(CLASS.format(gives=1))

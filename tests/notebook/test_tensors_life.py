@@ -146,7 +146,7 @@ def test_tensors_magic_reports_memory_and_the_shards_moved_last(nb: Notebook) ->
     assert "busy with it" in nb.run("%tensors").text  # of the last cell that moved something
 
 
-def test_a_mesh_of_tensors_is_shown_as_others_are_and_counts_once(nb: Notebook) -> None:
+def test_a_mesh_of_tensors_is_shown_as_others_and_counts_once(nb: Notebook) -> None:
     cell = nb.run("mesh").ok()
     assert re.fullmatch(r"<Mesh 'pair' \{data=2\} on mesh:\d+>\n  \d+ tensors, \d+ B", cell.text)
     assert "for tensors on mesh:" in cell.html

@@ -73,7 +73,7 @@ def test_without_subshells_views_update_and_clicks_wait_for_the_cell(nb: Noteboo
     view.close()
 
 
-def test_the_frames_of_a_failure_can_be_looked_into_from_a_view(nb: Notebook, view: ViewClient) -> None:
+def test_frames_of_a_failure_can_be_inspected_from_a_view(nb: Notebook, view: ViewClient) -> None:
     nb.run("a.slice(gpus=1).divide.broadcast(0)").ok()
     view.until(lambda view: any(one["kind"] == "actors" and one["ranks"] == [1] for one in open_failures(view)))
     [failure] = [one for one in open_failures(view) if one["ranks"] == [1]]
@@ -113,7 +113,7 @@ def test_a_killed_process_is_shown_failed_and_healed_on_request(nb: Notebook, vi
     assert view.rank("a", 2)["incarnation"] > 0
 
 
-def test_a_view_that_has_lost_its_place_is_given_a_new_snapshot(view: ViewClient) -> None:
+def test_a_view_that_lost_its_position_gets_a_new_snapshot(view: ViewClient) -> None:
     before = len(view.of("snapshot"))
     view.watch()
     view.until(lambda view: len(view.of("snapshot")) > before)

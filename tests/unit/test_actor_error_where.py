@@ -178,7 +178,7 @@ def test_all_of_it_survives_pickling_and_the_way_through_another_actor(trainers,
     assert list(inner.failures) == [1, 2]
 
 
-def test_a_rank_that_hangs_does_not_hold_up_the_error_of_another(trainers):
+def test_a_hanging_rank_does_not_delay_anothers_error(trainers):
     with configured(call_error_window="200ms"):
         begun = time.monotonic()
         error = failed(trainers.hang.call([2]))
@@ -194,7 +194,7 @@ def test_within_the_window_the_first_error_in_rank_order_is_raised(trainers):
     assert list(error.failures) == [0, 1, 2, 3]
 
 
-def test_a_time_limit_that_ends_first_raises_the_error_that_has_come(trainers):
+def test_a_time_limit_that_ends_first_raises_the_earlier_error(trainers):
     GATE.clear()
     error = failed(trainers.hang.options(timeout=0.3).call([1]))
     assert "gpus=0,2-3 had not answered" in first_line(error)

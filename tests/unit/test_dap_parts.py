@@ -191,7 +191,7 @@ def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
     assert focus.settle([records[0], again]) is again
 
 
-def test_numbers_hold_for_a_stop_and_are_not_those_of_another_debugger() -> None:
+def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
     handles = Handles()
     number = handles.number(Handle("s0", 1, 0))
     assert is_ours(number)

@@ -16,7 +16,7 @@ from monarch_nb.data.server import Ledger
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_rows_come_in_their_order_whatever_the_sizes_of_batches_and_takes() -> None:
+def test_rows_keep_their_order_for_all_sizes_of_batches_and_takes() -> None:
     chance = random.Random(5)
     for _ in range(200):
         sizes = [chance.randrange(0, 7) for _ in range(chance.randrange(1, 12))]

@@ -118,7 +118,7 @@ def test_places_that_nobody_knows_are_refused(trainers: Any) -> None:
     assert debug.breakpoints() == []
 
 
-def test_an_async_actor_stops_its_loop_only_and_steps_over_an_await(procs: ProcMesh, trainers: Any) -> None:
+def test_an_async_actor_stops_only_its_loop_and_steps_over_awaits(procs: ProcMesh, trainers: Any) -> None:
     loopers = procs.spawn("loopers", Looper)
     future, ping = loopers.step.call(1), loopers.ping.call()
     stopped(3)

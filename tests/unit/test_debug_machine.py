@@ -115,7 +115,7 @@ def test_a_step_that_leaves_the_users_code_ends_nowhere() -> None:
     assert not machine.outermost_returns()
 
 
-def test_the_frames_of_a_failure_are_closed_by_whatever_would_go_on() -> None:
+def test_frames_of_a_failure_are_closed_by_any_resuming_command() -> None:
     machine = Machine()
     standing(machine, event="failure")
     with pytest.raises(CommandError, match="nothing is run here"):

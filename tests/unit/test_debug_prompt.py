@@ -206,7 +206,7 @@ def test_quit_asks_first_and_then_fails_the_call(t: Any, terminal: Terminal) -> 
 
 
 @pytest.mark.parametrize("typed", ["detach", EOFError])
-def test_ranks_are_left_stopped_and_the_call_can_be_waited_for_again(t: Any, terminal: Terminal, typed: Typed) -> None:
+def test_ranks_stay_stopped_and_the_call_can_be_awaited_again(t: Any, terminal: Terminal, typed: Typed) -> None:
     terminal.typed = [typed]
     future = stopped(t, 1)
     with pytest.raises(StoppedAtBreakpoint, match="left stopped in the debugger; the call stays under way"):

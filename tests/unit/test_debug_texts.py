@@ -56,7 +56,7 @@ def answers(*values: float | str) -> list[tuple[Stopped, Answer]]:
     return found
 
 
-def test_ranks_at_one_place_are_one_row_and_the_one_elsewhere_another() -> None:
+def test_ranks_at_one_line_are_one_row_and_others_another() -> None:
     records = [*(stop(rank) for rank in (0, 1, 2, 4, 5, 6, 7)), stop(3, TRAIN, LOSS)]
     text = table_text(records, sizes={"uid-trainers": 8})
     assert "8 ranks stopped" in text
@@ -201,7 +201,7 @@ def test_the_book_keeps_what_is_stopped_and_forgets_what_is_lost() -> None:
     assert stopped.why_over("trainers#1") == "killed"
 
 
-def test_an_answer_about_one_stop_does_not_take_the_next_one_away() -> None:
+def test_an_answer_about_one_stop_does_not_remove_the_next() -> None:
     stopped = StoppedThreads()
     stopped.add(stop(0, number=2))
     assert not stopped.resume("trainers#0", 1)

@@ -190,7 +190,7 @@ def test_there_is_no_breakpoint_where_there_is_no_line() -> None:
 # -- what is asked -----------------------------------------------------------------------------------------------------
 
 
-def test_expressions_and_statements_are_run_in_the_frame_that_is_looked_at() -> None:
+def test_expressions_and_statements_run_in_the_inspected_frame() -> None:
     answers, names = asked(
         evaluate("[total + n for n in numbers]"),
         evaluate("total = 100", statement=True),
@@ -221,7 +221,7 @@ def test_a_frame_that_there_is_not_is_told() -> None:
     assert answers[0].error == "there is no frame 7: the outermost is 0, the innermost 1"
 
 
-def test_the_source_of_a_file_is_given_whole_also_of_a_cell() -> None:
+def test_the_source_of_a_file_or_cell_is_given_whole() -> None:
     answers, _ = asked(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
     assert isinstance(answers[0], m.Source)
     assert answers[0].content == TEXT

@@ -1,6 +1,5 @@
 """Which device each process is given."""
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -43,13 +42,12 @@ def test_two_meshes_on_the_same_device_warn_with_both_names(monkeypatch):
         devices.warn_of_shared("trainers", ["h1"], env, [_mesh("servers", env)])
 
 
-def test_meshes_on_other_hosts_or_devices_do_not_warn(monkeypatch):
+def test_meshes_on_other_hosts_or_devices_do_not_warn(monkeypatch, recwarn):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     env = devices.environments({"gpus": 1}, {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env, hosts=("h2",))])
-        devices.warn_of_shared("a", ["h1"], env, [_mesh("b", [{"CUDA_VISIBLE_DEVICES": "1"}])])
+    devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env, hosts=("h2",))])
+    devices.warn_of_shared("a", ["h1"], env, [_mesh("b", [{"CUDA_VISIBLE_DEVICES": "1"}])])
+    assert list(recwarn) == []
 
 
 def test_more_processes_than_devices_warns(monkeypatch):

@@ -90,7 +90,7 @@ def test_the_nth_display_of_each_rank_is_in_the_nth_row(cell: Cell) -> None:
     ]
 
 
-def test_a_rank_that_displays_more_than_others_keeps_none_of_them_apart(cell: Cell) -> None:
+def test_a_rank_that_displays_more_keeps_no_others_apart(cell: Cell) -> None:
     cell.take(0, html("extra"))
     for rank in range(4):
         cell.take(rank, html("loss"))

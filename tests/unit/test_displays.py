@@ -135,7 +135,7 @@ def test_a_display_stands_between_the_lines_around_it_with_its_call(own: Own) ->
     assert last_lines(own.base, 3, 1 << 20) == ("Table(one)", "Table(two)", "after")
 
 
-def test_a_large_display_comes_whole_and_one_that_is_being_written_waits(own: Own, tmp_path: Path) -> None:
+def test_a_large_display_comes_whole_and_an_unfinished_one_waits(own: Own, tmp_path: Path) -> None:
     own.show(Table("x" * 1_000_000))
     [found] = own.found()
     assert len(found.data["text/html"]) > 1_000_000

@@ -61,7 +61,7 @@ def test_the_page_of_a_notebook_shows_its_pictures_and_its_texts() -> None:
     assert '<div class="mnb"' in built
 
 
-def test_names_and_places_of_this_machine_are_replaced_and_widgets_left_out() -> None:
+def test_machine_names_and_paths_are_replaced_and_widgets_left_out() -> None:
     put = {"/home/me/monarch-nb": "~/monarch-nb", "node7": "workstation"}
     output = {
         "output_type": "display_data",

@@ -57,7 +57,7 @@ def test_the_end_of_somebody_else_changes_nothing() -> None:
     assert not one(holdings).left
 
 
-def test_a_lease_runs_from_when_the_mesh_was_left_and_ends_once() -> None:
+def test_a_lease_runs_from_the_detach_and_ends_once() -> None:
     holdings = left(at=100.0)
     assert holdings.due(103.0) == 7.0
     assert holdings.expired(109.9) == []

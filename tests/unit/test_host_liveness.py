@@ -163,7 +163,7 @@ def test_one_that_is_stopped_while_it_sleeps_is_told_soon(world: World) -> None:
     assert world.told == ["proc.unresponsive"]
 
 
-def test_one_that_holds_still_without_a_signal_is_told_in_the_end(world: World) -> None:
+def test_a_silent_process_without_a_signal_is_reported_in_the_end(world: World) -> None:
     world.clock.run(60)
     world.deaf = True
     world.clock.run(20)

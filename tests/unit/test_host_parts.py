@@ -333,7 +333,7 @@ def test_a_hung_process_keeps_its_folder_and_nobody_waits(planted: Planted) -> N
 
 
 @pytest.mark.parametrize("kind", ["folder", "open folder", "link", "file"])
-def test_a_host_with_a_fixed_port_starts_though_its_folder_was_planted(planted: Planted, kind: str) -> None:
+def test_a_host_with_a_fixed_port_starts_despite_a_planted_folder(planted: Planted, kind: str) -> None:
     host = folders.lasting_host_id("tcp://127.0.0.1:22222") or ""
     trap = planted.place / f"{planted.mark}{host}"
     if kind == "link":
@@ -375,7 +375,7 @@ def test_the_sessions_runtime_folder_is_used_if_the_user_owns_it(
     assert folders.base_folder() == Path("/tmp")
 
 
-def test_a_folder_that_is_swept_while_it_is_made_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_swept_while_being_made_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folders.run_folder_for("late", tmp_path)
     opened, swept = folders.open_private, []
 

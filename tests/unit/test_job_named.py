@@ -65,7 +65,7 @@ def test_jobs_of_a_folder_above_have_their_kinds_and_arguments(file: Path) -> No
     assert job_file("lab") == str(file.parent / ".monarch/jobs/lab.json")
 
 
-def test_a_mesh_has_as_many_spares_as_it_or_the_job_says() -> None:
+def test_a_mesh_has_as_many_spares_as_configured() -> None:
     job = make_job("slurm", {"trainers": {"hosts": 4, "spares": 2}, "loaders": 2}, spares=1)
     assert isinstance(job, SlurmJob)
     assert (job._role("trainers").spares, job._role("loaders").spares) == (2, 1)

@@ -34,7 +34,7 @@ def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> No
     assert standing.pause == 0.5
 
 
-def test_an_agent_is_dialled_at_the_address_that_ssh_has_used_too() -> None:
+def test_an_agent_is_dialled_at_the_address_ssh_used() -> None:
     joins = ["tcp://box:5000", "tcp://10.0.0.7:5000"]
     assert addresses(joins, "192.0.2.9", 5000) == (*joins, "tcp://192.0.2.9:5000")
     assert addresses(joins, "10.0.0.7", 5000) == tuple(joins)

@@ -140,7 +140,7 @@ def faults_in(source_root: Path, files: list[Path]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_module_of_the_library_imports_only_from_its_row_or_above() -> None:
+def test_every_module_imports_only_from_its_row_or_above() -> None:
     assert faults_in(ROOT, sorted((ROOT / "monarch_nb").rglob("*.py"))) == []
 
 

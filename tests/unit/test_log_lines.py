@@ -90,7 +90,7 @@ def test_lines_are_written_as_they_come_and_with_their_rank(script: Script, caps
     assert capsys.readouterr().out == "[workers gpus=0] before\n[workers gpus=0] hello\n[workers gpus=1] after\n"
 
 
-def test_a_window_is_shown_when_it_is_over_or_all_is_shown(script: Script, capsys: Any) -> None:
+def test_a_window_is_shown_when_it_ends_or_all_is_shown(script: Script, capsys: Any) -> None:
     script.logs.set_option("p", LogOption(stream=True, window=60.0))
     for rank in (0, 1, 1):
         script.write(rank, "same\n")

@@ -85,7 +85,7 @@ def test_following_may_begin_later_and_in_the_middle(host: Host) -> None:
     assert (chunk.offset, chunk.data, chunk.ended) == (8, b"with three\n", True)
 
 
-def test_pieces_are_small_and_who_takes_none_gets_a_window_of_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_small_and_idle_readers_get_a_window_of_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "BEHIND_S", 0.05)
     host.tailer.follow(ADDRESS, "h/c", 0)
     host.write((b"x" * 1000 + b"\n") * 2000)

@@ -61,7 +61,7 @@ def test_a_mesh_is_held_until_its_holder_is_killed_then_left(other: Any) -> None
     assert has_ended(holder(other.pid))
 
 
-def test_nobody_is_said_to_have_ended_who_cannot_be_seen_from_here(other: Any) -> None:
+def test_nobody_out_of_sight_is_reported_as_ended(other: Any) -> None:
     here = holder(os.getpid())
     assert not has_ended(here)
     assert has_ended(msgspec.structs.replace(here, since=time.time() - 1e6)), "a later process has its id"

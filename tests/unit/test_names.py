@@ -138,7 +138,7 @@ def test_a_name_that_an_alias_lacks_can_be_asked_for(module: str) -> None:
         found.nonsense  # noqa: B018
 
 
-def test_the_library_says_it_too_where_only_its_own_name_is_used() -> None:
+def test_the_library_says_so_too_when_imported_by_its_own_name() -> None:
     code = "from monarch_nb import remote"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
     assert "monarch.remote is not part of Monarch-NB yet: it belongs to the tensor engine" in done.stderr
@@ -197,7 +197,7 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
         "BatchJob()",
     ],
 )
-def test_using_what_is_there_in_name_only_says_what_to_do_instead(use: str) -> None:
+def test_using_a_placeholder_name_says_what_to_do_instead(use: str) -> None:
     from monarch._src.job.job import BatchJob
 
     with pytest.raises(NotImplementedError, match=r"is not part of Monarch-NB yet: it belongs to .*, see .*\. [A-Zm]"):
@@ -227,7 +227,7 @@ def test_code_for_synchronous_callers_runs_within_a_loop() -> None:
     assert not in_fake_sync_state()
 
 
-def test_a_job_that_is_there_in_name_only_is_a_job_class() -> None:
+def test_a_placeholder_job_is_a_job_class() -> None:
     from monarch._src.job.job import BatchJob
     from monarch.job import JobTrait
 
@@ -282,7 +282,7 @@ def test_looking_at_all_that_the_package_lists_warns_of_nothing() -> None:
             getattr(monarch, name)
 
 
-def test_the_errors_of_meshes_are_device_mesh_errors_and_those_of_endpoints_are_not() -> None:
+def test_mesh_errors_are_device_mesh_errors_and_endpoint_errors_are_not() -> None:
     assert issubclass(monarch.actor.SupervisionError, exceptions.DeviceMeshError)
     assert issubclass(exceptions.DeviceMeshError, RuntimeError)
     assert not issubclass(monarch.actor.ActorError, exceptions.DeviceMeshError)

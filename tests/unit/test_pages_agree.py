@@ -99,7 +99,7 @@ def test_variables_that_pages_set_are_read_somewhere() -> None:
     assert {(name, page) for name, page in every(r"`(MONARCH_NB_[A-Z_]+[A-Z])") if name not in read} == set()
 
 
-def test_commands_that_pages_type_at_a_shell_are_there_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_commands_on_pages_exist_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
     def helped(*words: str) -> str:
         with pytest.raises(SystemExit):
             main([*words, "--help"])

@@ -98,7 +98,7 @@ def test_the_picture_has_every_block_once_at_its_place(
     assert sorted(block for blocks in places for block in blocks) == list(range(len(placement.blocks)))
 
 
-def test_ranks_that_hold_the_same_are_those_along_replicated_and_partial_dimensions() -> None:
+def test_ranks_with_equal_data_lie_along_replicated_and_partial_dimensions() -> None:
     copied = placed((8, 6), Shard(0), Replicate())
     assert [block.ranks for block in copied.blocks] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert (copied.copies, copied.parts, copied.held) == (2, 1, 2 * copied.nbytes)

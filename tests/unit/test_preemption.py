@@ -108,7 +108,7 @@ def test_signals_of_one_burst_are_one_notice(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "passed"), [(30.0, 30 + LATE_S), (None, UNKNOWN_S)])
-def test_a_notice_that_nothing_follows_passes_and_the_host_is_as_before(
+def test_a_notice_without_consequences_passes_and_the_host_is_normal(
     host: Host, seconds: float | None, passed: float
 ) -> None:
     host.preemption.terminated()
@@ -151,7 +151,7 @@ def test_garbage_on_the_pipe_is_no_notice(host: Host) -> None:
 
 @pytest.mark.parametrize(("said", "seconds"), [("30", 30), ("1.5", 1.5), ("", None), ("soon", None), ("-3", None),
                                                ("inf", None), ("nan", None)])  # fmt: skip
-def test_the_environment_of_an_agent_may_say_how_long_its_engine_waits(said: str, seconds: float | None) -> None:
+def test_an_agents_environment_may_set_how_long_its_engine_waits(said: str, seconds: float | None) -> None:
     assert grace({preemption.GRACE: said} if said else {}) == seconds
 
 

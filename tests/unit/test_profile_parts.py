@@ -268,7 +268,7 @@ def test_a_sampler_that_nobody_listens_to_ends() -> None:
     assert not thread.is_alive()
 
 
-def test_very_many_stacks_are_bounded_and_what_is_left_out_is_counted() -> None:
+def test_numbers_of_stacks_are_bounded_and_omissions_counted() -> None:
     looks = Looks()
     looks.stacks = [((1, at),) for at in range(3 * MOST_STACKS // 2)]
     sampler = looks.sampler()
@@ -317,7 +317,7 @@ def trace(*events: dict[str, Any], base: int = 0) -> dict[str, Any]:
     return {"baseTimeNanoseconds": base, "traceEvents": list(events)}
 
 
-def test_traces_of_ranks_lie_under_each_other_at_one_zero_of_time() -> None:
+def test_traces_of_ranks_are_aligned_at_one_zero_of_time() -> None:
     add = {"ph": "X", "name": "add", "pid": 77, "tid": 1, "ts": 5.0, "dur": 2.0}
     label = {"ph": "M", "name": "process_labels", "pid": 77, "args": {"labels": "CPU"}}
     merged = timeline(

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(60)
 HERE, THERE = Place("a", 1, 10), Place("b", 1, 20)
 
 
-def test_the_first_of_a_host_fetches_and_the_others_wait_for_it() -> None:
+def test_the_first_of_a_host_fetches_and_the_others_wait() -> None:
     copies = Copies[str]()
     assert copies.ask(HERE, "first", missing=False) is True
     assert copies.ask(THERE, "elsewhere", missing=False) is True
@@ -31,7 +31,7 @@ def test_a_missing_copy_is_fetched_once_and_every_waiter_gets_it() -> None:
     assert copies.held(HERE, Location("p2", 11, 6)) == ["waits"]
 
 
-def test_all_who_have_fetched_it_are_known_also_where_one_was_slow() -> None:
+def test_all_fetchers_are_known_even_where_one_was_slow() -> None:
     copies = Copies[str]()
     copies.ask(HERE, "slow", missing=False)
     assert copies.ask(HERE, "impatient", missing=True) is True
@@ -66,7 +66,7 @@ def test_nobody_waits_for_ever_however_fetchers_die() -> None:
         assert copies.waiting() == []
 
 
-def test_frames_in_a_file_do_not_overlap_and_begin_at_round_places() -> None:
+def test_frames_in_a_file_do_not_overlap_and_are_aligned() -> None:
     sizes = [1, 0, 64, 65, 1000]
     begin = starts(sizes)
     assert all(start % 64 == 0 for start in begin)

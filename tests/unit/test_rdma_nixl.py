@@ -141,7 +141,7 @@ def at_rest() -> bool:
     return not (owners.given or device.registered)
 
 
-def test_a_large_read_goes_in_pieces_and_leaves_nothing_leased_or_registered() -> None:
+def test_a_large_read_goes_in_pieces_and_leaves_nothing_leased() -> None:
     theirs, mine = bytearray(b"ab" * (20 << 20)), bytearray(40 << 20)
     moves = nixl.Nixl(device, owners, asked_for=lambda: True)
     moves.read([Move(offered(theirs), 0, memory_of(mine))], limit())

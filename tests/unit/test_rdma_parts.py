@@ -80,7 +80,7 @@ def test_empty_memory_has_no_bytes() -> None:
     assert memory_of(bytearray()).size == 0
 
 
-def test_ranges_know_what_is_in_them_as_a_set_of_addresses_does() -> None:
+def test_ranges_contain_the_same_addresses_as_a_set() -> None:
     chance = random.Random(4)
     for _ in range(200):
         ranges, taken = Ranges(), set[int]()
@@ -93,7 +93,7 @@ def test_ranges_know_what_is_in_them_as_a_set_of_addresses_does() -> None:
             taken |= addresses
 
 
-def test_an_offer_ends_and_its_mark_is_never_the_secret_of_another() -> None:
+def test_an_offer_ends_and_its_mark_is_no_others_secret() -> None:
     regions = Regions()
     first = regions.offer(memory_of(bytearray(8)), "a")
     with regions.use(first.number, first.secret) as memory:

@@ -163,7 +163,7 @@ def port_of(listener: Listener) -> int:
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_streams_that_leave_the_machine_are_encrypted_unless_nobody_asks_for_that(ends: Ends, encrypted: bool) -> None:
+def test_streams_leaving_the_machine_are_encrypted_unless_switched_off(ends: Ends, encrypted: bool) -> None:
     data = bytearray(b"the weights of a model " * 200_000)
     handle = ends.offer(data)
     _, key = ends.listener(handle.process).open_for(AWAY, plain=not encrypted)

@@ -208,7 +208,7 @@ def test_a_lost_tail_is_found_by_one_question():
     assert pair.got_b == ["x"]
 
 
-def test_questions_do_not_pile_up_at_a_silent_peer_and_nothing_fails():
+def test_questions_do_not_pile_up_at_a_silent_peer():
     pair = Pair()
     pair.pump()
     pair.send(pair.a, "x")
@@ -262,7 +262,7 @@ def test_frames_sent_after_a_known_end_are_for_the_next_incarnation():
     assert not pair.a.blocked(pair.config.window - 2000)  # only what is kept counts
 
 
-def test_a_life_that_was_given_up_too_early_goes_on_without_repetition():
+def test_an_incarnation_given_up_too_early_goes_on_without_repetition():
     pair = Pair()
     pair.send(pair.a, "one")
     pair.pump()
@@ -292,7 +292,7 @@ def test_late_words_of_a_life_that_is_over_are_not_heard():
     assert pair.a.peer_incarnation == 21
 
 
-def test_frames_meant_for_a_former_life_are_not_taken_by_the_next():
+def test_frames_for_a_former_incarnation_are_not_taken_by_the_next():
     pair = Pair()
     pair.pump()
     old = pair.a.send("x", 10)

@@ -286,7 +286,7 @@ def test_a_stopped_peer_is_asked_rarely_and_fails_nothing():
     assert got == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_application_that_takes_nothing_stops_its_sender_and_frees_it_again():
+def test_an_application_that_takes_nothing_blocks_its_sender_until_it_reads():
     network = MemoryNetwork(config=LinkConfig(window=100 << 10))
     got = []
     a = network.join("h0/agent")

@@ -55,7 +55,7 @@ def test_casts_to_a_whole_mesh_stay_one_run():
     assert outbox.stretches("m") == 1
 
 
-def test_a_single_send_splits_the_next_cast_and_equal_stretches_merge_again():
+def test_a_single_send_splits_the_next_cast_until_stretches_merge():
     outbox = Outbox()
     outbox.number("m", [Run(0, 100)])
     outbox.number("m", [Run(40, 1)])
@@ -201,7 +201,7 @@ def test_forgetting_a_sender_gives_back_what_still_waited():
 
 
 @pytest.mark.parametrize("seed", range(tries(100)))
-def test_direct_sends_and_casts_along_the_tree_arrive_in_the_order_sent(seed):
+def test_direct_sends_and_tree_casts_arrive_in_the_order_sent(seed):
     """One sender, two paths of different speed, copies on both; ranks die and come back."""
     dice, clock = random.Random(seed), VirtualClock()
     hosts, per_host = dice.choice([(1, 1), (3, 4), (12, 3)])

@@ -28,7 +28,7 @@ def test_everything_else_goes_to_ones_own_agent():
     assert proc_routes().next_hop("h9/p.1.0") == Hop("agent", "h1/agent", "ipc:///run/mnb-h1/agent")
 
 
-def test_an_agent_dials_the_agents_of_other_hosts_for_all_their_processes():
+def test_an_agent_dials_other_hosts_agents_for_all_its_processes():
     routes = Routes("h1/agent", agent="h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000")
     assert routes.next_hop("h2/p.1.0") == Hop("tcp", "h2/agent", "tcp://10.0.0.2:5000")

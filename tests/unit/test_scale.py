@@ -35,12 +35,12 @@ def costs() -> Iterator[dict[str, tuple[Cost, Cost]]]:
 
 
 @pytest.mark.parametrize("what", ["spawn actors", "call, same answers", "call, other answers", "broadcast"])
-def test_a_cast_is_as_many_messages_to_forty_hosts_as_to_ten(costs: dict[str, tuple[Cost, Cost]], what: str) -> None:
+def test_casts_to_forty_hosts_cost_as_many_messages_as_to_ten(costs: dict[str, tuple[Cost, Cost]], what: str) -> None:
     assert [cost.sent for cost in costs[what]] == [FANOUT, FANOUT]
     assert max(cost.received for cost in costs[what]) <= 2 * FANOUT
 
 
-def test_one_death_among_many_is_one_message_and_its_heal_a_few(costs: dict[str, tuple[Cost, Cost]]) -> None:
+def test_one_death_among_many_is_one_message_and_heals_cheaply(costs: dict[str, tuple[Cost, Cost]]) -> None:
     few, many = costs["a death told"]
     assert few.received == many.received == 1
     few, many = costs["a death healed"]

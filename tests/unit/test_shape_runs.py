@@ -30,7 +30,7 @@ def test_expanding_runs_gives_back_every_index_and_rank_once(dims: list[tuple[in
 
 
 @given(st.lists(st.integers(1, 6), max_size=4), st.randoms(use_true_random=False))
-def test_slices_of_whole_meshes_need_at_most_a_run_per_outer_index(sizes: list[int], rng: random.Random) -> None:
+def test_slices_of_whole_meshes_need_one_run_per_outer_index(sizes: list[int], rng: random.Random) -> None:
     region = Extent([f"d{at}" for at in range(len(sizes))], sizes).region
     dims: dict[str, Any] = {name: slice(rng.randrange(size), None) for name, size in region.sizes.items()}
     sliced = region.sliced(**dims)

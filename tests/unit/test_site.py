@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for module in modules() for name in names(module)]
 
 
-def test_every_page_of_docs_is_in_the_order_and_nothing_else_is() -> None:
+def test_every_page_of_docs_is_in_the_order() -> None:
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     made = {"index.md", "changelog.md", *reference.pages(), *(stories.page_of(story) for story in stories.stories())}
     listed = order.pages(order.nav())
@@ -84,7 +84,7 @@ def test_links_of_files_are_links_of_pages_on_the_site() -> None:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_every_public_name_has_a_heading_on_the_page_of_its_module() -> None:
+def test_every_public_name_has_a_heading_on_its_modules_page() -> None:
     for module in modules():
         found = anchors(reference.text(module))
         assert [name.full for name in names(module) if name.anchor not in found] == []

@@ -180,7 +180,7 @@ def test_lost_output_is_said_when_there_is_room_again(tmp_path: Path) -> None:
     assert said.endswith("[output was lost here: File too large]\nmore\n")
 
 
-def test_a_thread_that_writes_all_the_time_keeps_no_other_from_writing(base: str) -> None:
+def test_a_constantly_writing_thread_keeps_no_other_from_writing(base: str) -> None:
     out = Journal(base).texts[0]
     over = threading.Event()
 

@@ -40,7 +40,7 @@ def test_an_actor_is_reported_at_each_begin_and_end_only() -> None:
     assert (idle.doing, idle.endpoint) == ("idle", "")
 
 
-def test_an_actor_that_answers_all_the_time_is_busy_between_two_calls() -> None:
+def test_a_constantly_answering_actor_is_busy_between_calls() -> None:
     cell, told = Cell(), Sample(0, now=10.0)
     cell.run("step", 10.05)
     busy = told.take(cell, 10.1)

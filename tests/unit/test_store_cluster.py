@@ -130,7 +130,7 @@ def test_new_incarnations_are_responsive_though_the_old_end_went_unseen() -> Non
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
 
 
-def test_a_failed_rank_is_healing_and_then_idle_in_its_next_life() -> None:
+def test_a_failed_rank_is_healing_then_idle_in_its_next_incarnation() -> None:
     made = cluster(
         e.Doings("a1", 1, 0, "busy", 5.0, "step"),
         e.Turned("p1", 1, "failed", 0, 6.0, "it ended by signal 9 (SIGKILL)", "7"),
@@ -146,7 +146,7 @@ def test_a_failed_rank_is_healing_and_then_idle_in_its_next_life() -> None:
     assert state(made, "p1", 1) == "idle"
 
 
-def test_an_actor_in_the_debugger_is_paused_and_so_is_its_proc() -> None:
+def test_an_actor_in_the_debugger_is_paused_with_its_proc() -> None:
     made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"file": "train.py", "line": 42}))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("paused", "paused")
     assert made.document["sessions"]["s1"] == {
@@ -170,7 +170,7 @@ def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
     assert list(made.document["meshes"]) == list(made.document["ranks"]) == ["p1"]
 
 
-def test_a_mesh_that_this_process_left_and_comes_back_to_lives_again() -> None:
+def test_a_detached_mesh_lives_again_when_this_process_returns() -> None:
     made = cluster(
         e.Ended("a1", "detached for 1h", 6.0, failed=True), e.Ended("p1", "detached for 1h", 6.0, failed=True)
     )

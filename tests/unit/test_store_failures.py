@@ -75,7 +75,7 @@ def test_ranks_that_end_alike_together_are_one_failure() -> None:
     assert one["report"].endswith("heal_mesh(a) brings them back")
 
 
-def test_a_part_of_the_ranks_is_named_as_it_can_be_typed() -> None:
+def test_some_ranks_are_named_as_they_can_be_typed() -> None:
     made = cluster()
     for number, rank in enumerate((5, 1, 2), 1):
         made.fold(failed(number, rank, Cause(kind="signal", signal=9, pid=rank)))
@@ -165,7 +165,7 @@ def test_ranks_point_at_the_failure_reported_for_them_in_any_order() -> None:
     assert made.failure_key("2") == "1"
 
 
-def test_processes_that_end_are_one_event_whatever_actors_they_were_told_by() -> None:
+def test_ended_processes_are_one_event_whatever_actors_reported_them() -> None:
     made = cluster()
     made.fold(failed(1, 0, left(0), uid="B", also=("w", "a")))  # somebody waited for b
     made.fold(failed(2, 1, left(1), also=("w", "b")))

@@ -63,7 +63,7 @@ def test_a_failed_actor_is_reported_to_owner_and_waiters() -> None:
     assert supervise.failure.crashed_ranks == [2]
 
 
-def test_a_dead_process_fails_every_mesh_on_it_and_is_told_once() -> None:
+def test_a_dead_process_fails_every_mesh_on_it_once() -> None:
     supervised = machine()
     actions = supervised.proc_exited("P", 1, 0, KILLED)
     assert [action.mesh_uid for action in actions if isinstance(action, FailCalls)] == ["P", "A", "B"]
@@ -288,7 +288,7 @@ def test_a_handler_that_raises_fails_its_owner_with_both_stories() -> None:
     assert (fail.cause.kind, fail.cause.text, fail.cause.chain) == ("raised", raised.text, failure.cause)
 
 
-def test_a_stopped_owner_is_told_nothing_and_its_meshes_stop_children_first() -> None:
+def test_stopped_owners_get_no_failures_and_stop_their_children_first() -> None:
     supervised = machine()
     supervised.join("child", "child", "A", (0, 0))
     supervised.own("child", spec("Q"))
@@ -318,12 +318,12 @@ def test_meshes_spawned_by_an_ended_owner_are_stopped() -> None:
 # The root
 
 
-def test_in_a_script_a_failure_at_the_root_is_fatal_at_once() -> None:
+def test_a_root_failure_in_a_script_is_fatal_at_once() -> None:
     fault = only(machine("root").proc_exited("P", 0, 0, KILLED, {"A"}), RootFault)
     assert (fault.telling, fault.failure.mesh_name) == ("fatal", "a")
 
 
-def test_in_a_script_what_is_raised_where_it_is_used_ends_nothing() -> None:
+def test_a_script_survives_failures_that_were_raised_at_their_use() -> None:
     supervised = machine("root")
     supervised.raised_in_use.add("P")
     assert only(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).telling == "call"
@@ -340,7 +340,7 @@ def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
 
 
 @pytest.mark.parametrize("raised", [True, False])
-def test_in_a_notebook_a_failure_is_told_by_the_call_that_waits(raised: bool) -> None:
+def test_a_failure_in_a_notebook_is_reported_by_the_waiting_call(raised: bool) -> None:
     supervised = machine("root", root_policy="notebook")
     actions = supervised.actor_failed("A", 0, 0, RAISED, {"A"})
     fault, calls = only(actions, RootFault), only(actions, FailCalls)
@@ -354,7 +354,7 @@ def test_in_a_notebook_a_failure_is_told_by_the_call_that_waits(raised: bool) ->
         assert supervised.report_unclaimed(fault.failure.failure_id) == []
 
 
-def test_a_root_with_a_handler_is_asked_first_and_never_fails_itself() -> None:
+def test_a_root_handler_is_asked_first_and_the_root_never_fails() -> None:
     supervised = machine("root", root_policy="notebook", root_supervises=True)
     first = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     supervised.actor_failed("A", 1, 0, RAISED)

@@ -78,7 +78,7 @@ def test_an_actor_whose_process_lives_is_only_created_again() -> None:
     assert supervised.recreated("B", [(2, 1)]) == [Healed((1,), (("B", ((2, 1),)),))]
 
 
-def test_healing_an_actor_mesh_brings_back_all_that_its_dead_processes_held() -> None:
+def test_healing_an_actor_mesh_restores_everything_its_dead_processes_held() -> None:
     supervised = machine()
     supervised.proc_exited("P", 1, 0, KILLED)
     supervised.actor_failed("A", 3, 0, RAISED)
@@ -109,7 +109,7 @@ def test_old_lives_are_not_heard_any_more() -> None:
     assert any(isinstance(action, RootFault) for action in supervised.actor_failed("A", 1, 1, RAISED))
 
 
-def test_a_rank_that_dies_during_the_heal_is_told_by_the_heal() -> None:
+def test_a_rank_dying_during_the_heal_is_reported_by_it() -> None:
     supervised = machine()
     for rank in (1, 2):
         supervised.proc_exited("P", rank, 0, KILLED)

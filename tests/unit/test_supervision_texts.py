@@ -143,7 +143,7 @@ def test_causes_that_differ_in_numbers_only_are_alike() -> None:
     assert chained[0] == chained[1] != exits[0].likeness
 
 
-def test_failures_of_one_cause_are_gathered_in_the_order_of_their_ranks() -> None:
+def test_failures_of_one_cause_are_gathered_in_rank_order() -> None:
     exits = [Cause(kind="exit", exitcode=7, actor=f"a{place}", pid=place) for place in range(4)]
     each = [failure(exits[place], places=(place,), left=3 - at) for at, place in enumerate((3, 0, 2))]
     [one] = gathered(each)

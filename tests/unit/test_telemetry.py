@@ -106,21 +106,37 @@ def test_an_endpoint_runs_in_a_span_where_any_are_recorded(recorded: Recorded) -
     assert recorded.names == ["method"]
 
 
-def test_without_a_provider_nothing_is_recorded_and_nothing_breaks() -> None:
-    with span("work") as work:
-        work.set_attribute("key", 1)
-        work.add_event("event")
+def test_without_a_provider_a_span_passes_its_bodys_error_on() -> None:
+    def body() -> None:
+        with span("work") as work:
+            work.set_attribute("key", 1)
+            work.add_event("event")
+            raise LookupError("gone")
+
+    with pytest.raises(LookupError, match="gone"):
+        body()
 
 
-def test_a_meter_makes_every_kind_of_instrument() -> None:
+def test_a_meter_measures_with_every_kind_of_instrument(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics")
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    provider = sdk.MeterProvider([reader])
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
     meter: Any = get_meter()
     meter.create_counter("calls", unit="1", description="how many").add(1, {"kind": "x"})
     meter.create_up_down_counter("open").add(-1)
     meter.create_histogram("seconds").record(0.5)
     meter.create_gauge("heat").set(36.6)
-    meter.create_observable_counter("seen", [lambda _: []])
-    meter.create_observable_gauge("now", [lambda _: []])
-    meter.create_observable_up_down_counter("here", [lambda _: []])
+    for kind in ("counter", "gauge", "up_down_counter"):
+        getattr(meter, f"create_observable_{kind}")(f"seen_{kind}", [lambda _: [metrics.Observation(2)]])
+    [resource] = reader.get_metrics_data().resource_metrics
+    measured = {metric.name for scope in resource.scope_metrics for metric in scope.metrics}
+    provider.shutdown()
+    assert {"calls", "open", "seconds", "heat"} <= measured
+    assert {"seen_counter", "seen_gauge", "seen_up_down_counter"} <= measured
 
 
 WITHOUT = """

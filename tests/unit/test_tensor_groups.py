@@ -46,7 +46,7 @@ def test_a_rank_that_stays_in_the_operation_waits_in_a_collective() -> None:
     assert trouble.told({1: 7}, 1.0 + STAYS_S) is Verdict.CUT
 
 
-def test_a_rank_that_is_behind_is_waited_for_but_not_for_ever() -> None:
+def test_a_rank_that_is_behind_is_awaited_for_a_while() -> None:
     trouble = Trouble((0, 1, 2), 7, 0.0)
     trouble.failed(0, failure(0))
     assert trouble.told({1: 7, 2: 3}, 1.0) is None

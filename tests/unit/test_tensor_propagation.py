@@ -76,7 +76,7 @@ def test_true_and_one_are_different_arguments(propagator: Propagator) -> None:
     assert (kept.made[0].shape, dropped.made[0].shape) == ((6, 1), (6,))
 
 
-def test_a_number_that_decides_on_the_shape_is_part_of_the_key(propagator: Propagator) -> None:
+def test_a_number_that_decides_the_shape_is_part_of_the_key(propagator: Propagator) -> None:
     short, _, _ = propagator.plan(aten.arange.default, (4.0,))
     long, _, _ = propagator.plan(aten.arange.default, (9.0,))
     assert (short.made[0].shape, long.made[0].shape) == ((4,), (9,))
@@ -156,7 +156,7 @@ def test_shapes_that_do_not_match_raise_what_local_tensors_raise(propagator: Pro
     assert not isinstance(caught.value, PropagationError)
 
 
-def test_a_shape_that_depends_on_values_is_refused_with_what_to_do(propagator: Propagator) -> None:
+def test_a_value_dependent_shape_is_refused_with_the_remedy(propagator: Propagator) -> None:
     with pytest.raises(DataDependentShapeError, match=r"full_tensor\(\)"):
         propagator.plan(aten.nonzero.default, (meta(6, 4, placed=ROWS),))
 
@@ -206,7 +206,7 @@ def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
 
 
 @pytest.mark.slow
-def test_ways_between_placements_that_are_remembered_are_those_that_a_search_finds(
+def test_remembered_ways_between_placements_equal_those_of_a_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plane = Layout((2, 2), ("data", "model"))
@@ -302,7 +302,7 @@ def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propaga
 
 
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss"])
-def test_the_gradient_of_a_mean_loss_of_no_elements_has_a_plan(propagator: Propagator, loss: str) -> None:
+def test_the_gradient_of_an_empty_mean_loss_has_a_plan(propagator: Propagator, loss: str) -> None:
     beta = [] if loss == "mse_loss" else [1.0]
     backward = getattr(aten, f"{loss}_backward").default
     for placed in (ROWS, WHOLE):
@@ -350,9 +350,7 @@ def test_the_gradient_of_an_empty_mean_loss_is_empty(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_statistics_that_batch_norm_tracks_are_written_wherever_its_input_is_cut(
-    propagator: Propagator, training: bool
-) -> None:
+def test_batch_norm_statistics_are_written_however_its_input_is_cut(propagator: Propagator, training: bool) -> None:
     """Its schema does not say that it changes them."""
     for placed in (WHOLE, ROWS, COLUMNS):
         given = (meta(6, 4, 2, placed=placed), None, None, meta(4), meta(4), training, 0.1, 1e-5)

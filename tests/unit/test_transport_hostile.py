@@ -124,7 +124,7 @@ def test_a_client_with_foreign_keys_cannot_deliver_and_learns_why(
     target.still_serves()
 
 
-def test_the_right_key_with_senseless_messages_is_counted_and_the_link_survives(
+def test_senseless_messages_with_the_right_key_are_counted_and_survived(
     target: Target, dealer: "zmq.Socket[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     curve(dealer, target.keys, target.keys)
@@ -219,7 +219,7 @@ def test_many_strangers_are_cut_off_and_friends_still_connect(target: Target) ->
             stranger.close()
 
 
-def test_a_memory_file_that_is_none_is_refused_and_its_sender_told() -> None:
+def test_an_invalid_memory_file_is_refused_and_its_sender_informed() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         read, write = os.pipe()

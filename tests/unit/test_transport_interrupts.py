@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -19,8 +20,7 @@ from tests.unit.transport_tools import End, ends, run_folder
 pytestmark = pytest.mark.timeout(120)
 
 
-def throw_at_last(thread: threading.Thread) -> None:
-    """Throws until it may be."""
+def throw_when_allowed(thread: threading.Thread) -> None:
     while not throw_into(thread.ident or 0, KeyboardInterrupt):
         time.sleep(AGAIN_S)
 
@@ -64,7 +64,8 @@ def test_deferred_ctrl_c_comes_after_all_nested_sections() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_exception_thrown_into_a_thread_waits_for_its_deferral() -> None:
+@pytest.mark.parametrize("section", [held_back, uninterrupted])
+def test_an_exception_thrown_into_a_thread_waits_for_its_section(section: Callable[..., object]) -> None:
     begun, thrown = threading.Event(), threading.Event()
     log: list[str] = []
 
@@ -75,7 +76,7 @@ def test_an_exception_thrown_into_a_thread_waits_for_its_deferral() -> None:
 
     def run() -> None:
         try:
-            held_back(whole)
+            section(whole)
             while True:
                 pass
         except KeyboardInterrupt:
@@ -84,7 +85,7 @@ def test_an_exception_thrown_into_a_thread_waits_for_its_deferral() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     begun.wait()
-    throw_at_last(thread)
+    throw_when_allowed(thread)
     thrown.set()
     thread.join()
     assert log == ["whole", "interrupted"]
@@ -127,35 +128,8 @@ def test_an_error_in_the_section_comes_through() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_exception_thrown_into_a_thread_waits_for_its_section() -> None:
-    inside, thrown = threading.Event(), threading.Event()
-    log: list[str] = []
-
-    def section() -> None:
-        inside.set()
-        assert not thrown.wait(0.3)  # the thrower waits for us
-        log.append("whole")
-
-    def run() -> None:
-        try:
-            uninterrupted(section)
-            while True:
-                pass
-        except KeyboardInterrupt:
-            log.append("interrupted")
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    inside.wait()
-    throw_at_last(thread)
-    thrown.set()
-    thread.join()
-    assert log == ["whole", "interrupted"]
-
-
-@pytest.mark.usefixtures("default_handler")
 def traced_call_ends() -> bool:
-    """Whether a thread that is traced gets into a function."""
+    """A traced thread can call a function within ten seconds."""
     done = threading.Event()
 
     def traced() -> None:
@@ -182,7 +156,7 @@ def test_throwing_into_a_blocked_thread_stalls_no_traced_thread() -> None:
 
     thread = threading.Thread(target=blocked, daemon=True)
     thread.start()
-    throw_at_last(thread)
+    throw_when_allowed(thread)
     assert traced_call_ends()
     lock.release()
     assert raised.wait(10), "it is raised as soon as the thread runs Python again"
@@ -363,7 +337,7 @@ def test_thrown_exceptions_never_cut_code_that_leaves_a_mode(library: types.Modu
     thread = threading.Thread(target=program, daemon=True)
     thread.start()
     for _ in range(THROWN):
-        throw_at_last(thread)
+        throw_when_allowed(thread)
         assert left.get(timeout=30) == 0
     thread.join(30)
 
@@ -383,7 +357,7 @@ def test_signals_never_cut_code_that_leaves_a_mode_but_come_soon(library: types.
         assert library.on == 0
 
 
-def test_a_thread_that_is_in_such_code_for_good_is_not_interrupted(library: types.ModuleType) -> None:
+def test_a_thread_that_stays_in_such_code_is_not_interrupted(library: types.ModuleType) -> None:
     blocked, inside = threading.Event(), threading.Event()
     vars(library).update(wait=blocked.wait, inside=inside.set)
     exec("def stays():\n    inside()\n    wait()", vars(library))

@@ -18,7 +18,7 @@ def open_descriptors() -> int:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
-def test_without_descriptors_a_new_connection_is_refused_and_nothing_is_half_open() -> None:
+def test_without_descriptors_a_connection_is_refused_and_none_half_open() -> None:
     with run_folder() as folder:
         a, b = End("h/a", folder), End("h/b", folder)
         with ends(a, b):

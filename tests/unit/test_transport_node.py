@@ -74,7 +74,7 @@ def test_a_message_to_oneself_is_handled_like_any_other() -> None:
             assert bytes(frames[1]) == b"Buffer"
 
 
-def test_the_caller_may_change_a_buffer_after_the_snapshot_and_receivers_theirs() -> None:
+def test_senders_may_change_a_buffer_after_the_snapshot_and_receivers_theirs() -> None:
     with run_folder() as folder:
         a, b, c = End("h/a", folder), End("h/b", folder), End("h/c", folder)
         with ends(a, b, c):

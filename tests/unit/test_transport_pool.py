@@ -49,7 +49,7 @@ def test_a_file_that_was_given_back_is_filled_again() -> None:
     assert bytes(second.private()) == b"2" * (BIG - 5)
 
 
-def test_small_buffers_are_put_together_into_a_file_that_is_filled_again() -> None:
+def test_small_buffers_share_a_file_that_is_filled_again() -> None:
     pool = a_pool()
     first = filled(pool, b"1")
     number, same = pool.lend([first], "h/b"), inode(first)

@@ -91,7 +91,7 @@ def test_work_for_quiet_times_comes_after_all_pending_reads(reader: Reader) -> N
     news.close()
 
 
-def test_where_it_is_never_quiet_that_is_waited_for_only_so_long(reader: Reader) -> None:
+def test_a_wait_for_quiet_is_bounded_where_it_never_comes(reader: Reader) -> None:
     told: list[str] = []
     endless = Pipe("word", reader, told)
     done = threading.Event()

@@ -75,7 +75,7 @@ def test_an_urgent_message_stays_urgent_on_every_link(hosts: TwoHosts) -> None:
     assert ("h2/p", 1) in hosts.agents[1].node._links._peers
 
 
-def test_an_undeliverable_message_comes_back_with_the_reason_and_what_identifies_it(hosts: TwoHosts) -> None:
+def test_an_undeliverable_message_returns_with_reason_and_identity(hosts: TwoHosts) -> None:
     one, _ = hosts.procs
     hosts.agents[1].node.forget("h2/dead", "h2/dead was killed by signal 9")
     one.send("h2/dead", b"body", port=11, index=5, mesh="m", rank=3, call="k", incarnation=2)

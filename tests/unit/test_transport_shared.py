@@ -132,7 +132,7 @@ def test_without_memory_files_large_buffers_travel_in_band(monkeypatch: pytest.M
             assert memory_files() == []
 
 
-def test_a_sender_with_memory_files_and_a_receiver_without_understand_each_other(
+def test_memory_file_senders_and_receivers_without_them_understand_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with run_folder() as folder:

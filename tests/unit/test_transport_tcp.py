@@ -166,7 +166,7 @@ def test_connections_come_and_go_are_told() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://0.0.0.0:*", "tcp://localhost:1234"])
-def test_tcp_without_a_key_is_refused_and_says_how_to_get_one(endpoint: str) -> None:
+def test_tcp_without_a_key_is_refused_with_the_remedy(endpoint: str) -> None:
     node = Node("h/agent", run_folders={}, handler=print, on_link_failed=print, tcp_bind=endpoint)
     with pytest.raises(TrustError, match=r"Keys\.load_or_create"):
         node.start()

@@ -110,7 +110,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # where nothing has been checked before, the library is first
-def test_calls_know_parameters_and_results_and_spawned_meshes_what_meshes_can_do(said: dict[int, str]) -> None:
+def test_calls_and_spawned_meshes_are_typed_for_parameters_and_results(said: dict[int, str]) -> None:
     wanted = {number: line.partition("#: ")[2] for number, line in enumerate(PROGRAM.splitlines(), 1) if "#: " in line}
     seen = {
         number: revealed[1] if (revealed := re.search('Revealed type is "(.*)"', text)) else f"[{text.split('[')[-1]}"

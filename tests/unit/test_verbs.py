@@ -108,7 +108,7 @@ def test_a_reply_takes_the_lane_of_its_verb() -> None:
     assert process.lanes == [Lane.URGENT, Lane.DATA]
 
 
-def test_the_handler_gets_the_request_and_what_it_returns_is_the_reply() -> None:
+def test_a_handler_gets_the_request_and_returns_the_reply() -> None:
     process = Process()
     process.handlers.handle(DOUBLE, lambda ask, asker: Told(str(2 * ask.number)))
     process.take("test.double", encode_body(Ask(4)))

@@ -111,7 +111,7 @@ def test_a_view_is_told_the_number_of_earlier_messages_and_pieces() -> None:
 
 
 @pytest.mark.parametrize("custom", [False, True])
-def test_a_long_message_is_encoded_once_for_its_size_and_its_way(custom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Any] = []
     encode = msgspec.json.encode
 

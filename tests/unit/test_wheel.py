@@ -61,7 +61,7 @@ def test_a_package_index_shows_where_the_project_is_at_home(metadata: Message) -
     assert metadata["Version"] == __version__
 
 
-def test_the_command_is_named_so_that_an_installed_torchmonarch_keeps_its_own(wheel: zipfile.ZipFile) -> None:
+def test_the_command_leaves_an_installed_torchmonarchs_command_alone(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert wheel.read(name).decode().split("\n\n")[0].strip() == "[console_scripts]\nmonarch-nb = monarch_nb.cli:main"
     assert not [name for name in wheel.namelist() if name.startswith("monarch/")]

@@ -13,7 +13,7 @@ NUMBERS = st.integers(0, 1 << 24)
 
 
 @given(NAMES, NAMES.map(lambda name: f"p{name}"), NUMBERS, NUMBERS)
-def test_the_address_of_a_proc_tells_its_host_mesh_rank_and_incarnation(
+def test_the_address_of_a_proc_has_host_mesh_rank_and_incarnation(
     host: str, mesh: str, rank: int, incarnation: int
 ) -> None:
     text = proc_address(host, mesh, rank, incarnation)

@@ -39,7 +39,7 @@ def run(tmp_path):
     return run_program
 
 
-def test_class_keeps_one_identity_in_every_process_and_on_the_way_back(run):
+def test_a_class_keeps_one_identity_in_every_process(run):
     run("""
         class Point:
             made = 0
@@ -107,7 +107,7 @@ def test_changed_globals_are_seen_and_the_class_object_stays(run):
     """)
 
 
-def test_late_message_with_an_older_definition_does_not_undo_a_newer_one(run):
+def test_a_late_older_definition_does_not_undo_a_newer_one(run):
     run("""
         STEP = 1
         class Stepper:

@@ -82,7 +82,7 @@ def test_replies_that_name_other_frames_than_there_are_are_refused(frames):
 
 
 @pytest.mark.parametrize("places", [[], [[0, 0]], [[-1, 1]], [[0, 1 << 60]], [[0, -1], [0, 2]]])
-def test_replies_of_no_ranks_or_more_than_there_can_be_are_refused(places):
+def test_replies_of_no_ranks_or_too_many_are_refused(places):
     with pytest.raises(msgspec.DecodeError):
         unfold(Header(Kind.FOLDED, "a/b", "c/d"), [msgspec.msgpack.encode([[places, 0, 0, []]])])
 

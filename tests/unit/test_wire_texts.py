@@ -82,7 +82,7 @@ def test_an_exception_that_raises_when_it_is_unpickled_is_stood_for(way):
     assert type(way).__name__ in back.reason
 
 
-def test_attributes_and_chains_that_raise_do_not_hide_where_it_was_raised():
+def test_attributes_and_chains_that_raise_do_not_hide_the_origin():
     class Shut(Exception):
         def __getattribute__(self, name):
             raise SystemExit(name)
@@ -120,7 +120,7 @@ def test_unsendable_values_are_explained_though_their_error_has_no_text():
     assert isinstance(pickle_failure(hostile(SystemExit(3), TypeError), Refuses(), "the `result`"), PickleFailure)
 
 
-def test_a_text_keeps_colours_and_loses_every_other_command_to_a_terminal():
+def test_a_text_keeps_colours_and_loses_other_terminal_commands():
     assert harmless("\x1b[1;31mred\x1b[0m \x1b[38:5:9mx\t|\r\n\b") == "\x1b[1;31mred\x1b[0m \x1b[38:5:9mx\t|\r\n\b"
     commands = [
         "\x1b[2J",

@@ -15,7 +15,7 @@ every_kind = pytest.mark.parametrize("cls", [Worker, AsyncWorker])
 
 @every_kind
 @every_adverb
-def test_a_request_that_meets_a_cut_link_arrives_once_it_is_mended(two: Cluster, adverb: Adverb, cls: Any) -> None:
+def test_a_request_over_a_cut_link_arrives_once_it_is_mended(two: Cluster, adverb: Adverb, cls: Any) -> None:
     _, mesh = workers(two, cls=cls)
     two.partition(1)
     pending = adverb(mesh, "do", "late")
@@ -30,7 +30,7 @@ def test_a_request_that_meets_a_cut_link_arrives_once_it_is_mended(two: Cluster,
 
 @every_kind
 @every_adverb
-def test_an_answer_that_meets_a_cut_link_arrives_once_it_is_mended(two: Cluster, adverb: Adverb, cls: Any) -> None:
+def test_an_answer_over_a_cut_link_arrives_once_it_is_mended(two: Cluster, adverb: Adverb, cls: Any) -> None:
     _, mesh = workers(two, cls=cls)
     pending = adverb(mesh, "rest", "once", 5.0)
     two.advance(1)

@@ -136,7 +136,7 @@ def test_calls_fail_of_a_death_only_once_healing_is_possible(late: int) -> None:
         assert len(made.result(mesh.do.call("x")).values()) == 3
 
 
-def test_a_host_that_cannot_be_reached_cannot_be_healed_and_says_so(two: Cluster) -> None:
+def test_an_unreachable_host_cannot_be_healed_and_says_so(two: Cluster) -> None:
     _, mesh = workers(two)
     two.partition(1)
     two.advance(LEASE + 1)
@@ -204,7 +204,7 @@ class Stumbles(Actor):
         return current_rank().rank
 
 
-def test_a_constructor_that_fails_in_a_heal_is_told_by_the_heal(two: Cluster) -> None:
+def test_a_constructor_that_fails_in_a_heal_fails_the_heal(two: Cluster) -> None:
     Stumbles.allowed.set()
     procs = two.hosts().spawn_procs(per_host={"gpus": 1}, name="procs")
     mesh: Any = procs.spawn("mesh", Stumbles)

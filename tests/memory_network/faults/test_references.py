@@ -82,7 +82,7 @@ def test_a_holder_hears_of_a_death_that_it_did_not_see(three: Cluster, adverb: A
 
 
 @every_adverb
-def test_a_reference_works_again_once_its_mesh_was_healed_by_somebody_else(three: Cluster, adverb: Adverb) -> None:
+def test_a_reference_works_again_after_somebody_else_healed_its_mesh(three: Cluster, adverb: Adverb) -> None:
     procs, mesh = workers(three)
     held = holder(three, mesh)
     three.result(held.ask.call_one(adverb.name, "before"))
@@ -182,7 +182,7 @@ def test_a_holder_that_was_cut_off_learns_of_a_heal_later(three: Cluster, monkey
     assert len(three.result(held.ask.call_one("call", "y"))[0].values()) == 4
 
 
-def test_a_reference_whose_hosts_are_lost_in_part_arrives_all_the_same(three: Cluster) -> None:
+def test_a_reference_whose_hosts_are_partly_lost_still_arrives(three: Cluster) -> None:
     _, mesh = workers(three)
     fresh = holder(three, None, host=1)
     lost = three.hosts().slice(hosts=2).spawn_procs(name="others")

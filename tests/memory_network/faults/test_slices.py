@@ -63,7 +63,7 @@ def test_only_slices_that_hold_a_killed_rank_fail(cube: Any, rank: int, how: str
 
 
 @pytest.mark.parametrize("rank", range(8))
-def test_a_failed_actor_is_named_by_its_place_in_the_whole_mesh(cube: Any, rank: int) -> None:
+def test_a_failed_actor_is_named_by_its_full_mesh_coordinates(cube: Any, rank: int) -> None:
     made, _, mesh = cube
     made.advance(60)
     made.failures.clear()
@@ -82,7 +82,7 @@ def test_a_failed_actor_is_named_by_its_place_in_the_whole_mesh(cube: Any, rank:
 
 
 @pytest.mark.parametrize("chosen", SLICES[1:], ids=lambda chosen: "-".join(f"{k}{v}" for k, v in chosen.items()))
-def test_a_value_mesh_of_a_slice_has_its_dimensions_and_its_places(cube: Any, chosen: dict[str, int]) -> None:
+def test_a_value_mesh_of_a_slice_has_its_dimensions_and_points(cube: Any, chosen: dict[str, int]) -> None:
     made, _, mesh = cube
     made.advance(60)
     values = made.result(mesh.slice(**chosen).do.call("z"))
