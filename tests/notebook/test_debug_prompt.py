@@ -60,6 +60,15 @@ def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged
     assert "gpus=7: 7" in talk.cell.text
 
 
+def test_the_view_below_the_prompt_keeps_its_last_stops_when_the_cell_ends(nb: Debugged) -> None:
+    talk = nb.talk(ALL_STOPPED, "n", "c")
+    last = [update["text/html"] for update in talk.cell.updates if update.get("text/html")][-1]
+    assert "nothing is stopped any more" in last
+    assert re.search(r"last shown at \d\d:\d\d:\d\d", last)
+    assert "in Trainer.step" in last
+    assert "→ 18" in last
+
+
 def test_the_call_goes_on_to_the_next_breakpoint_and_asks_again(nb: Debugged) -> None:
     nb.run("%break Trainer.loss on trainers gpus=0:2").ok()
     # The others are idle once they have answered a later call.

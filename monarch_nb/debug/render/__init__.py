@@ -4,7 +4,7 @@ from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.groups import FileName, Group, grouped, named, short
 from monarch_nb.debug.render.picks import pick
 from monarch_nb.debug.render.picture import picture_of, values_by_rank, variables_by_rank
-from monarch_nb.debug.render.table import Missing
+from monarch_nb.debug.render.table import Missing, table_text
 
 __all__ = [
     "Answers",
@@ -16,6 +16,7 @@ __all__ = [
     "pick",
     "picture_of",
     "short",
+    "table_text",
     "values_by_rank",
     "variables_by_rank",
 ]
