@@ -116,7 +116,7 @@ def _find(name: str) -> tuple[Path, MeshFile]:
         raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
     others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
     raise AttachError.of(
-        f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#coming-back')}"
+        f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#attaching')}"
     )
 
 

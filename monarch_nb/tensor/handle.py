@@ -370,7 +370,7 @@ def _with_numbers_uploaded(
             raise RuntimeError(
                 f"{func}: a local tensor of shape {tuple(value.shape)} on {value.device} among tensors of mesh "
                 f"{stream.title}. Send it there first: monarch.distribute(tensor, mesh), or "
-                f"tensor.to({str(stream.device)!r})" + more("manual/tensors.md#cutting-tensors")
+                f"tensor.to({str(stream.device)!r})" + more("manual/tensors.md#sharding-tensors")
             )
         found = True
         return upload(stream, value, replicated(stream.layout))

@@ -27,7 +27,7 @@ TABLE = """
 """
 
 GATHERED = """
-## What was gathered
+## Gathered operations
 
 If PyTorch cannot compute an operation on shards, or if a model needs whole tensors, the operation runs on whole
 tensors: the result is correct, and a `GatherWarning` at the line says so.

@@ -27,7 +27,7 @@ def drawn(title: str) -> list[tuple[int, str]]:
 
 
 def test_the_table_has_the_rows_that_are_enforced() -> None:
-    table = re.findall(r"^\| (\d+) \| ([^|]+) \|", section("Rooms"), re.MULTILINE)
+    table = re.findall(r"^\| (\d+) \| ([^|]+) \|", section("Packages"), re.MULTILINE)
     assert [(int(row), re.findall(r"`(\w+)`", names)) for row, names in table] == list(enumerate(PACKAGES, 1))
 
 
@@ -37,7 +37,7 @@ def test_each_module_that_is_named_exists(name: str) -> None:
     assert any((place / f"{name}{ending}").exists() for place in PLACES for ending in endings)
 
 
-@pytest.mark.parametrize("title", ["A call and its reply", "A death", "A breakpoint"])
+@pytest.mark.parametrize("title", ["A call and its reply", "A failure", "A breakpoint"])
 def test_the_pictures_give_each_module_the_row_that_it_lies_in(title: str) -> None:
     rows = {name: row for row, names in enumerate(PACKAGES, 1) for name in names}
     assert [(name, row) for row, name in drawn(title) if rows[name.partition("/")[0]] != row] == []

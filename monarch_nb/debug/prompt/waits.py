@@ -169,7 +169,7 @@ class WaitPrompt:
         why = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
         message = f"{story}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
         how = self._how_for(records)
-        explained = more("manual/debugging.md#where-nobody-can-type")
+        explained = more("manual/debugging.md#without-a-prompt")
         text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
         return StoppedAtBreakpoint(text, records, table)
 

@@ -360,7 +360,7 @@ class CompiledStep:
         raise CompileError(
             f"{self._name} does something else by now than when it was captured: {text}\n"
             f"This call ran as it is written; the {self._check_every - 1} before ran as captured. "
-            "It is captured anew" + more("manual/compile.md#when-it-is-captured-anew")
+            "It is captured anew" + more("manual/compile.md#when-a-step-is-captured-again")
         )
 
     def _look_at_optimizers(self, watched: Watched) -> None:
