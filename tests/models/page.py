@@ -37,7 +37,7 @@ tensors: the result is correct, and a `GatherWarning` at the line says so.
 """
 
 END = """
-`python -m tests.models` writes this page. `make test-slow` trains all of these models and compares the results with
+`make models` writes this page. `make test-slow` trains all of these models and compares the results with
 this page; `make test` trains a few. It also compares PyTorch's own modules on a mesh with themselves, on PyTorch's own
 samples: forward and backward, in training and evaluation mode, replicated and sharded.
 """
