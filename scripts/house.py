@@ -146,6 +146,11 @@ def circles_of_imports() -> int:
     return len(circles(graph()))
 
 
+def long_test_names() -> int:
+    names = re.compile(r"def test_(\w+)\(")
+    return sum(name.count("_") >= 11 for source in sources("tests") for name in names.findall(source.text))
+
+
 def modules_of_a_call() -> int:
     """As docs/architecture.md says it; a test counts those that it draws."""
     found = re.search(r"call and its reply pass (\d+) modules", (ROOT / "docs" / "architecture.md").read_text())
@@ -164,6 +169,7 @@ FIGURES = (
     Figure("class names used more than once", repeated_class_names, 126, 25),
     Figure("circles of imports", circles_of_imports, 3, 0),
     Figure("lines of tests", lambda: lines("tests"), 70_000, 54_000),
+    Figure("names of tests of twelve words and more", long_test_names, 29, 0),
     Figure("modules that a call and its reply pass", modules_of_a_call, 14, 14),
 )
 

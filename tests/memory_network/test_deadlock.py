@@ -73,16 +73,8 @@ class AsyncCaller(Actor):
         return "pong"
 
 
-class ConcurrentCaller(Actor):
-    @concurrent_endpoint
-    async def through(self, others: list[Any], back: Any) -> str:
-        if others:
-            return str(await others[0].through.call_one(others[1:], back))
-        return str(await back.ping.call_one())
-
-    @endpoint
-    async def ping(self) -> str:
-        return "pong"
+class ConcurrentCaller(AsyncCaller):
+    through = concurrent_endpoint(AsyncCaller.through._method)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cls", [Caller, AsyncCaller])
