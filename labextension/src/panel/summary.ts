@@ -8,7 +8,7 @@ export interface Summary {
   ranks: number;
   well: number;
   failed: number;
-  /** `4 meshes · 63/64 ranks · 1 failed`; "no meshes" where there are none. */
+  /** `4 meshes · 63/64 ranks · 12 busy · 1 failed`; "no meshes" where there are none. */
   text: string;
 }
 
@@ -39,8 +39,8 @@ export function summaryOf(state: ClusterState): Summary {
   const away = Object.entries(counts).reduce((sum, [how, count]) => sum + (AWAY.has(how) ? count : 0), 0);
   const well = ranks - away;
   const failed = counts.failed ?? 0;
-  const troubles = TROUBLE.filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
-  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...troubles].join(" · ") : "no meshes";
+  const notable = (["busy", ...TROUBLE] as const).filter((how) => counts[how]).map((how) => `${counts[how]} ${how}`);
+  const text = meshes ? [`${meshes} mesh${meshes === 1 ? "" : "es"}`, `${well}/${ranks} ranks`, ...notable].join(" · ") : "no meshes";
   return { meshes, ranks, well, failed, text };
 }
 

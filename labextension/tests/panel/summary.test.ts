@@ -13,6 +13,13 @@ describe("the line of the status bar", () => {
     expect(summaryOf(four()).text).toBe("2 meshes · 4/4 ranks");
   });
 
+  it("says how many run something", () => {
+    const state = many(8);
+    for (const index of [0, 5, 9]) turn(state, "w", index, "busy");
+    turn(state, "w", 3, "failed");
+    expect(summaryOf(state).text).toBe("2 meshes · 63/64 ranks · 3 busy · 1 failed");
+  });
+
   it("names what is not well, the worst first", () => {
     const state = many(8);
     turn(state, "w", 3, "failed");
