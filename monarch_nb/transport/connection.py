@@ -9,8 +9,8 @@ import zmq
 from monarch_nb.routing.actions import Action, Transmit
 from monarch_nb.routing.link import Link
 from monarch_nb.transport.channels import Channel, Dialled, Inbound
-from monarch_nb.transport.envelope import Item
 from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.packing import Item
 from monarch_nb.transport.streams import Message, Stream
 
 __all__ = ["Connection"]

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.routing.incarnations import (
@@ -20,12 +21,14 @@ from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.sink import Sink
 from monarch_nb.transport.streams import Message, Stream
 from monarch_nb.transport.tcp import monitor, sockets
 from monarch_nb.transport.tcp.monitor import Monitor
 from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 from monarch_nb.wire import Lane, agent_of, host_of, parse_address
+
+if TYPE_CHECKING:
+    from monarch_nb.transport.node import Node
 
 Connection = Callable[[str, bool, str], None]
 Trust = tuple[Keys | None, bool]  # keys, and whether loopback may do without
@@ -35,15 +38,15 @@ class Links:
     """All peers of one process. Any thread."""
 
     def __init__(
-        self, address: str, agent: str | None, sink: Sink, *, reader: Reader, keys: Keys | None,
+        self, address: str, agent: str | None, node: "Node", *, reader: Reader, keys: Keys | None,
         insecure_loopback: bool, portable: bool, config: LinkConfig, limits: Limits, on_connection: Connection | None,
     ) -> None:  # fmt: skip
         self.address = address
         self._context: Context | None = None
         self._inside: set[Stream] = set()  # connections to processes of this host
-        self.arrived, self.undeliverable, self.dropped = sink.arrived, sink.undeliverable, sink.dropped
-        self.lend, self.give_back = sink.lend, sink.give_back
-        self._stranger = sink.stranger
+        self.arrived, self.undeliverable, self.dropped = node.arrived, node.undeliverable, node.dropped
+        self.lend, self.give_back = node.lend, node.give_back
+        self._stranger = node.stranger
         self._routes = Routes(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)

@@ -19,9 +19,8 @@ from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.listener import Listener
-from monarch_nb.transport.loans import Loans
 from monarch_nb.transport.parcel import Parcel, snapshot
-from monarch_nb.transport.pool import Pool
+from monarch_nb.transport.pool import Loans, Pool
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.shared import available
 from monarch_nb.transport.streams import Message
@@ -119,7 +118,7 @@ class Node:
         assert self._own_folder is not None
         return self._own_folder
 
-    # incarnation
+    # lifecycle
 
     def start(self) -> None:
         """Listen and start to read. Raises TrustError, DescriptorLimitError or TransportError; then nothing is left."""

@@ -4,7 +4,9 @@ import functools
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -22,21 +24,50 @@ from monarch_nb.routing.actions import (
 )
 from monarch_nb.routing.link import Link
 from monarch_nb.transport.channels import Channel
-from monarch_nb.transport.chunks import SIZE, pack_chunked
 from monarch_nb.transport.connection import Connection
-from monarch_nb.transport.envelope import Item, pack_local, pack_whole
-from monarch_nb.transport.errors import UnreachableError
+from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
+from monarch_nb.transport.packing import SIZE, Item, Unpacker, pack_chunked, pack_local, pack_whole
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.relays import RelayQueue
-from monarch_nb.transport.sink import PeerOwner
 from monarch_nb.transport.streams import Message, Stream
-from monarch_nb.transport.unpacking import Unpacker
 from monarch_nb.wire.header import Header, Kind
+
+if TYPE_CHECKING:
+    from monarch_nb.transport.links import Links
 
 _CHUNK = int(PrefixKind.CHUNK)
 _AT_ONCE = 64
 _clock = time.monotonic
+
+
+class RelayQueue:
+    """Messages on their way through this process that wait for the credits of the next one, in order."""
+
+    def __init__(
+        self, send: Callable[[Header, Parcel], bool], undeliverable: Callable[[Header, Parcel, str], None]
+    ) -> None:
+        """`send` is False where credits lack, and raises TransportError where nobody will ever take it."""
+        self._send, self._undeliverable = send, undeliverable
+        self._waiting: deque[tuple[Header, Parcel, Callable[[], None]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def append(self, header: Header, parcel: Parcel, handed_on: Callable[[], None]) -> None:
+        """Keep a message; `handed_on` is called once it is written, or given up."""
+        self._waiting.append((header, parcel, handed_on))
+
+    def send(self) -> None:
+        """Write what can be written; reading thread only."""
+        while self._waiting:
+            header, parcel, handed_on = self._waiting[0]
+            try:
+                if not self._send(header, parcel):
+                    return
+            except TransportError as error:
+                self._undeliverable(header, parcel, str(error))
+            self._waiting.popleft()
+            handed_on()
 
 
 class Peer:
@@ -44,7 +75,7 @@ class Peer:
 
     def __init__(
         self,
-        owner: PeerOwner,
+        owner: "Links",
         address: str,
         lane: int,
         endpoint: str,

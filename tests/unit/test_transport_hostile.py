@@ -15,8 +15,7 @@ import zmq
 import monarch_nb.transport
 from monarch_nb.routing.actions import PREFIX, PREFIX_SIZE
 from monarch_nb.transport import Keys, Limits, Parcel, reason_of, reason_parcel
-from monarch_nb.transport.chunks import Assembly
-from monarch_nb.transport.envelope import WHOLE
+from monarch_nb.transport.packing import WHOLE, Assembly
 from monarch_nb.wire.header import Header, Kind, encode_header
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 

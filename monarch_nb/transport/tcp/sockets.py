@@ -11,9 +11,9 @@ import zmq
 from zmq.backend import Socket as _Raw
 
 from monarch_nb.routing.addresses import Endpoint
-from monarch_nb.transport.chunks import SIZE
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
+from monarch_nb.transport.packing import SIZE
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
