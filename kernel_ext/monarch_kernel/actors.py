@@ -77,7 +77,7 @@ class Actors:
             state: Any = self._session.meshes().get(self._made[given.name].uid)
             bound = ActorMesh(state, state.region) if state is not None else None
         living = None if bound is None else state_of(bound)
-        if living is None or living.stopped is not None or living.born is None:
+        if living is None or living.stopped is not None or living.spawn_spec is None:
             return None
         return ActorMesh(living, living.region)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.runtime import Future, forgotten
+from monarch_nb.runtime import Future, unretrieved
 
 from .display.errors import story
 from .front import Front
@@ -17,17 +17,17 @@ class Forgotten:
         self._shell = shell
         self._front = front
         self._flush = flush  # what was printed before comes before
-        self._before = forgotten.tell
+        self._before = unretrieved.report
 
     def install(self) -> None:
         """From now on they are shown."""
-        forgotten.tell = self._tell
+        unretrieved.report = self._tell
         self._shell.events.register("post_run_cell", self._ran)
 
     def uninstall(self) -> None:
         """As it was before."""
-        if forgotten.tell == self._tell:
-            forgotten.tell = self._before
+        if unretrieved.report == self._tell:
+            unretrieved.report = self._before
         self._shell.events.unregister("post_run_cell", self._ran)
 
     def _tell(self, error: BaseException, count: int) -> None:
@@ -39,7 +39,7 @@ class Forgotten:
     def _ran(self, result: Any) -> None:
         shown = getattr(result, "result", None)
         if isinstance(shown, Future) and not shown.done():
-            forgotten.watch(shown, lambda: self._is_kept(shown))
+            unretrieved.watch(shown, lambda: self._is_kept(shown))
 
     def _is_kept(self, future: Future[Any]) -> bool:
         """Whether a variable of the user refers to it, itself or in a collection."""

@@ -37,7 +37,7 @@ class Namespace:
         return {
             uid: state
             for uid, state in tuple(engine.meshes.items())
-            if state.stopped is None and state.home == engine.address and state.born is not None
+            if state.stopped is None and state.owner_process == engine.address and state.spawn_spec is not None
         }
 
     def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:

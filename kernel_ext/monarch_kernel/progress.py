@@ -71,7 +71,7 @@ class Progress:
         self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
-        story = future.told() or "waiting"
+        story = future.progress_text() or "waiting"
         lines = [f"⏳ {_duration(seconds)} · {story}"]
         call = self._engine.calls.get(future.wait_id)
         state = self._engine.meshes.get(call.mesh) if call is not None else None

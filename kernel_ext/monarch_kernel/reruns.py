@@ -35,9 +35,9 @@ class Reruns:
     # -- classes ----------------------------------------------------------------------------------------------------
 
     def _called(self, state: ActorState) -> None:
-        if state.cls.__module__ != "__main__" or state.born is None or not self._front.in_cell:
+        if state.cls.__module__ != "__main__" or state.spawn_spec is None or not self._front.in_cell:
             return
-        newest = state.born.newest()
+        newest = state.spawn_spec.newest()
         if newest is state.cls or self._told.get(state.uid) is newest:
             return
         self._told[state.uid] = newest

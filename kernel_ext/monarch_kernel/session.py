@@ -204,7 +204,7 @@ class Session(Namespace):
                 roots.append(_folder(sys.modules[cls.__module__]))
         if not names:
             mains = [state for state in owned_actors() if state.cls.__module__ == "__main__"]
-            states = [state for state in mains if state.born and state.born.newest() is not state.cls]
+            states = [state for state in mains if state.spawn_spec and state.spawn_spec.newest() is not state.cls]
         report = reload_code(roots, also=also) if roots or not names else Report()
         reload_each(states, report)
         return report

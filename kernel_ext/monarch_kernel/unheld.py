@@ -99,8 +99,8 @@ class Unheld:
             any(len(each.handles) for each in family)
             or any(call.mesh in uids for call in tuple(self._engine.calls.values()))
             or any(updates.holders(uid) - own for uid in uids)
-            or state.born is None
-            or not state.born.initialized.done()
+            or state.spawn_spec is None
+            or not state.spawn_spec.initialized.done()
         )
 
     # -- ending ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Waited:
         self._call = call
         endpoint = call.title.removeprefix(f"{state.name}.") if "[" not in call.title else "__cell__"
         self._what = what(state, endpoint)
-        self._progress = call.story()
+        self._progress = call.describe()
 
     def count_again(self) -> None:
         """Some ranks may have answered since the first Ctrl-C: they are not interrupted."""

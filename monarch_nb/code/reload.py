@@ -40,7 +40,7 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"reload_mesh takes an actor mesh, not {type(mesh).__name__}")
     state, region = state_of(mesh), region_of(mesh)
-    if state.born is None:
+    if state.spawn_spec is None:
         raise RuntimeError(f"{state.name} was spawned by another process: reload it there")
     if len(region) != len(state.region):
         raise ValueError(f"reload the whole of {state.name}, not a slice: its ranks would run different classes")
@@ -65,8 +65,8 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
             raise broken
         frames = encode_arguments(call.title, (Newest(new),), {})
         state.cls = new
-        if state.born is not None:
-            state.born.cls = new
+        if state.spawn_spec is not None:
+            state.spawn_spec.cls = new
         send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
     except BaseException:
         call.close()
@@ -80,7 +80,7 @@ def _newest(state: ActorState) -> type:
     cls = state.cls
     if not travels_by_value(cls):
         newest(cls.__module__, cls.__qualname__)
-    return cls if state.born is None else state.born.newest()
+    return cls if state.spawn_spec is None else state.spawn_spec.newest()
 
 
 def objection(state: ActorState, new: type) -> str:

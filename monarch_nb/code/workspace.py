@@ -91,7 +91,7 @@ def reload_actors(changed: frozenset[str], report: Report) -> None:
 def owned_actors() -> list[ActorState]:
     """The actor meshes that this process has spawned and that are not stopped."""
     states = tuple(runtime().meshes.values())
-    return [s for s in states if isinstance(s, ActorState) and s.born is not None and s.stopped is None]
+    return [s for s in states if isinstance(s, ActorState) and s.spawn_spec is not None and s.stopped is None]
 
 
 def reload_each(states: Sequence[ActorState], report: Report) -> None:

@@ -183,7 +183,7 @@ class Collectives:
 
         `broken_off` are ranks whose collectives broke off in a call. Does not block.
         """
-        done: Future[None] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
+        done: Future[None] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
         body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
         self._in_turn(procs, done, lambda: self.ask(procs, procs.ranks, BROKEN, body, then, _AGREE_S))
         return done
@@ -196,7 +196,7 @@ class Collectives:
         `lost` are ranks of torch.distributed. Gives the actor meshes, by uid, whose `__init__` had made such a group.
         Does not block.
         """
-        done: Future[set[str]] = pending_future(story=lambda: f"process groups of {procs.name} are being given up")
+        done: Future[set[str]] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
 
         def begin() -> None:
             self.ask(procs, ranks, RENEW, Renew(fresh_number(), world=world, lost=lost), over, _AGREE_S)

@@ -20,7 +20,7 @@ def start_worker_loop_until_shutdown(address: str) -> Future[None]:
 
 def _start(address: str, *, exits: bool) -> Future[None]:
     started = serve(parse_worker_address(address), read_keys(None, TRUST_ALL), exits=exits)
-    answer: Future[None] = pending_future(story=lambda: f"the worker at {address} runs")
+    answer: Future[None] = pending_future(describe=lambda: f"the worker at {address} runs")
 
     def settle(future: Future[None]) -> None:
         error = future.exception(0)

@@ -195,7 +195,7 @@ def results(mesh: "Handle[Any] | str") -> Results:
 
 def _named(engine: Runtime, name: str) -> MeshState:
     for state in reversed(tuple(engine.meshes.values())):
-        if state.name == name and state.stopped is None and state.home == engine.address:
+        if state.name == name and state.stopped is None and state.owner_process == engine.address:
             return state
     raise LookupError(f"there is no mesh {name!r} here: attach it first, monarch.attach({name!r})")
 

@@ -23,7 +23,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
-from monarch_nb.lifecycle.proc_spawn import ProcBirth, python_version
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, python_version
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
@@ -114,8 +114,8 @@ class Leaving:
         engine = self._engine
         if state.stopped is not None:
             raise DetachError(f"{state.name} cannot be detached: it has been stopped already ({state.stopped})")
-        if state.home != engine.address or not isinstance(state.born, ProcBirth):
-            raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.home}")
+        if state.owner_process != engine.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
+            raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.owner_process}")
         if seconds <= 0:
             raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
         hosts = [host for host in dict.fromkeys(state.hosts) if self._is_there(host)]
@@ -134,7 +134,11 @@ class Leaving:
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:
         """Leaves what was spawned from here on a host mesh."""
         for state in self._mine():
-            if state.born is not None and state.born.host_mesh == host_mesh and set(state.hosts) <= set(hosts):
+            if (
+                state.spawn_spec is not None
+                and state.spawn_spec.host_mesh == host_mesh
+                and set(state.hosts) <= set(hosts)
+            ):
                 self.detach(state, seconds)
 
     def detach_all(self, why: str) -> list[str]:
@@ -155,8 +159,8 @@ class Leaving:
             for state in tuple(self._engine.meshes.values())
             if isinstance(state, ProcState)
             and state.stopped is None
-            and state.home == address
-            and isinstance(state.born, ProcBirth)
+            and state.owner_process == address
+            and isinstance(state.spawn_spec, ProcSpawnSpec)
         ]
 
     def _ask(self, state: ProcState, hosts: Iterable[str], bodies: dict[str, Any], verb: Any) -> None:
@@ -284,7 +288,11 @@ class Leaving:
 
     def _changed(self, state: MeshState, hosts: Iterable[str] = ()) -> None:
         procs = state.procs if isinstance(state, ActorState) else state
-        if procs.born is not None and procs.stopped is None and (settings.mesh_keep > 0 or procs.uid in self._held):
+        if (
+            procs.spawn_spec is not None
+            and procs.stopped is None
+            and (settings.mesh_keep > 0 or procs.uid in self._held)
+        ):
             self._plan(procs.uid, hosts)
 
     # -- hosts that were lost -----------------------------------------------------------------------------------------

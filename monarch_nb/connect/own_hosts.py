@@ -27,13 +27,13 @@ from monarch_nb.runtime import (
     ProcState,
     Runtime,
     fail_future,
-    forgotten,
     install,
     pending_future,
     resolve_future,
     resolved_future,
     runtime,
     started,
+    unretrieved,
 )
 from monarch_nb.settings import settings
 from monarch_nb.wire import Done, agent_of, counted, parse_address
@@ -213,7 +213,7 @@ def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     """Ends these hosts' agents and all processes on them."""
-    done: Future[None] = pending_future(story=lambda: "hosts are being shut down")
+    done: Future[None] = pending_future(describe=lambda: "hosts are being shut down")
     engine = runtime()
 
     def end() -> None:
@@ -261,7 +261,7 @@ def stop_hosts(
         engine.part(MeshStopper).stop(state, reason)
         for state in tuple(engine.meshes.values())
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.hosts)
-        and state.born is not None and state.stopped is None and identity in (None, state.born.host_mesh)
+        and state.spawn_spec is not None and state.stopped is None and identity in (None, state.spawn_spec.host_mesh)
     ]  # fmt: skip
     return gather(stops, lambda: f"{counted(len(hosts), 'host')} have not stopped yet")
 
@@ -302,11 +302,11 @@ def shutdown(patience: float | None = None) -> None:
     with agents.lock:
         handles = agents.give_up()
         remotes = engine.part(Routes).clear()
-    kept, forgotten.leaving = forgotten.leaving, True
+    kept, unretrieved.leaving = unretrieved.leaving, True
     try:
         _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)
     finally:
-        forgotten.leaving = kept
+        unretrieved.leaving = kept
     unhandled.exit_if_fatal()
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.lifecycle.actor_spawn import ActorBirth
-from monarch_nb.lifecycle.proc_spawn import ProcBirth
+from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.mesh.host_record import HostRecord, RecordedSource, record_with
 from monarch_nb.mesh.operations import operations
@@ -23,13 +23,20 @@ class RecordError(RuntimeError):
 
 def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
     """A mesh of processes and all actors on it. Raises what cannot be pickled."""
-    born = procs.born
-    assert isinstance(born, ProcBirth)  # it was spawned here
-    how = (born.setup, born.env, born.proc_bind, born.launch, born.python, born.host_mesh)
+    spawn_spec = procs.spawn_spec
+    assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
+    how = (
+        spawn_spec.setup,
+        spawn_spec.env,
+        spawn_spec.proc_bind,
+        spawn_spec.launch,
+        spawn_spec.python,
+        spawn_spec.host_mesh,
+    )
     parts = {PROCS: _packed(engine, (proc_form(procs), how, _giver(procs)))}
     for actors in tuple(procs.actors.values()):
-        if actors.stopped is None and isinstance(actors.born, ActorBirth):
-            spawned = (actors.born.cls, actors.born.arguments, actors.born.spec)
+        if actors.stopped is None and isinstance(actors.spawn_spec, ActorSpawnSpec):
+            spawned = (actors.spawn_spec.cls, actors.spawn_spec.arguments, actors.spawn_spec.spec)
             parts[actors.uid] = _packed(engine, (actor_form(actors), spawned))
         else:
             parts[actors.uid] = b""
@@ -38,7 +45,7 @@ def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
 
 def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
     """Who gives its hosts: the name and hosts of the host mesh, what people call the job, and how it is had again."""
-    record = record_with("" if procs.born is None else procs.born.host_mesh, procs.hosts)
+    record = record_with("" if procs.spawn_spec is None else procs.spawn_spec.host_mesh, procs.hosts)
     if record is None or record.source is None or not (written := record.source.written()):
         return None
     return record.name, record.hosts, str(record.source), written
@@ -64,14 +71,14 @@ def procs_from(engine: Runtime, name: str, parts: dict[str, bytes]) -> ProcState
     form, how, giver = _unpacked(engine, name, parts[PROCS])
     held: ProcForm = form
     common, layout = held
-    born = ProcBirth(engine.root, *how)
+    spawn_spec = ProcSpawnSpec(engine.root, *how)
     if giver is not None:
         called, hosts, job, written = giver
         source = RecordedSource(job, written, operations().source_of)
-        born.host_record = HostRecord(called, hosts, host_labels(hosts), None, born.host_mesh, source)
+        spawn_spec.host_record = HostRecord(called, hosts, host_labels(hosts), None, spawn_spec.host_mesh, source)
     known = engine.meshes.get(common[0])
     state = known if isinstance(known, ProcState) else _made(engine, ProcState, common, layout=layout)
-    _take(engine, state, common, born)
+    _take(engine, state, common, spawn_spec)
     state.layout = layout
     return state
 
@@ -87,14 +94,14 @@ def actors_from(engine: Runtime, procs: ProcState, parts: dict[str, bytes]) -> l
         common, _, newest, kind = held
         arguments = arguments if isinstance(arguments, Held) else Held(())
         spec = msgspec.structs.replace(spec, owner=engine.root.stream, owner_process=engine.address)
-        born = ActorBirth(cls, arguments, spec, engine.root)
+        spawn_spec = ActorSpawnSpec(cls, arguments, spec, engine.root)
         known = engine.meshes.get(uid)
         state = (
             known
             if isinstance(known, ActorState)
             else _made(engine, ActorState, common, procs=procs, cls=newest, kind=kind)
         )
-        _take(engine, state, common, born)
+        _take(engine, state, common, spawn_spec)
         found.append(state)
     return found
 
@@ -104,8 +111,8 @@ def _made(engine: Runtime, record: Any, common: Any, **own: Any) -> Any:
     return record(uid, name, region, engine.address, incarnations, version, None, **own)
 
 
-def _take(engine: Runtime, state: MeshState, common: Any, born: Any) -> None:
+def _take(engine: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
     """It may have been known here: then all handles of it work again."""
     with state.lock:
-        state.home, state.stopped, state.born = engine.address, None, born
+        state.owner_process, state.stopped, state.spawn_spec = engine.address, None, spawn_spec
     state.renew(common[4], common[5])

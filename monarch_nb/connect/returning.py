@@ -257,7 +257,12 @@ def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorM
 def _mine(engine: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
     """A mesh of that name that this process has already."""
     for state in reversed(tuple(engine.meshes.values())):
-        if state.name == name and state.stopped is None and state.home == engine.address and state.born is not None:
+        if (
+            state.name == name
+            and state.stopped is None
+            and state.owner_process == engine.address
+            and state.spawn_spec is not None
+        ):
             if isinstance(state, ProcState):
                 return ProcMesh(state, state.region)
             if isinstance(state, ActorState):

@@ -141,7 +141,7 @@ def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address
 
 def serve(address: WorkerAddress, keys: Keys | None, *, exits: bool) -> Future[None]:
     """Keeps a worker; the future resolves when its host is shut down, unless that `exits`: ends this process."""
-    future: Future[None] = pending_future(story=lambda: f"the worker at {address} runs")
+    future: Future[None] = pending_future(describe=lambda: f"the worker at {address} runs")
     unhandled.prepare()
     try:
         worker = _Worker(address, keys)

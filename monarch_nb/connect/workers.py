@@ -38,7 +38,9 @@ def attach_to_workers(
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
     engine = runtime()
     mesh = name or "hosts"
-    hosts: Future[tuple[str, ...]] = pending_future(story=lambda: f"the hosts of {mesh} have not all been reached yet")
+    hosts: Future[tuple[str, ...]] = pending_future(
+        describe=lambda: f"the hosts of {mesh} have not all been reached yet"
+    )
 
     ended: list[str] = []
 

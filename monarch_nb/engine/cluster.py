@@ -272,7 +272,7 @@ class Cluster:
             if host is None:
                 raise ValueError(f"{state.name} is not part of this cluster")
             # As a delivery, like all that a host agent does: its locks are taken before that of the time, never after.
-            self._time.soon(partial(host.kill, state.address(rank)))
+            self._time.call_soon(partial(host.kill, state.address(rank)))
         self.settle()
 
     def kill_host(self, number: int) -> None:
@@ -297,7 +297,7 @@ class Cluster:
         self._warn(number, msgspec.structs.replace(self._notices[number], over=True))
 
     def _warn(self, number: int, notice: p.Notice) -> None:
-        self._time.soon(partial(self._hosts[self._name(number)].warn, notice, self._engine.address))
+        self._time.call_soon(partial(self._hosts[self._name(number)].warn, notice, self._engine.address))
         self.advance(2 * GATHER_S)
 
     def partition(self, *numbers: int) -> None:

@@ -35,7 +35,7 @@ def become_controller() -> Runtime:
         handler=lambda header, parcel: engine.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
         on_connection=lambda address, up, word: connection(engine, address, up),
-        on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
+        on_first_dial=lambda address: engine.part(ProcessWatcher).stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
     role = Role(

@@ -179,7 +179,7 @@ def inline_host(engine: Runtime) -> InlineHost:
     inner = engine.inner_host
     if not isinstance(inner, InlineHost):
         inner = InlineHost(engine)
-        engine.take_in(inner)
+        engine.attach_inner_host(inner)
         engine.local_hosts.add(inner.host)
     return inner
 

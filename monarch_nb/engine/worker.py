@@ -54,7 +54,7 @@ def run_proc(spec: ProcSpec) -> int:
         agent=spec.agent,
         handler=lambda header, parcel: engine.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
-        on_stranger=lambda address: engine.part(ProcessWatcher).stranger(address),
+        on_first_dial=lambda address: engine.part(ProcessWatcher).stranger(address),
     )
     role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
     engine = compose(local, node, ThreadClock(), role)

@@ -309,7 +309,7 @@ class Agent:
 
         def look() -> None:
             self._strangers.part(address)
-            if self._children.find(address) is None and self._node.unheard(address):
+            if self._children.find(address) is None and self._node.never_replied(address):
                 self._node.forget(address, f"no such process: none was started on host {self._options.host} "
                                            f"within {wait:g} s (message_delivery_timeout)")  # fmt: skip
 
@@ -392,7 +392,7 @@ class Agent:
             self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
             tcp_bound=options.tcp_fd, on_link_failed=self._link_failed,
             insecure_loopback=options.insecure_loopback,
-            keys=self._keys, on_connection=self._connection, on_stranger=self._stranger,
+            keys=self._keys, on_connection=self._connection, on_first_dial=self._stranger,
         )  # fmt: skip
 
 

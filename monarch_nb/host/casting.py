@@ -70,7 +70,7 @@ class Caster:
     def reply(self, header: Header, parcel: Parcel) -> None:
         """A REPLY, FOLDED or RETURNED for a call or cast of this agent."""
         if header.kind == Kind.RETURNED:
-            self.lost(header, reason_of(parcel), told_elsewhere=bool(header.flags & Flags.TOLD_ELSEWHERE))
+            self.lost(header, reason_of(parcel), reported_elsewhere=bool(header.flags & Flags.REPORTED_ELSEWHERE))
             return
         with self._lock:
             cast = self._casts.get(header.port)
@@ -86,7 +86,7 @@ class Caster:
                 batch = cast.fold.reply(header.index, Folded.of(header, parcel.bodies), time.monotonic())
             self._settle(header.port, cast, batch)
 
-    def lost(self, header: Header, reason: str, *, told_elsewhere: bool = False) -> None:
+    def lost(self, header: Header, reason: str, *, reported_elsewhere: bool = False) -> None:
         """A message of ours did not arrive: whoever waits for answers to it is told, and what follows it goes on.
 
         Of a process here that has ended, those who watch it are told: this word waits for that one. It could come
@@ -94,10 +94,10 @@ class Caster:
         """
         self._skip(header)
         places = [header.index] if header.plan is None else list(indices(header.plan.runs))
-        if header.kind == Kind.CALL and header.dst in self._ended and not told_elsewhere:
-            self._later(LATE_S, lambda: self._lose(header.port, places, reason, told_elsewhere=False))
+        if header.kind == Kind.CALL and header.dst in self._ended and not reported_elsewhere:
+            self._later(LATE_S, lambda: self._lose(header.port, places, reason, reported_elsewhere=False))
         else:
-            self._lose(header.port, places, reason, told_elsewhere)
+            self._lose(header.port, places, reason, reported_elsewhere)
 
     def proc_gone(self, address: str, reason: str) -> None:
         """A proc here has ended: those who watch it are told, so its answers are only no longer waited for."""
@@ -107,7 +107,7 @@ class Caster:
             self._ended[address] = None
             hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
         for port, places in hit:
-            self._lose(port, places, reason, told_elsewhere=True)
+            self._lose(port, places, reason, reported_elsewhere=True)
 
     def host_lost(self, host: str, reason: str) -> None:
         """Nothing comes any more of what went by way of another host's agent."""
@@ -116,7 +116,7 @@ class Caster:
                    if plan.head == host]  # fmt: skip
         for port, request, plan in hit:
             story = f"it was sent through host {host}, which is lost: {reason}"
-            self._lose(port, list(indices(plan.runs)), story, told_elsewhere=False)
+            self._lose(port, list(indices(plan.runs)), story, reported_elsewhere=False)
             self._skip(replace(request, plan=plan))
 
     def _skip(self, header: Header) -> None:
@@ -143,7 +143,7 @@ class Caster:
         except Exception:
             return
 
-    def _lose(self, port: int, places: Iterable[int], reason: str, told_elsewhere: bool) -> None:
+    def _lose(self, port: int, places: Iterable[int], reason: str, reported_elsewhere: bool) -> None:
         with self._lock:
             cast = self._casts.get(port)
             if cast is None:
@@ -151,9 +151,9 @@ class Caster:
             gone = cast.fold.waits_for(places)
             batch = cast.fold.lost(gone, reason, time.monotonic())
             request = cast.request
-            if not told_elsewhere or request.flags & Flags.TO_ENGINES or parse_address(request.src).is_agent:
+            if not reported_elsewhere or request.flags & Flags.TO_ENGINES or parse_address(request.src).is_agent:
                 for place in gone:
-                    self._return(request, place, reason, Flags.TOLD_ELSEWHERE if told_elsewhere else 0)
+                    self._return(request, place, reason, Flags.REPORTED_ELSEWHERE if reported_elsewhere else 0)
             self._settle(port, cast, batch)
 
     def _settle(self, port: int, cast: _Cast, batch: "Batch[Reply] | None") -> None:

@@ -48,7 +48,7 @@ class Arrival:
                  came: Callable[[Mapping[str, str]], object]) -> None:  # fmt: skip
         """`came` is called with the ids of hosts that have just joined, by name; on the arrival's thread."""
         self.hosts: dict[str, Future[tuple[str, ...]]] = {
-            mesh: pending_future(story=lambda: str(self.progress)) for mesh in roles
+            mesh: pending_future(describe=lambda: str(self.progress)) for mesh in roles
         }
         self._adapter = adapter
         self._job = job

@@ -205,7 +205,7 @@ class JobHosts:
         wait for that end; the end of this program does.
         """
         asked = _Asked()
-        done: Future[tuple[str, ...]] = pending_future(story=asked.story)
+        done: Future[tuple[str, ...]] = pending_future(describe=asked.story)
         given = (done, asked, wanted, tuple(instead), timeout)
         thread = threading.Thread(target=self._settle, args=given, daemon=True)
         try:

@@ -34,7 +34,7 @@ from monarch_nb.shape import Region, RegionForm
 from monarch_nb.wire import encode, pickle_failure
 
 
-class ActorBirth:
+class ActorSpawnSpec:
     """How an actor mesh came to be: enough to re-create any of its ranks with its original arguments."""
 
     def __init__(self, cls: type, arguments: Held, spec: SpawnActor, instance: Instance) -> None:
@@ -134,16 +134,16 @@ def spawn_actors(
         creators=instance.lineage,
     )
     frames = spawn_frames(cls, arguments, spec)
-    birth = ActorBirth(cls, arguments, spec, instance)
+    birth = ActorSpawnSpec(cls, arguments, spec, instance)
     state = ActorState(
         uid=engine.new_uid("a"),
         name=name,
         region=region,
-        home=engine.address,
+        owner_process=engine.address,
         procs=state_of(procs),
         cls=cls,
         kind=kind,
-        born=birth,
+        spawn_spec=birth,
     )
     try:
         engine.part(MeshRegistry).own(instance, state)

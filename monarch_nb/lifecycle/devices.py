@@ -53,7 +53,7 @@ def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment],
     if twice:
         warnings.warn(f"several processes of {name} share GPU {', '.join(twice)}", stacklevel=5)
     for other in others:
-        taken = {env.get("CUDA_VISIBLE_DEVICES") for env in other.born.env} - {None}
+        taken = {env.get("CUDA_VISIBLE_DEVICES") for env in other.spawn_spec.env} - {None}
         shared = sorted(str(device) for device in taken & set(wanted))
         if shared and set(hosts) & set(other.hosts):
             warnings.warn(

@@ -223,7 +223,7 @@ def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
 
 
 def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
-    return record_with("" if state.born is None else state.born.host_mesh, state.hosts, timeout)
+    return record_with("" if state.spawn_spec is None else state.spawn_spec.host_mesh, state.hosts, timeout)
 
 
 def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Callable[[], None]]:
@@ -278,7 +278,11 @@ def _dimension(record: HostRecord) -> str:
 def _living_on(hosts: Collection[str]) -> list[ProcState]:
     engine = runtime()
     states = [each for each in tuple(engine.meshes.values()) if isinstance(each, ProcState)]
-    mine = [each for each in states if each.born is not None and each.stopped is None and each.home == engine.address]
+    mine = [
+        each
+        for each in states
+        if each.spawn_spec is not None and each.stopped is None and each.owner_process == engine.address
+    ]
     return [each for each in mine if not set(hosts).isdisjoint(each.hosts)]
 
 
@@ -312,7 +316,7 @@ def _whole(shrink: Callable[[], object], name: str) -> None:
 
 def aside(function: Callable[[], T], story: str) -> Future[T]:
     """Does it on a thread of its own: an interrupt ends the wait, not the work."""
-    done: Future[T] = pending_future(story=lambda: story)
+    done: Future[T] = pending_future(describe=lambda: story)
     context = contextvars.copy_context()
 
     def run() -> None:

@@ -55,15 +55,15 @@ class Handover:
             if news.owner:
                 self._take_over(states, news)
             else:
-                self._engine.local.away.update(state.home for state in states)
+                self._engine.local.away.update(state.owner_process for state in states)
                 self._events.tell(OwnerChanged(""))
         return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
         local, owner = self._engine.local, news.owner
-        before = {state.home for state in states} - {owner}
+        before = {state.owner_process for state in states} - {owner}
         for state in states:
-            state.home = owner
+            state.owner_process = owner
         cells = [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes]
         for cell in cells:
             before.add(cell.spec.owner_process)

@@ -10,7 +10,7 @@ import msgspec
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
-from monarch_nb.lifecycle.actor_spawn import ActorBirth, spawn_frames
+from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec, spawn_frames
 from monarch_nb.lifecycle.proc_spawn import choose_master, renew_world, start
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
@@ -76,11 +76,11 @@ class MeshHealer:
         """
         if kill and isinstance(state, ActorState):
             state = state.procs
-        if state.home == self._engine.address:
+        if state.owner_process == self._engine.address:
             if kill:
                 return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
             return self._driver.heal(state.uid, runs(region))
-        future: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
+        future: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
         def done(asked: Future[Done]) -> None:
             error = asked.exception(0)
@@ -90,7 +90,7 @@ class MeshHealer:
                 fail_future(future, HealError(text_of(error)))
 
         body = HealMesh(state.uid, tuple(region.ranks()), kill)
-        when_done(request(self._engine, state.home, HEAL_MESH, body), done)
+        when_done(request(self._engine, state.owner_process, HEAL_MESH, body), done)
         return future
 
     def _asked(self, body: HealMesh, asker: Asker[Done]) -> None:
@@ -135,7 +135,7 @@ class MeshHealer:
         driver = self._driver
         why = Cause(kind="signal", text="killed so that it is started again", signal=9)
         killed = self._kill(state, ranks, why, driver.killed)
-        whole: Future[None] = pending_future(story=lambda: f"{state.name} is being healed")
+        whole: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
         def over(future: Future[None]) -> None:
             error = future.exception(0)
@@ -168,8 +168,8 @@ class MeshHealer:
                 ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
                 self._stopper.stop(state, _GIVEN_UP, ranks)
         ready.get()
-        if state.born is not None:
-            state.born.initialized = resolved_future(True)
+        if state.spawn_spec is not None:
+            state.spawn_spec.initialized = resolved_future(True)
         self._renew_groups(state, _ranks(incarnations))
 
     def _check_hosts(self, state: ProcState, hosts: Collection[str]) -> None:
@@ -181,11 +181,13 @@ class MeshHealer:
 
     def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
         """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""
-        region = state.coming or state.region
+        region = state.pending_region or state.region
         back = [region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank)]
         self._anew_with |= renew_world(self._engine, state, back).get()
 
-    def _make_survivors_anew(self, state: ActorState, born: ActorBirth, fresh: Sequence[int]) -> PendingCall | None:
+    def _make_survivors_anew(
+        self, state: ActorState, spawn_spec: ActorSpawnSpec, fresh: Sequence[int]
+    ) -> PendingCall | None:
         """Where `__init__` joins a process group, survivors join the next one with those that are created again."""
         if state.uid not in self._anew_with:
             return None
@@ -198,7 +200,7 @@ class MeshHealer:
         logger.warning(
             "%s: __init__ runs again on all ranks, as it joins a process group that the lost ranks were in", state.name
         )
-        body = encode_arguments(title, (born.cls, born.arguments), {})
+        body = encode_arguments(title, (spawn_spec.cls, spawn_spec.arguments), {})
         call = PendingCall(
             self._engine, title, state.uid, lambda: survivors, len(survivors), lambda replies: [r() for r in replies]
         )
@@ -209,24 +211,24 @@ class MeshHealer:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
         state = self._engine.meshes[uid]
         assert isinstance(state, ActorState)
-        born = state.born
-        assert isinstance(born, ActorBirth)  # it was spawned here
-        born.renew()
-        if state.cls is not born.cls:
-            state.cls, state.kind = born.cls, born.spec.kind
+        spawn_spec = state.spawn_spec
+        assert isinstance(spawn_spec, ActorSpawnSpec)  # it was spawned here
+        spawn_spec.renew()
+        if state.cls is not spawn_spec.cls:
+            state.cls, state.kind = spawn_spec.cls, spawn_spec.spec.kind
             self._versions.publish(state)
         _renew(state, incarnations)
         ranks = [rank for rank, _ in incarnations]
-        frames = spawn_frames(born.cls, born.arguments, born.spec)
+        frames = spawn_frames(spawn_spec.cls, spawn_spec.arguments, spawn_spec.spec)
         call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
         send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
-        survivors = self._make_survivors_anew(state, born, ranks)
+        survivors = self._make_survivors_anew(state, spawn_spec, ranks)
         if state.stopped is not None:
             self._stopper.again(state)
         call.future.get()
         if survivors is not None:
             survivors.future.get()
-        born.initialized = resolved_future(None)
+        spawn_spec.initialized = resolved_future(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
@@ -245,13 +247,14 @@ class MeshHealer:
         """Meshes that grow have their new extent once all that is new is there, the actors as well; else never."""
         back = {uid: set(_ranks(there)) for uid, there in incarnations}
         for procs in [each for uid in back if isinstance(each := self._engine.meshes.get(uid), ProcState)]:
-            grows = [each for each in (procs, *procs.actors.values()) if each.coming is not None]
+            grows = [each for each in (procs, *procs.actors.values()) if each.pending_region is not None]
             if all(
-                set(ranks_of(each.coming or each.region)) <= {*each.ranks, *back.get(each.uid, ())} for each in grows
+                set(ranks_of(each.pending_region or each.region)) <= {*each.ranks, *back.get(each.uid, ())}
+                for each in grows
             ):
                 for each in grows:
                     with each.lock:
-                        each.region, each.coming, each.resized = each.coming or each.region, None, True
+                        each.region, each.pending_region, each.resized = each.pending_region or each.region, None, True
                         each.version += 1
                     self._tell(MeshResized(each))
 
@@ -283,7 +286,7 @@ def _ranks(incarnations: Sequence[RankIncarnation]) -> list[int]:
 
 def _wanted(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
     """Whether these ranks are, or are to be, part of the mesh: one that was to grow may have been told not to."""
-    return all(rank in (state.coming or state.region) for rank in _ranks(incarnations))
+    return all(rank in (state.pending_region or state.region) for rank in _ranks(incarnations))
 
 
 def _renew(state: MeshState, incarnations: Sequence[RankIncarnation]) -> None:

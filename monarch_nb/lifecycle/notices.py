@@ -125,8 +125,8 @@ class HostNotices:
         told = notice_text(hosts, by, seconds)
         mine = [
             state for state in tuple(self._engine.meshes.values())
-            if isinstance(state, ProcState) and state.born is not None and state.stopped is None
-            and state.home == self._engine.address and not set(hosts).isdisjoint(state.hosts)
+            if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
+            and state.owner_process == self._engine.address and not set(hosts).isdisjoint(state.hosts)
         ]  # fmt: skip
         if not mine:
             return f"{told}. No mesh of this program is there"

@@ -51,7 +51,7 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class ProcBirth(Struct, eq=False):
+class ProcSpawnSpec(Struct, eq=False):
     """How a proc mesh came to be: enough to start any of its ranks again."""
 
     instance: Instance
@@ -94,34 +94,36 @@ def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
 
 def world_of(state: ProcState) -> World | None:
     """What torchrun would set for the ranks of a mesh; None where nothing is to be set."""
-    born = state.born
-    assert isinstance(born, ProcBirth)
+    spawn_spec = state.spawn_spec
+    assert isinstance(spawn_spec, ProcSpawnSpec)
     if not settings.torchrun_environment:
         return None
-    return World(state.uid, RegionForm.of(state.coming or state.region), state.layout.per_host, born.master)
+    return World(
+        state.uid, RegionForm.of(state.pending_region or state.region), state.layout.per_host, spawn_spec.master
+    )
 
 
 def renew_world(engine: Runtime, state: ProcState, lost: Sequence[int]) -> Future[set[str]]:
     """Process groups of torch.distributed that `lost` ranks of its were in are given up on all ranks of a mesh; new
     ones are as large as the mesh is now, and meet where `choose_master` says. The actor meshes, by uid, whose
     `__init__` had made such a group. Does not block."""
-    ranks = ranks_of(state.coming or state.region)
+    ranks = ranks_of(state.pending_region or state.region)
     return engine.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
 
 
 def choose_master(state: ProcState) -> None:
     """A new place for the next process groups to meet: on the first rank's host, a port that seems free."""
-    born = state.born
-    assert isinstance(born, ProcBirth)
-    ranks = ranks_of(state.coming or state.region)
+    spawn_spec = state.spawn_spec
+    assert isinstance(spawn_spec, ProcSpawnSpec)
+    ranks = ranks_of(state.pending_region or state.region)
     hosts = tuple(dict.fromkeys(state.layout.host_of(rank) for rank in ranks))
-    born.master = (operations().meeting_point(hosts), free_port((born.master[1],)))
+    spawn_spec.master = (operations().meeting_point(hosts), free_port((spawn_spec.master[1],)))
 
 
 def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
     """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
-    born = state.born
-    assert isinstance(born, ProcBirth)  # it was spawned here
+    spawn_spec = state.spawn_spec
+    assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
     layout = state.layout
     by_host: dict[str, list[RankIncarnation]] = {}
     for rank, incarnation in incarnations:
@@ -144,13 +146,18 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 ranks=tuple(rank for rank, _ in there),
                 incarnations=tuple(incarnation for _, incarnation in there),
                 env=tuple(
-                    {**(shared if born.inherits(rank) else handed_on), **_own_environment(state, born, rank)}
+                    {
+                        **(shared if spawn_spec.inherits(rank) else handed_on),
+                        **_own_environment(state, spawn_spec, rank),
+                    }
                     for rank, _ in there
                 ),
-                proc_bind=tuple(born.proc_bind[rank % layout.per_host] for rank, _ in there) if born.proc_bind else (),
-                python=born.python,
-                launch=tuple(born.launch[rank] for rank, _ in there) if born.launch else (),
-                bootstrap_env_cold=bool(born.proc_bind) or born.python is not None,
+                proc_bind=tuple(spawn_spec.proc_bind[rank % layout.per_host] for rank, _ in there)
+                if spawn_spec.proc_bind
+                else (),
+                python=spawn_spec.python,
+                launch=tuple(spawn_spec.launch[rank] for rank, _ in there) if spawn_spec.launch else (),
+                bootstrap_env_cold=bool(spawn_spec.proc_bind) or spawn_spec.python is not None,
                 heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
                 sys_path=(
@@ -166,9 +173,9 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
             when_done(asked, _refused(call))
             engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
         console = console_state(state)
-        context = engine.root_context if born.instance is engine.root else engine.context()
+        context = engine.root_context if spawn_spec.instance is engine.root else engine.context()
         whole = [rank for rank, _ in incarnations] == list(state.ranks)
-        arguments = (*born.setup.load(engine)[0], ProcMesh(state, state.coming or state.region))
+        arguments = (*spawn_spec.setup.load(engine)[0], ProcMesh(state, state.pending_region or state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
             send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
@@ -180,9 +187,9 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
     return call.future
 
 
-def _own_environment(state: ProcState, born: ProcBirth, rank: int) -> dict[str, str | None]:
+def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> dict[str, str | None]:
     """What is set for one rank alone, or by who spawned the mesh; that wins."""
-    given = born.env[rank % state.layout.per_host]
+    given = spawn_spec.env[rank % state.layout.per_host]
     world = world_of(state)
     ours = {} if world is None else world.environment(rank)
     return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
@@ -218,7 +225,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
     uid = engine.new_uid("p")
     name, env = wanted.name, environments(wanted.per_host, wanted.env)
-    born = ProcBirth(
+    spawn_spec = ProcSpawnSpec(
         instance,
         Held(encode_arguments(f"{name}.set-up", (list(wanted.setup), with_stand_ins(wanted.bootstrap)), {})),
         env,
@@ -232,17 +239,17 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         uid=uid,
         name=name,
         region=region,
-        home=engine.address,
+        owner_process=engine.address,
         layout=Layout(uid, wanted.hosts, len(env)),
-        born=born,
+        spawn_spec=spawn_spec,
     )
     proc_meshes = [mesh for mesh in tuple(engine.meshes.values()) if isinstance(mesh, ProcState)]
-    living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.born, ProcBirth)]
+    living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.spawn_spec, ProcSpawnSpec)]
     warn_of_shared(name, wanted.hosts, env, living)
     try:
         choose_master(state)
         engine.part(MeshRegistry).own(instance, state)
-        born.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
+        spawn_spec.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
         engine.part(MeshEvents).tell(MeshStarting(state))
         announce(mesh)

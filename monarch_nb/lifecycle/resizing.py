@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from monarch_nb.host.protocol import Launch
 from monarch_nb.lifecycle import extents
-from monarch_nb.lifecycle.actor_spawn import ActorBirth
-from monarch_nb.lifecycle.proc_spawn import ProcBirth, choose_master, renew_world
+from monarch_nb.lifecycle.actor_spawn import ActorSpawnSpec
+from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, choose_master, renew_world
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.mesh_events import Event, MeshResized
@@ -63,13 +63,13 @@ class MeshResizer:
             self._await(self._ending.get(state.uid, resolved_future(None)))
             actors, before = _whole(state), state.region
             growth = extents.growth(state, hosts)
-            born = state.born
-            assert isinstance(born, ProcBirth)
-            launch = extents.launches(state.name, born.launch, state.layout.per_host, growth.layout.size)
+            spawn_spec = state.spawn_spec
+            assert isinstance(spawn_spec, ProcSpawnSpec)
+            launch = extents.launches(state.name, spawn_spec.launch, state.layout.per_host, growth.layout.size)
             try:
                 held_back(self._begin, state, actors, growth, launch)
                 self._driver.heal(state.uid, frozenset(growth.fresh)).get(timeout)
-                if state.coming is not None:
+                if state.pending_region is not None:
                     raise HealError("what is new has ended again")
             except BaseException as error:
                 stopped = held_back(self._take_back, state, actors, growth, before)
@@ -120,7 +120,7 @@ class MeshResizer:
     def _check(self, state: ProcState, what: str) -> None:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
-        if state.home != self._engine.address or not isinstance(state.born, ProcBirth):
+        if state.owner_process != self._engine.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
             raise RuntimeError(f"{state.name} belongs to another process: {what} it in the process that spawned it")
 
     # -- with interrupts held back ----------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ class MeshResizer:
     def _begin(
         self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, launch: tuple[Launch, ...]
     ) -> None:
-        assert isinstance(state.born, ProcBirth)
-        state.layout, state.born.launch = growth.layout, launch
+        assert isinstance(state.spawn_spec, ProcSpawnSpec)
+        state.layout, state.spawn_spec.launch = growth.layout, launch
         for each in (state, *actors):
-            each.coming = growth.region
+            each.pending_region = growth.region
             _place(each, growth.region)
             self._driver.feed(partial(Machine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
@@ -141,7 +141,7 @@ class MeshResizer:
         why, grown = f"{state.name} was to grow, and has not", list[MeshState]()
         for each in (state, *actors):
             with each.lock:
-                each.coming = None
+                each.pending_region = None
             if each.region == growth.region:  # all was there, and survivors were being told of it
                 grown.append(each)
         if state.stopped is not None:
@@ -184,13 +184,15 @@ def _living(state: ProcState) -> list[ActorState]:
 
 def _whole(state: ProcState) -> list[ActorState]:
     """The meshes of actors that lie on all of it, and are owned here."""
-    return [each for each in _living(state) if each.region == state.region and isinstance(each.born, ActorBirth)]
+    return [
+        each for each in _living(state) if each.region == state.region and isinstance(each.spawn_spec, ActorSpawnSpec)
+    ]
 
 
 def _place(state: MeshState, region: Region) -> None:
     """Actors that are created from now on know the whole extent."""
-    if isinstance(state.born, ActorBirth):
-        state.born.spec = msgspec.structs.replace(state.born.spec, region=RegionForm.of(region))
+    if isinstance(state.spawn_spec, ActorSpawnSpec):
+        state.spawn_spec.spec = msgspec.structs.replace(state.spawn_spec.spec, region=RegionForm.of(region))
 
 
 def resizer() -> MeshResizer:

@@ -64,11 +64,11 @@ class MeshStopper:
             return first
         whole = region is None or set(state.ranks) <= set(region.ranks())  # what it was cut from may have shrunk
         ranks = None if whole or region is None else tuple(region.ranks())
-        if state.home != self._engine.address:
+        if state.owner_process != self._engine.address:
             return self._ask(state, ranks, reason)
         if state.uid not in self._engine.meshes:
             return resolved_future(None)  # it was forgotten long ago, or cut off before it was anything
-        if isinstance(state, ProcState) and state.born is None:
+        if isinstance(state, ProcState) and state.spawn_spec is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
         return held_back(self._stop, state, ranks, reason)
 
@@ -97,10 +97,12 @@ class MeshStopper:
 
     def leave(self, reason: str, seconds: float) -> None:
         """Stops all processes that this one has spawned, at its end; after so many seconds they are killed."""
-        states = [s for s in tuple(self._engine.meshes.values()) if isinstance(s, ProcState) and s.born is not None]
+        states = [
+            s for s in tuple(self._engine.meshes.values()) if isinstance(s, ProcState) and s.spawn_spec is not None
+        ]
         asked = []
         for state in states:
-            if state.stopped is None and state.home == self._engine.address:
+            if state.stopped is None and state.owner_process == self._engine.address:
                 self._driver.mark_stopped(state, None, reason, over=False)
                 state.stopped = reason
                 asked.append(self._stop_procs(state, state.ranks, reason, seconds))
@@ -112,7 +114,7 @@ class MeshStopper:
                 return  # their agents go next, and they with them
 
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
-        future: Future[None] = pending_future(story=lambda: f"{state.name} has not stopped yet")
+        future: Future[None] = pending_future(describe=lambda: f"{state.name} has not stopped yet")
         if ranks is None:
             self._whole[state.uid] = future
         self._driver.mark_stopped(state, ranks, reason, over=False)
@@ -147,8 +149,8 @@ class MeshStopper:
     def _let_go(self, state: MeshState) -> None:
         """What a stopped mesh, and the actors that stopped with it, were spawned with is not needed any more."""
         for one in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
-            if one.born is not None:
-                one.born.let_go()
+            if one.spawn_spec is not None:
+                one.spawn_spec.let_go()
             self._engine.root.outbox.forget(one.uid)
 
     def _forget_formers(self, stopped: MeshState) -> None:
@@ -218,7 +220,7 @@ class MeshStopper:
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self._driver.mark_stopped(state, ranks, reason, over=False)
-        asked = request(self._engine, state.home, STOP_MESH, StopMesh(state.uid, ranks, reason))
+        asked = request(self._engine, state.owner_process, STOP_MESH, StopMesh(state.uid, ranks, reason))
         return gather([asked], lambda: f"{state.name} has not stopped yet")
 
     # -- reading thread ---------------------------------------------------------------------------------------------

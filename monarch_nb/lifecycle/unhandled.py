@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from monarch_nb.runtime import fault_hook, forgotten, runtime
+from monarch_nb.runtime import fault_hook, runtime, unretrieved
 from monarch_nb.supervision import Driver, MeshFailure, log_failure
 from monarch_nb.wire import error_line
 
@@ -83,7 +83,7 @@ def tell(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failure
 
 def end_quietly() -> None:
     """The program ends: that calls of its other threads end with it, and what is half done, is nobody's news."""
-    forgotten.leaving = True
+    unretrieved.leaving = True
     before = threading.excepthook
 
     def tell(args: threading.ExceptHookArgs) -> None:
@@ -92,7 +92,7 @@ def end_quietly() -> None:
             before(args)
 
     threading.excepthook = tell
-    forgotten.logger.setLevel(logging.ERROR)  # what failed before is told all the same
+    unretrieved.logger.setLevel(logging.ERROR)  # what failed before is told all the same
     logging.getLogger("monarch_nb").setLevel(logging.CRITICAL)
 
 

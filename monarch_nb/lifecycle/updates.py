@@ -40,7 +40,7 @@ class ReferenceUpdates:
 
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
-        self._engine.tell(state.home, SUBSCRIBE, Subscribe(state.uid))
+        self._engine.tell(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
 
     def announce(self, state: MeshState) -> None:
         """Tells everybody who holds a reference how a mesh is; waits for nobody."""

@@ -46,7 +46,7 @@ class ProcessWatcher:
         """A process here is spoken to for the first time: if it stays silent, its agent is asked about it."""
 
         def look() -> None:
-            if not self._engine.closed and self._engine.node.unheard(address):
+            if not self._engine.closed and self._engine.node.never_replied(address):
                 self.watch(address)
 
         if parse_address(address).is_proc:
@@ -117,7 +117,7 @@ class ProcessWatcher:
         there = {state.address(rank) for state in procs for rank in state.layout.ranks_on(host)}
         gone = {agent_of(host), *(there & self.pids.keys())}
         self._engine.host_lost(host, reason)
-        homes = {state.home for state in tuple(self._engine.meshes.values())}
+        homes = {state.owner_process for state in tuple(self._engine.meshes.values())}
         for process in [home for home in homes | self._owners if home and host_of(home) == host]:
             self._owner_gone(process, reason)
         fail_requests(self._engine, gone, reason)

@@ -36,7 +36,7 @@ class Sources:
     def spawned_here(self, uid: str) -> bool:
         """Whether a mesh of processes was spawned from this one: other processes show the output of their own."""
         state = self._meshes.get(uid)
-        return isinstance(state, ProcState) and state.born is not None
+        return isinstance(state, ProcState) and state.spawn_spec is not None
 
     @property
     def several(self) -> bool:

@@ -212,8 +212,8 @@ def listen_to_logs(listener: Listener) -> Callable[[], None]:
 def _reader(mesh: Any, **wanted: Any) -> LogReader:
     state = state_of(mesh)
     procs: ProcState = state.procs if isinstance(state, ActorState) else state
-    if procs.born is None:
-        raise RuntimeError(f"{procs.name} was spawned by another process: its logs are there ({procs.home})")
+    if procs.spawn_spec is None:
+        raise RuntimeError(f"{procs.name} was spawned by another process: its logs are there ({procs.owner_process})")
     return LogReader(
         logs_here(), state.name, procs, LogFilter(procs.uid, state.region, region_of(mesh).ranks(), **wanted)
     )

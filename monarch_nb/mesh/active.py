@@ -38,5 +38,5 @@ def get_active_proc_meshes() -> list[ProcMesh]:
     return [
         ProcMesh(state, state.region)
         for state in states
-        if isinstance(state, ProcState) and state.born is not None and state.stopped is None
+        if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
     ]

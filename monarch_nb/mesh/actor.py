@@ -47,8 +47,8 @@ class ActorMesh(Handle[ActorState], Generic[A]):
     @property
     def initialized(self) -> Future[None]:
         """Resolves once every member's `__init__` has run; fails with SupervisionError if one has raised."""
-        born = self._state.born
-        return cast(Future[None], born.initialized) if born is not None else resolved_future(None)
+        spawn_spec = self._state.spawn_spec
+        return cast(Future[None], spawn_spec.initialized) if spawn_spec is not None else resolved_future(None)
 
     @property
     def _name(self) -> Future[str]:

@@ -194,7 +194,7 @@ def console_state(procs: ProcState) -> ConsoleState:
         uid=procs.uid,
         name=procs.name,
         region=procs.region,
-        home=procs.home,
+        owner_process=procs.owner_process,
         procs=procs,
         cls=Console,
         kind="sync",

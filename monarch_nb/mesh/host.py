@@ -188,7 +188,7 @@ class HostMesh(MeshTrait):
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when every host's agent has answered."""
         answered: Future[Literal[True]] = pending_future(
-            story=lambda: f"the hosts of {self._record.name} have not all answered"
+            describe=lambda: f"the hosts of {self._record.name} have not all answered"
         )
 
         def settle(future: "Future[Any]") -> None:

@@ -18,7 +18,7 @@ class MeshSpawned(Struct, frozen=True):
 
 
 class MeshStarting(Struct, frozen=True):
-    """All its ranks have been asked for: `mesh.born.initialized` resolves when they are there."""
+    """All its ranks have been asked for: `mesh.spawn_spec.initialized` resolves when they are there."""
 
     mesh: MeshState
 

@@ -58,12 +58,14 @@ class ProcMesh(Handle[ProcState]):
     @property
     def initialized(self) -> Future[Literal[True]]:
         """Resolves when all processes run and their set-up is done; fails with SupervisionError otherwise."""
-        born = self._state.born
+        spawn_spec = self._state.spawn_spec
         if self._state.stopped is not None:
             failed: Future[Literal[True]] = pending_future()
             fail_future(failed, RuntimeError(f"`ProcMesh` has already been stopped: {self._state.name}"))
             return failed
-        return cast("Future[Literal[True]]", born.initialized) if born is not None else resolved_future(True)
+        return (
+            cast("Future[Literal[True]]", spawn_spec.initialized) if spawn_spec is not None else resolved_future(True)
+        )
 
     @property
     def region(self) -> Region:

@@ -28,7 +28,7 @@ def _common(state: MeshState) -> Common:
             state.uid,
             state.name,
             state.region,
-            state.home,
+            state.owner_process,
             dict(state.incarnations),
             state.version,
             state.stopped,

@@ -70,7 +70,7 @@ class MeshRegistry:
     @property
     def started_by(self) -> str:
         """The process that has started this one, "" for a controller."""
-        return "" if self._started_in is None else self._started_in.home
+        return "" if self._started_in is None else self._started_in.owner_process
 
     @property
     def is_left(self) -> bool:
@@ -81,7 +81,7 @@ class MeshRegistry:
 
     def spec_of(self, state: MeshState) -> MeshSpec:
         """A mesh as supervision has it; with the extent that it is growing to."""
-        region = state.coming or state.region
+        region = state.pending_region or state.region
         shape = (tuple(region.extent.labels), tuple(region.extent.sizes))
         if isinstance(state, ProcState):
             return MeshSpec(
@@ -147,15 +147,15 @@ class MeshRegistry:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
 
         def register(machine: Machine) -> list[Action]:
-            machine.know(state.home, self.spec_of(state), state.incarnations)
+            machine.know(state.owner_process, self.spec_of(state), state.incarnations)
             return []
 
         self._driver.feed(register)
-        if self._engine.closed or state.home == self._engine.address:
+        if self._engine.closed or state.owner_process == self._engine.address:
             return
         self._updates.subscribe(state)
         procs = state if isinstance(state, ProcState) else None
-        self._watcher.watch(state.home, *(map(procs.address, procs.ranks) if procs is not None else ()))
+        self._watcher.watch(state.owner_process, *(map(procs.address, procs.ranks) if procs is not None else ()))
 
     def belongs(self, state: ProcState) -> None:
         """This process is one of that mesh."""

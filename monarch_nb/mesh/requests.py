@@ -37,7 +37,7 @@ class _Request(Generic[R]):
         self.dst = dst
         self.verb = verb
         self.number = engine.ports.open(self, dst)
-        self.future: Future[R] = pending_future(story=lambda: f"{verb.name} of {dst} has not been answered yet")
+        self.future: Future[R] = pending_future(describe=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """The answer."""
@@ -80,9 +80,9 @@ def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
                 handler.fail(f"{dst} is gone: {reason}")
 
 
-def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any = None) -> Future[Any]:
+def gather(futures: "list[Future[Any]]", describe: Callable[[], str], result: Any = None) -> Future[Any]:
     """Resolves when all have; with the first error, if any, as soon as it is there."""
-    whole: Future[Any] = pending_future(story=story)
+    whole: Future[Any] = pending_future(describe=describe)
 
     def look(future: Future[Any]) -> None:
         error = future.exception(0)
@@ -95,9 +95,9 @@ def gather(futures: "list[Future[Any]]", story: Callable[[], str], result: Any =
     return whole
 
 
-def settle(futures: "list[Future[Any]]", story: Callable[[], str]) -> Future[None]:
+def settle(futures: "list[Future[Any]]", describe: Callable[[], str]) -> Future[None]:
     """Resolves when all are over, whatever came of them."""
-    whole: Future[None] = pending_future(story=story)
+    whole: Future[None] = pending_future(describe=describe)
     _when_all_are_over(futures, lambda: resolve_future(whole, None))
     return whole
 

@@ -68,8 +68,8 @@ def _is_direct(runtime: Runtime, actor: ActorState, region: Region) -> bool:
 def _stays(runtime: Runtime, actor: ActorState, dst: str) -> bool:
     """Whether nothing of a message leaves this process; `dst` is where it goes, if that is one process only."""
     if dst:
-        return runtime.stays(dst)
-    return all(runtime.stays(f"{host}/") for host in actor.procs.layout.hosts)
+        return runtime.is_local(dst)
+    return all(runtime.is_local(f"{host}/") for host in actor.procs.layout.hosts)
 
 
 def send_region(

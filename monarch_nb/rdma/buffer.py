@@ -170,7 +170,7 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
 
 def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
     """Does it on a thread of its own; cancelling the future ends it at the next piece."""
-    future: Future[T] = pending_future(story=lambda: f"{limit.title} is under way")
+    future: Future[T] = pending_future(describe=lambda: f"{limit.title} is under way")
     hand_out(future)
 
     def cancel(_: Future[Any]) -> bool:

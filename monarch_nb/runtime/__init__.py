@@ -15,10 +15,9 @@ from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
+from monarch_nb.runtime.encoded_arguments import Held
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.held import Held
-from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
 from monarch_nb.runtime.parts import Parts
@@ -31,13 +30,14 @@ from monarch_nb.runtime.settling import (
     give_up,
     hand_out,
     pending_future,
+    reported_elsewhere,
     resolve_future,
     resolved_future,
-    told_elsewhere,
     when_done,
 )
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.tables import Local
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import Waiter
@@ -104,13 +104,13 @@ __all__ = [
     "number_for",
     "pending_future",
     "ranks_of",
+    "reported_elsewhere",
     "resolve_future",
     "resolved_future",
     "returns_future",
     "runtime",
     "set_hook_lookup",
     "started",
-    "told_elsewhere",
     "undeclared_name",
     "when_done",
 ]

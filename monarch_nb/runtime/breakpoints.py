@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from monarch_nb._imported import when_imported
-from monarch_nb.runtime import here
+from monarch_nb.runtime import current_process
 from monarch_nb.runtime.context import current
 from monarch_nb.runtime.features import DEBUG
 
@@ -42,7 +42,7 @@ def install_breakpoints() -> None:
 
 
 def _stop(frame: FrameType, reason: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    process = here.started()
+    process = current_process.started()
     context = current.get()
     in_actor = context is not None and context.actor_instance.cell is not None
     if process is None or not (in_actor or process.is_worker):  # the notebook's own cells, or a script

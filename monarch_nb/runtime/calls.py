@@ -68,7 +68,7 @@ class PendingCall:
         process.calls[self.call] = self
 
     def _new_future(self) -> Future[Any]:
-        future: Future[Any] = Future._make(story=self.story)
+        future: Future[Any] = Future._make(describe=self.describe)
         future.wait_id = self.call
         return future
 
@@ -278,7 +278,7 @@ class PendingCall:
         """Ends the call here, and on the ranks that have not answered; True if it was still waiting."""
         if not self._waits:
             return False
-        return self._abandon(CancelledError(f"{self.title}() was cancelled; {self.story()}{self._left_running()}"))
+        return self._abandon(CancelledError(f"{self.title}() was cancelled; {self.describe()}{self._left_running()}"))
 
     def limit(self, seconds: float) -> None:
         """Ends it with a TimeoutError, and cancels it on its ranks, unless all have answered in that time."""
@@ -325,7 +325,7 @@ class PendingCall:
         self._process.calls.pop(self.call, None)
         self._process.ports.close(self.number)
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """What is being waited for, in a few words."""
         if self.size == 1:
             return f"{self.title}() has not answered yet"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar, cast
 
-from monarch_nb.runtime import forgotten, waiting
+from monarch_nb.runtime import unretrieved, waiting
 from monarch_nb.transport import held_back
 from monarch_nb.wire import ActorError, error_line
 
@@ -50,13 +50,13 @@ class Future(Generic[R]):
         "_resolve",
         "_start",
         "_unread",
-        "_untold",
+        "_unretrieved",
         "_value",
-        "story",
+        "describe",
         "wait_id",
         "watched",
     )
-    story: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
+    describe: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
     wait_id: str  # the call behind it
     watched: int  # how many wait for it now
     _lock: threading.Lock  # held until there is a result; who waits may be interrupted while he holds it
@@ -69,14 +69,16 @@ class Future(Generic[R]):
     _callbacks: "list[Callable[[Future[R]], None]] | None"
     _handed: bool  # to somebody who may forget it
     _unread: bool  # it ended with an error, and nobody has looked
-    _untold: "forgotten.Untold | None"  # tells of that error if the future goes like that
+    _unretrieved: "unretrieved.UnretrievedError | None"  # reports that error if the future is dropped
     _cancel: "Callable[[Future[Any]], bool] | None"  # what `cancel` does; None where others rely on the operation
 
     def __init__(self) -> None:
         raise TypeError("a Future is returned by a call on a mesh; it cannot be made by hand")
 
     @classmethod
-    def _make(cls, *, start: Callable[[], None] | None = None, story: Callable[[], str] | None = None) -> "Future[R]":
+    def _make(
+        cls, *, start: Callable[[], None] | None = None, describe: Callable[[], str] | None = None
+    ) -> "Future[R]":
         self = cls.__new__(cls)
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -88,8 +90,8 @@ class Future(Generic[R]):
         self._callbacks = None
         self._cancel = None
         self._handed = self._unread = False
-        self._untold = None
-        self.story = story
+        self._unretrieved = None
+        self.describe = describe
         self.wait_id = ""
         self.watched = 0
         return self
@@ -110,12 +112,12 @@ class Future(Generic[R]):
             if resolve is not None:
                 self._decoding = threading.Lock()
             self._done = True
-            self._unread = failed and not forgotten.leaving
+            self._unread = failed and not unretrieved.leaving
             callbacks, self._callbacks = self._callbacks, None
-            self.story = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
+            self.describe = self._cancel = None  # nobody asks any more; they hold the call, and all that has come of it
         self._lock.release()
         if failed and self._handed:
-            self._keep_untold()
+            self._keep_unretrieved()
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -134,30 +136,30 @@ class Future(Generic[R]):
         return held_back(self._finish, None, error, None, True)
 
     def _hand_out(self) -> None:
-        """It goes to somebody who is told of an error that they never look at: see `forgotten`."""
-        forgotten.ready()
+        """Has an error reported that the holder of the future never retrieves: see `unretrieved`."""
+        unretrieved.ready()
         self._handed = True
         if self._unread:
-            self._keep_untold()
+            self._keep_unretrieved()
 
-    def _told_elsewhere(self) -> None:
-        """Who holds it hears of its error in another way: nobody is told for its being dropped unread."""
+    def _reported_elsewhere(self) -> None:
+        """Has no error reported when the future is dropped unread: its holder learns of it in another way."""
         self._handed = False
         self._noticed()
 
-    def _keep_untold(self) -> None:
+    def _keep_unretrieved(self) -> None:
         with _transitions:
-            if self._unread and self._untold is None:
+            if self._unread and self._unretrieved is None:
                 error = self._error
-                self._untold = forgotten.Untold(self._resolve or (lambda: _raise(error)))
+                self._unretrieved = unretrieved.UnretrievedError(self._resolve or (lambda: _raise(error)))
 
     def _noticed(self) -> None:
         """Somebody has looked at the error."""
         with _transitions:
             self._unread = False
-            untold, self._untold = self._untold, None
-        if untold is not None:
-            untold.outcome = None
+            error, self._unretrieved = self._unretrieved, None
+        if error is not None:
+            error.outcome = None
 
     def _on_done(self, callback: Callable[["Future[R]"], None]) -> None:
         """Calls back once, on the resolving thread, or at once when resolved already."""
@@ -201,10 +203,10 @@ class Future(Generic[R]):
         cancel = self._cancel
         return False if self._done or cancel is None else cancel(self)
 
-    def told(self) -> str:
+    def progress_text(self) -> str:
         """What is still waited for, in a few words; "" once there is a result, or where nothing is known."""
-        story = self.story
-        return story() if story is not None else ""
+        describe = self.describe
+        return describe() if describe is not None else ""
 
     def cancelled(self) -> bool:
         """True if it ended by `cancel`. Does not block."""
@@ -224,7 +226,7 @@ class Future(Generic[R]):
                     except BaseException as error:
                         self._error = error
                     # What is behind it knows this future: let go of, so that neither waits for a garbage collection.
-                    self._resolve = self._cancel = self.story = None
+                    self._resolve = self._cancel = self.describe = None
         if self._error is not None:
             raise self._error
         return cast(R, self._value)
@@ -262,7 +264,7 @@ class Future(Generic[R]):
             for say in waiting.stop_words:
                 if told := say(self):
                     raise KeyboardInterrupt(told) from stop
-            if told := self.told():
+            if told := self.progress_text():
                 stop.add_note(f"stopped waiting; {told}. The future stays valid: .get() waits again")
             raise
         finally:
@@ -284,7 +286,7 @@ class Future(Generic[R]):
         """
         limit = _checked(timeout)
         if not self._wait(limit):
-            told = f"; {told}" if (told := self.told()) else ""
+            told = f"; {told}" if (told := self.progress_text()) else ""
             raise TimeoutError(f"no result within {timeout:g} s{told}. The call goes on: .get() again waits longer")
         return self._outcome()
 
@@ -340,7 +342,7 @@ class Future(Generic[R]):
 
     def __repr__(self) -> str:
         if not self._done:
-            told = f": {told}" if (told := self.told()) else ""
+            told = f": {told}" if (told := self.progress_text()) else ""
             return f"<Future pending{told}>"
         if self._resolve is not None and self._unread:
             try:

@@ -6,9 +6,9 @@ from typing import Protocol, runtime_checkable
 
 from monarch_nb.routing import Branch, below, indices
 from monarch_nb.runtime.calls import PendingCall
-from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.tables import Local
 from monarch_nb.transport import (
     Clock,
     DescriptorLimitError,
@@ -67,7 +67,7 @@ class Losses:
             self._supervisor.undeliverable(header, reason)
 
     def _tell_call(self, call: PendingCall, header: Header, reason: str) -> None:
-        if header.kind == Kind.RETURNED and header.flags & Flags.TOLD_ELSEWHERE:
+        if header.kind == Kind.RETURNED and header.flags & Flags.REPORTED_ELSEWHERE:
             return
         places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
         error: BaseException = lost_here(reason)

@@ -14,7 +14,7 @@ from monarch_nb.shape import Region, runs
 from monarch_nb.wire import Layout, Run, harmless
 
 
-class Birth(Protocol):
+class SpawnSpec(Protocol):
     """How a mesh was spawned, as its owner keeps it to start ranks of it again."""
 
     instance: Instance  # its owner
@@ -24,7 +24,7 @@ class Birth(Protocol):
         """The mesh has stopped: nothing of it is started again."""
 
 
-class ProcsBirth(Birth, Protocol):
+class ProcsSpawnSpec(SpawnSpec, Protocol):
     """How a mesh of processes was spawned."""
 
     host_mesh: str  # the identity of the host mesh it was spawned on
@@ -34,7 +34,7 @@ class ProcsBirth(Birth, Protocol):
         """What was set in the environment of each process of a host."""
 
 
-class ActorsBirth(Birth, Protocol):
+class ActorsSpawnSpec(SpawnSpec, Protocol):
     """How a mesh of actors was spawned."""
 
     cls: type  # of which its actors are made
@@ -52,19 +52,19 @@ def ranks_of(region: Region) -> Sequence[int]:
 
 
 class MeshState(Struct, eq=False):
-    """The record of one mesh in this process; `home` is the process of its owner, which is always right."""
+    """The record of one mesh in this process; `owner_process` is always right."""
 
     uid: str
     name: str
     region: Region  # the whole mesh, over base ranks of its proc mesh
-    home: str
+    owner_process: str
     incarnations: dict[int, int] = field(default_factory=dict)  # only ranks that were healed
     version: int = 0  # grows with each heal, and each change of its extent; what is older than it is ignored
     stopped: str | None = None  # why, once it is
     resized: bool = False  # its region, or its hosts, are not those that it was spawned with
-    coming: Region | None = None  # what it is growing to
+    pending_region: Region | None = None  # what it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
-    born: Birth | None = None  # how it was spawned; kept at home for heal
+    spawn_spec: SpawnSpec | None = None  # how it was spawned; kept by the owner for heals
     handles: WeakValueDictionary[int, object] = field(default_factory=WeakValueDictionary)  # in this process, by id
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class MeshState(Struct, eq=False):
 class ProcState(MeshState, eq=False):
     """A mesh of processes."""
 
-    born: ProcsBirth | None = None
+    spawn_spec: ProcsSpawnSpec | None = None
     layout: Layout = Layout("", (), 1)
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
@@ -119,7 +119,7 @@ class ProcState(MeshState, eq=False):
 class ActorState(MeshState, eq=False):
     """A mesh of actors; a rank lives in the process of the same rank."""
 
-    born: ActorsBirth | None = None
+    spawn_spec: ActorsSpawnSpec | None = None
     procs: ProcState = None  # type: ignore[assignment]
     cls: type = object
     kind: ActorKind = "async"

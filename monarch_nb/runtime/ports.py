@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from monarch_nb.runtime.current_process import process
 from monarch_nb.runtime.future import Future
-from monarch_nb.runtime.here import process
 from monarch_nb.wire import (
     ActorError,
     Flags,
@@ -65,7 +65,7 @@ class Port(Generic[T]):
         )
         if context.judging:
             header.flags |= Flags.JUDGING
-        sender.bound(self._address, frames)
+        sender.check_size(self._address, frames)
         sender.send(header, sender.node.snapshot(frames))
 
     def _asks(self, answer: Header) -> Header:
@@ -103,7 +103,7 @@ class ReplyPort(Port[T]):
 
     def _send(self, status: Status, frames: list[Any]) -> None:
         if self._number:
-            process().bound(self._request.src, frames)
+            process().check_size(self._request.src, frames)
             process().reply(self._request, status, frames)
 
     def _asks(self, answer: Header) -> Header:
@@ -270,7 +270,7 @@ class PortReceiver(Generic[T]):
         One that is cancelled claims nothing either.
         """
         queue, ranked = self._queue, self._ranked
-        future: Future[T] = Future._make(story=lambda: f"no value has come for port {queue.number} yet")
+        future: Future[T] = Future._make(describe=lambda: f"no value has come for port {queue.number} yet")
         waiting = weakref.ref(future)  # a future that holds itself would never be given up
 
         def start() -> None:

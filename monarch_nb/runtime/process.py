@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.runtime import forgotten, here, waiting
+from monarch_nb.runtime import current_process, unretrieved, waiting
 from monarch_nb.runtime.actors.cell import HOOK, ActorCell
 from monarch_nb.runtime.actors.failures import Failures
 from monarch_nb.runtime.actors.hosting import Hosting
@@ -19,7 +19,6 @@ from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.cancellation import Cancellation, CancelledCalls
 from monarch_nb.runtime.context import ROOT, Context, Instance, current, running_actor, running_call
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Features
-from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.output import log_prefix
@@ -29,6 +28,7 @@ from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.port_table import PortTable
 from monarch_nb.runtime.sender import InnerHost, Sender
 from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.tables import Local
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
 from monarch_nb.runtime.waits import Waits
 from monarch_nb.transport import Clock, Parcel, Transport
@@ -98,8 +98,13 @@ class Runtime:
             sender=sender,
         )
         # The parts' own methods: a call passes through no more of this class than its look-up.
-        self.send, self.reply, self.refuse, self.bound = sender.send, sender.reply, sender.refuse, sender.bound
-        self.tell, self.stays, self.take_in = sender.tell, sender.stays, sender.take_in
+        self.send, self.reply, self.refuse, self.check_size = (
+            sender.send,
+            sender.reply,
+            sender.refuse,
+            sender.check_size,
+        )
+        self.tell, self.is_local, self.attach_inner_host = sender.tell, sender.is_local, sender.attach_inner_host
         self.handle, self.undelivered, self.host_lost = arrivals.take, losses.lost, losses.host_lost
         self.host_actor, self.actor_ended, self.watch_gap = hosting.host_actor, hosting.ended, hosting.watch_gap
         self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later
@@ -192,21 +197,21 @@ class Runtime:
         if self.local.closed:
             return
         self.local.closed = self.verbs.closed = True
-        before, forgotten.leaving = forgotten.leaving, True
+        before, unretrieved.leaving = unretrieved.leaving, True
         for call in tuple(self.calls.values()):
             call.fail(RuntimeError(f"{call.title}() was under way when this process left the cluster"))
-        forgotten.close()
-        forgotten.leaving = before
+        unretrieved.close()
+        unretrieved.leaving = before
         self.features.close()
         self.clock.close()
         self.node.close(linger)
 
 
 # This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now.
-runtime = here.process
+runtime = current_process.process
 
 # The same, if there is one yet.
-started = here.started
+started = current_process.started
 
 
 def install(new: Runtime | None, *, several: bool = False) -> None:
@@ -214,10 +219,10 @@ def install(new: Runtime | None, *, several: bool = False) -> None:
 
     With `several` others are simulated here, too: code in an actor finds its own.
     """
-    if here.started() is not None:
+    if current_process.started() is not None:
         waiting.guards.clear()
         waiting.ready.clear()
-    here.install(new, several=several)
+    current_process.install(new, several=several)
     if new is not None:
         log_prefix.install(running_actor)
         waiting.guards.append(new.waits.guard)

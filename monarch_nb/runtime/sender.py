@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from monarch_nb.runtime.local import Local
 from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.tables import Local
 from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError, reason_parcel
 from monarch_nb.wire import (
     REPLY,
@@ -72,7 +72,7 @@ class Sender:
         """The host that is simulated here, if there is one."""
         return self._inner
 
-    def take_in(self, inner: InnerHost) -> None:
+    def attach_inner_host(self, inner: InnerHost) -> None:
         """From now on messages for that host stay in this process."""
         self._inner = inner
 
@@ -91,15 +91,15 @@ class Sender:
                 raise
             self._lost(header, str(error))
 
-    def bound(self, dst: str, frames: Sequence[Any]) -> None:
+    def check_size(self, dst: str, frames: Sequence[Any]) -> None:
         """Raises MessageTooLargeError for a body that is too large to leave this process for an address.
 
         Only what leaves it becomes a frame: between actors of one process there is no bound.
         """
-        if not self.stays(dst):
+        if not self.is_local(dst):
             check_size(frames)
 
-    def stays(self, dst: str) -> bool:
+    def is_local(self, dst: str) -> bool:
         """Whether a message to an address stays in this process."""
         return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
 
@@ -172,7 +172,7 @@ class Sender:
         """The agent that gathers the answers of a cast need not wait for this one."""
         header = Header(
             Kind.RETURNED, request.src, self._local.address, port=request.port, index=request.index,
-            status=int(Kind.CALL), call=request.call, flags=int(Flags.TOLD_ELSEWHERE),
+            status=int(Kind.CALL), call=request.call, flags=int(Flags.REPORTED_ELSEWHERE),
         )  # fmt: skip
         with contextlib.suppress(TransportError):
             self._node.send(header, reason_parcel("who called has left"), lane=Lane.URGENT)

@@ -9,9 +9,11 @@ R = TypeVar("R")
 _kept: set[Future[Any]] = set()
 
 
-def pending_future(*, story: Callable[[], str] | None = None, start: Callable[[], None] | None = None) -> Future[Any]:
+def pending_future(
+    *, describe: Callable[[], str] | None = None, start: Callable[[], None] | None = None
+) -> Future[Any]:
     """A future without a result yet. `story` says what is waited for; `start` runs when somebody first looks."""
-    return Future._make(start=start, story=story)
+    return Future._make(start=start, describe=describe)
 
 
 def resolved_future(value: R) -> Future[R]:
@@ -49,9 +51,9 @@ def hand_out(future: Future[Any]) -> None:
     future._hand_out()
 
 
-def told_elsewhere(future: Future[Any]) -> None:
+def reported_elsewhere(future: Future[Any]) -> None:
     """An error of it that nobody looks at is not told, also where it is dropped: who asked hears of that otherwise."""
-    future._told_elsewhere()
+    future._reported_elsewhere()
     _kept.add(future)  # a call that is under way would make another one in its place
     when_done(future, _kept.discard)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.runtime import forgotten
+from monarch_nb.runtime import unretrieved
 from monarch_nb.runtime.actors.raised import Raised
 from monarch_nb.runtime.calls import PendingCall, Thunk, answered
 from monarch_nb.runtime.future import Future
@@ -34,12 +34,12 @@ class StreamCall(PendingCall):
         self, process: "Runtime", title: str, mesh: str, ranks: Callable[[], Sequence[int]], size: int
     ) -> None:
         super().__init__(process, title, mesh, ranks, size, lambda replies: None)
-        self.future.story = None  # nobody waits for this one, and neither is to wait for a garbage collection
+        self.future.describe = None  # nobody waits for this one, and neither is to wait for a garbage collection
         self._ready: deque[Thunk] = deque()
         self._claims: deque[Future[Any]] = deque()
         self._error: BaseException | None = None
         self._looked = False  # at an error
-        forgotten.ready()
+        unretrieved.ready()
         self._taking = threading.Lock()  # answers come on the reading thread, failures on any
 
     @property
@@ -67,7 +67,7 @@ class StreamCall(PendingCall):
 
     def __del__(self) -> None:
         if self._raised and not self._looked:
-            forgotten.forget(functools.partial(self._look, min(self._raised)))
+            unretrieved.forget(functools.partial(self._look, min(self._raised)))
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """One future each gets the error; the others' answers are still awaited."""
@@ -120,7 +120,7 @@ class StreamCall(PendingCall):
     def futures(self) -> Iterator[Future[Any]]:
         """Exactly as many as there are actors."""
         for _ in range(self.size):
-            future: Future[Any] = Future._make(story=self.story)
+            future: Future[Any] = Future._make(describe=self.describe)
             future.wait_id = self.call
             future._cancel = self.cancel
 

@@ -105,7 +105,7 @@ class Collector:
         if self._engine.closed:
             return
         for state in tuple(self._engine.meshes.values()):
-            if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
+            if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
                 for rank in state.ranks:
                     self._ask(state.address(rank), on=on)
 
@@ -155,13 +155,13 @@ class Collector:
                 return
 
     def _spawned(self, state: MeshState) -> None:
-        if state.born is not None and state.stopped is None:
+        if state.spawn_spec is not None and state.stopped is None:
             self._ended.discard(state.uid)
             self._put(spawned(self._engine, state))
 
     def _resized(self, state: MeshState) -> None:
         """What was told of new ranks came before anybody knew of them."""
-        if state.born is None or state.stopped is not None:
+        if state.spawn_spec is None or state.stopped is not None:
             return
         self._put(e.Resized(spawned(self._engine, state, ready=True)))
         self._odd.pop(state.uid, None)
@@ -172,10 +172,10 @@ class Collector:
         self._supervised(None)
 
     def _spawning(self, state: MeshState) -> None:
-        born = state.born
-        if born is not None and state.stopped is None:
+        spawn_spec = state.spawn_spec
+        if spawn_spec is not None and state.stopped is None:
             self._starting[state.uid] = state
-            when_done(born.initialized, lambda _: self._ready(state.uid))
+            when_done(spawn_spec.initialized, lambda _: self._ready(state.uid))
 
     def _ready(self, uid: str) -> None:
         if self._starting.pop(uid, None) is not None:

@@ -26,12 +26,12 @@ def place_of(address: str) -> tuple[str, int]:
 
 def is_ready(state: MeshState) -> bool:
     """Whether all that a mesh starts with has run: set-up code, or constructors, also where one of them has failed."""
-    return state.born is None or state.born.initialized.done()
+    return state.spawn_spec is None or state.spawn_spec.initialized.done()
 
 
 def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
     """A mesh as it was spawned."""
-    born = state.born
+    spawn_spec = state.spawn_spec
     form = RegionForm.of(state.region)
     procs = isinstance(state, ProcState)
     return e.Spawned(
@@ -49,8 +49,8 @@ def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spaw
         inner=state.inner,
         hosts=state.hosts if isinstance(state, ProcState) else (),
         per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
-        owner="" if born is None else str(born.instance),
-        mine=state.home == engine.address,
+        owner="" if spawn_spec is None else str(spawn_spec.instance),
+        mine=state.owner_process == engine.address,
         ready=ready,
         at=now(),
     )

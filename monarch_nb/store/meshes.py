@@ -139,8 +139,8 @@ class Meshes:
             return
         uid = event.mesh.uid
         shown = {at: dict(record) for at, record in self._board.document["ranks"].get(uid, {}).items()}
-        born = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
-        mesh = self._meshes[uid] = Mesh.spawned(born)
+        spawned = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
+        mesh = self._meshes[uid] = Mesh.spawned(spawned)
         mesh.on_it = before.on_it
         records: dict[str, Any] = {}
         for index, base in enumerate(event.mesh.ranks):

@@ -224,7 +224,7 @@ class Driver:
             if call.mesh != uid or (ranks is not None and not places):
                 continue
             error = self._error(failure, call)
-            error.told_elsewhere = True  # by supervision, if nobody waits for the call
+            error.reported_elsewhere = True  # by supervision, if nobody waits for the call
             if ranks is None:
                 call.fail(error)
             else:

@@ -17,7 +17,7 @@ class SupervisionError(DeviceMeshError):
         self.endpoint = endpoint
         """The call, as "mesh.method()"; settable."""
         self.failure = failure
-        self.told_elsewhere = False  # the failure is told as such, if nobody waits for the call
+        self.reported_elsewhere = False  # the failure is told as such, if nobody waits for the call
 
     def __str__(self) -> str:
         said = super().__str__() or (self.failure.report() if self.failure is not None else "")

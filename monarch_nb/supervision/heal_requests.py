@@ -29,7 +29,7 @@ class HealRequests:
     def expect(self, *, await_hooks: bool) -> tuple[int, Future[None]]:
         """A number for a request of the machine, and what resolves when it is answered; under the driver's lock."""
         self._last += 1
-        future: Future[None] = pending_future(story=lambda: "the heal is not done yet")
+        future: Future[None] = pending_future(describe=lambda: "the heal is not done yet")
         self._waiting[self._last] = future
         if not await_hooks:
             self._hasty.add(self._last)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
-from monarch_nb.runtime import Context, Future, ProcState, current, runtime, told_elsewhere
+from monarch_nb.runtime import Context, Future, ProcState, current, reported_elsewhere, runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
@@ -208,7 +208,7 @@ class Processes:
             future: Future[ValueMesh[Any]] = endpoint.call(*args)
         finally:
             current.reset(token)
-        told_elsewhere(future)  # where the mesh is used next
+        reported_elsewhere(future)  # where the mesh is used next
         return future
 
 

@@ -59,7 +59,7 @@ class Dialled:
     def listen(self, callback: Callable[[], bool]) -> None:
         """Have `callback` called on the reader thread when the peer answers on this connection."""
         self._reader.watch(self._fd, callback)
-        self._reader.look_again(self._fd)
+        self._reader.read_again(self._fd)
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         """Write straight to the socket."""
@@ -76,7 +76,7 @@ class Dialled:
     def _events(self) -> int:
         events: Any = _get(self.socket, _EVENTS)
         if events & _POLLIN:  # the signal that something can be read has been taken: the reader would sleep on
-            self._reader.look_again(self._fd)
+            self._reader.read_again(self._fd)
         return int(events)
 
     def read(self) -> tuple[bytes, list[Any]] | None:
@@ -117,9 +117,9 @@ class Inbound:
         """Write at once on the reader thread, else leave it to that thread."""
         self._queue.append((frame0, frames))
         if threading.get_ident() != self._reader.ident:
-            self._reader.soon(self._leave)
+            self._reader.call_soon(self._leave)
         elif not self._flush():
-            self._reader.soon(self._leave_it)  # not from here, where the peer's lock is held
+            self._reader.call_soon(self._leave_it)  # not from here, where the peer's lock is held
             raise zmq.Again
 
     def _leave(self) -> None:
@@ -145,7 +145,7 @@ class Inbound:
                 write_parts(self._router, frame0, frames)
             return True
         finally:
-            self._reader.look_again(self._fd)  # the write may have taken the signal that something can be read
+            self._reader.read_again(self._fd)  # the write may have taken the signal that something can be read
 
     def close(self, linger_ms: int) -> None:
         """Forget what was not yet written."""

@@ -46,7 +46,7 @@ class Links:
         self._inside: set[Stream] = set()  # connections to processes of this host
         self.arrived, self.undeliverable, self.dropped = node.arrived, node.undeliverable, node.dropped
         self.lend, self.give_back = node.lend, node.give_back
-        self._stranger = node.stranger
+        self._first_dial = node.first_dial
         self._routes = Routes(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)
@@ -95,10 +95,10 @@ class Links:
         """An agent lives: links to it that know no way, or an earlier incarnation only, begin anew."""
         with self._lock:
             peers = self._of(agent)
-            old = [peer for peer in peers if 0 < process_incarnation(peer.heard) < incarnation]
-            lame = [peer for peer in peers if peer in old or peer.gone is not None or peer.astray]
-            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in old}
-            if lame:
+            previous = [peer for peer in peers if 0 < process_incarnation(peer.last_seen) < incarnation]
+            stale = [peer for peer in peers if peer in previous or peer.gone is not None or peer.awaits_redial]
+            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in previous}
+            if stale:
                 self._routes.detached(agent)
             try:
                 hop = self._routes.next_hop(agent)
@@ -106,11 +106,11 @@ class Links:
                 hop = Hop("inbound", agent)
             endpoint = hop.endpoint if hop.address == agent else ""
             since = first_link_incarnation(self._incarnations.since(agent))
-        for peer in old:
+        for peer in previous:
             peer.bury("its agent was restarted")
         for peer in peers:
             peer.since(since)
-            if peer in lame or (endpoint and peer.endpoint and peer.endpoint != endpoint):
+            if peer in stale or (endpoint and peer.endpoint and peer.endpoint != endpoint):
                 peer.revive(endpoint)
 
     def to(self, destination: str, lane: int) -> Peer:
@@ -152,7 +152,7 @@ class Links:
         if peer is None:
             if hop.endpoint.startswith("ipc:"):
                 sockets.checked_path(hop.endpoint)
-                self.later(lambda: self._stranger(hop.address))
+                self.later(lambda: self._first_dial(hop.address))
             peer = self._peers[key] = Peer(
                 self,
                 hop.address,
@@ -170,14 +170,16 @@ class Links:
         known = self._by_id.get(routing_id)
         if known is not None:
             return known
-        peer = self._met(routing_id, tcp=True)
+        peer = self._identify_peer(routing_id, tcp=True)
         if peer is not None:
-            peer.attach(Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._left(peer)))
+            peer.attach(
+                Inbound(router, routing_id, self._reader, lost=peer.lost, gone=lambda: self._on_inbound_closed(peer))
+            )
             if self._on_connection is not None:
                 self._on_connection(peer.address, True, "it dialled")
         return peer
 
-    def come_in(self, connection: socket.socket) -> None:
+    def accept(self, connection: socket.socket) -> None:
         """A process of this host has dialled us; reading thread."""
         caller: Peer | None = None
         named = False
@@ -186,7 +188,7 @@ class Links:
             nonlocal caller, named
             if not named:
                 named = True
-                caller = self._met(messages[0][0], tcp=False)
+                caller = self._identify_peer(messages[0][0], tcp=False)
                 if caller is not None:
                     caller.attach(stream)
                 messages = messages[1:]
@@ -196,7 +198,7 @@ class Links:
         def lost() -> None:
             self._inside.discard(stream)
             if caller is not None and caller.cut(stream):
-                self._left(caller)
+                self._on_inbound_closed(caller)
 
         stream = Stream(connection, self._reader, received, lost)
         self._inside.add(stream)
@@ -209,7 +211,7 @@ class Links:
         except Exception as error:
             self.dropped(peer.address, f"{type(error).__name__}: {error}")
 
-    def _met(self, routing_id: bytes, *, tcp: bool) -> Peer | None:
+    def _identify_peer(self, routing_id: bytes, *, tcp: bool) -> Peer | None:
         try:
             address, lane, number = routing_id.decode().split("|")
             host, name, *_ = parse_address(address)
@@ -231,8 +233,8 @@ class Links:
                 if hop.address != address:
                     hop = Hop("inbound", address)
                 peer = self._peer(hop, key[1])
-            for old in [known for known, other in self._by_id.items() if other is peer]:
-                del self._by_id[old]
+            for previous in [known for known, other in self._by_id.items() if other is peer]:
+                del self._by_id[previous]
             self._by_id[routing_id] = peer
             self._ways.clear()
             since = first_link_incarnation(self._incarnations.since(address))
@@ -242,7 +244,7 @@ class Links:
         peer.connection.over_tcp = tcp
         return peer
 
-    def _left(self, peer: Peer) -> None:
+    def _on_inbound_closed(self, peer: Peer) -> None:
         """The connection it had dialled is gone: it may dial again, or we do, if we know where."""
         if peer.connection.over_tcp and self._on_connection is not None:
             self._on_connection(peer.address, False, "it closed the connection")
@@ -261,11 +263,11 @@ class Links:
                 return False
         return peer is not None and peer.up
 
-    def unheard(self, address: str) -> bool:
+    def never_replied(self, address: str) -> bool:
         """Whether something was written to a process that has never said a word."""
         with self._lock:
             peers = self._of(address)
-        return not any(peer.heard for peer in peers) and not all(peer.settled for peer in peers)
+        return not any(peer.last_seen for peer in peers) and not all(peer.settled for peer in peers)
 
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process, or a host with all its processes, is dead; `incarnation` is the agent's, if it is known.
@@ -277,17 +279,17 @@ class Links:
             dead = self._of(where)
             if "/" not in where:  # else it is one process, of perhaps very many
                 dead += [peer for peer in self._peers.values() if peer.address.startswith(f"{where}/")]
-            heard: dict[str, int] = {address: 0 for address in (where, agent) if address}
+            last_seen: dict[str, int] = {address: 0 for address in (where, agent) if address}
             for peer in dead:
-                heard[peer.address] = max(heard.get(peer.address, 0), process_incarnation(peer.heard))
+                last_seen[peer.address] = max(last_seen.get(peer.address, 0), process_incarnation(peer.last_seen))
             over = not agent or self._incarnations.lost(
-                agent, incarnation or self._last(agent, heard), reason, heard[agent]
+                agent, incarnation or self._last(agent, last_seen), reason, last_seen[agent]
             )
             ended = [peer for peer in dead if peer.address != agent]
             if over:
-                for address in heard:
+                for address in last_seen:
                     if address != agent:
-                        self._incarnations.lost(address, self._last(address, heard), reason)
+                        self._incarnations.lost(address, self._last(address, last_seen), reason)
                 self._routes.forget(where)
                 self._trusts.pop(where, None)
                 for peer in ended:
@@ -306,10 +308,10 @@ class Links:
         if agent and agent not in self._incarnations.gone:  # it has spoken meanwhile
             self._renew(agent, 0)
 
-    def _last(self, address: str, heard: dict[str, int]) -> int:
+    def _last(self, address: str, last_seen: dict[str, int]) -> int:
         """Which incarnation of a process has just ended, as far as can be told here."""
-        if heard[address] or not self._routes.near(address):
-            return heard[address]
+        if last_seen[address] or not self._routes.near(address):
+            return last_seen[address]
         return new_incarnation()  # by the clock of this machine: what dials later began later
 
     # what a peer asks
@@ -324,7 +326,7 @@ class Links:
         trust = self._trusts.get(host_of(peer.address), self._trust)
         require_keys(peer.endpoint, *trust)
         dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
-        watcher = Monitor(dealer, self._reader, lambda event, _: self._told(peer, event))
+        watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event))
         sockets.connect(dealer, peer.endpoint)
         return Dialled(dealer, self._reader, watcher)
 
@@ -351,7 +353,7 @@ class Links:
                 self._context = sockets.new_context()
             return self._context
 
-    def _told(self, peer: Peer, event: int) -> None:
+    def _on_monitor_event(self, peer: Peer, event: int) -> None:
         if event == monitor.UP:
             peer.found()
         elif event == monitor.DOWN:
@@ -370,7 +372,7 @@ class Links:
 
     def later(self, function: Callable[[], object]) -> None:
         """Call it on the reader thread."""
-        self._reader.soon(function)
+        self._reader.call_soon(function)
 
     def close(self, linger_ms: int) -> None:
         """Close all connections; what leaves within `linger_ms` leaves."""

@@ -67,7 +67,7 @@ class Node:
         tcp_bound: int | None = None,
         insecure_loopback: bool = False,
         on_connection: Connection | None = None,
-        on_stranger: Callable[[str], None] | None = None,
+        on_first_dial: Callable[[str], None] | None = None,
         config: LinkConfig | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class Node:
         self.tcp_endpoint: str | None = None  # where others reach it, once started
         self.garbage = 0  # messages dropped because they made no sense
         self._own_folder = run_folders.get(self.host)
-        self._handler, self._on_link_failed, self._on_stranger = handler, on_link_failed, on_stranger
+        self._handler, self._on_link_failed, self._on_first_dial = handler, on_link_failed, on_first_dial
         self._keys, self._insecure_loopback = keys, insecure_loopback
         self._tcp_bind, self._tcp_bound = tcp_bind, tcp_bound
         self._limits = limits or Limits()
@@ -143,7 +143,7 @@ class Node:
         if self._own_folder is not None:
             path = sockets.ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
             private_folder(self._own_folder)
-            self._listener = Listener(path, self._limits.backlog, self._reader, self._links.come_in)
+            self._listener = Listener(path, self._limits.backlog, self._reader, self._links.accept)
             self._file = SocketFile(Path(path))
         if self._tcp_bind is not None:
             self._listen_tcp(self._tcp_bind, self._keys)
@@ -212,9 +212,9 @@ class Node:
         if self._state != "started":
             raise TransportError(self._why_not())
         if interrupts.inside():  # a finalizer that cut into another send: it must not come in between
-            self._reader.soon(self._send_later, header, parcel.clone(), lane)
+            self._reader.call_soon(self._send_later, header, parcel.clone(), lane)
         elif header.dst == self.address:
-            self._reader.soon(self._handler, header, parcel.clone())
+            self._reader.call_soon(self._handler, header, parcel.clone())
         else:
             exempt = lane != 0 or header.kind in _EXEMPT or threading.get_ident() == self._reader.ident
             self._links.to(header.dst, lane).send(header, parcel, exempt)
@@ -243,7 +243,7 @@ class Node:
         if origin is not None:
             peer, charge, incarnation = origin
             if interrupts.inside():
-                self._reader.soon(peer.consumed, charge, incarnation)
+                self._reader.call_soon(peer.consumed, charge, incarnation)
             else:
                 peer.consumed(charge, incarnation)
 
@@ -280,9 +280,9 @@ class Node:
         """
         return self._links.connected(where)
 
-    def unheard(self, address: str) -> bool:
+    def never_replied(self, address: str) -> bool:
         """Whether a process was written to and has never said a word: it may not exist."""
-        return self._links.unheard(address)
+        return self._links.never_replied(address)
 
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process (or host) is dead: its connections are closed; what it did not acknowledge is reported.
@@ -338,7 +338,7 @@ class Node:
         elif header.kind != Kind.RETURNED and self._state == "started":
             body = reason_parcel(reason)
             told = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
-            self._reader.soon(self._try_to_tell, told, body)
+            self._reader.call_soon(self._try_to_tell, told, body)
 
     def _try_to_tell(self, header: Header, parcel: Parcel) -> None:
         try:
@@ -354,10 +354,10 @@ class Node:
         """A loan of `to` is not needed any more; it hears of it soon. Any thread, also in a finalizer."""
         self._loans.give_back(to, number)
 
-    def stranger(self, address: str) -> None:
+    def first_dial(self, address: str) -> None:
         """A process on this machine is dialled for the first time; whether it exists is for others to find out."""
-        if self._on_stranger is not None:
-            self._on_stranger(address)
+        if self._on_first_dial is not None:
+            self._on_first_dial(address)
 
     def dropped(self, sender: str, why: object) -> None:
         """Count what makes no sense and say it, but ever more rarely."""

@@ -1,7 +1,7 @@
 """How messages travel on a link: packed whole, by memory file or in pieces, and unpacked by the peer.
 
-One byte string (envelope and header) and the body's frames follow a link's prefix. One big ZeroMQ message is the slowest
-way there is, so large messages over sockets travel as pieces of 1 MiB. All pieces of a message are written under one
+One byte string (envelope and header) and the frames of the body follow the prefix. One big message is the slowest way
+of ZeroMQ, so large messages over sockets travel as pieces of 1 MiB. All pieces of a message are written under one
 lock, hence follow each other on the link; only one message is ever in assembly.
 """
 

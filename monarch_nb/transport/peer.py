@@ -117,12 +117,12 @@ class Peer:
         return self.connection.endpoint
 
     @property
-    def heard(self) -> int:
+    def last_seen(self) -> int:
         """The incarnation of the peer's link as it was last heard; 0 if it never was, or its incarnation is over."""
         return 0 if self._link.buried else self._link.peer_incarnation
 
     @property
-    def astray(self) -> bool:
+    def awaits_redial(self) -> bool:
         """Whether it waits for a peer to dial that did so once and has hung up."""
         return not self.endpoint and self._link.state is LinkState.DOWN
 

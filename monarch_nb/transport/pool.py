@@ -211,7 +211,7 @@ class Loans:
     def give_back(self, to: str, number: int) -> None:
         """A loan of `to` is not needed any more; it hears of it soon. Also in a finalizer."""
         self._back.append((to, number))
-        self._reader.sometime(self._send_back)
+        self._reader.call_when_awake(self._send_back)
 
     def _send_back(self) -> None:
         loans: dict[str, list[int]] = {}

@@ -95,5 +95,5 @@ class Transport(Protocol):
     def connected(self, where: str) -> bool:
         """Whether the connection to another machine's process stands."""
 
-    def unheard(self, address: str) -> bool:
+    def never_replied(self, address: str) -> bool:
         """Whether a process was written to and has never said a word: it may not exist."""

@@ -125,7 +125,7 @@ class Reader:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._selector.remove(fd)
 
-    def soon(self, function: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` on the thread. Any thread, also a finalizer in the middle of something."""
         self._calls.append((function, args))
         self.wake()
@@ -136,7 +136,7 @@ class Reader:
         Descriptors are read in any order: the news of a death may come before what was said last. Where it does not
         become quiet, that is waited for only so long.
         """
-        self.soon(self._settling.append, _Settling(function, args, time.monotonic() + _PATIENCE))
+        self.call_soon(self._settling.append, _Settling(function, args, time.monotonic() + _PATIENCE))
 
     def _settle(self, quiet: bool, now: float) -> None:
         for _ in range(len(self._settling)):
@@ -146,18 +146,18 @@ class Reader:
             else:  # what was here when it was asked for may not have been looked at yet
                 self._settling.append(waiting._replace(seen=True))
 
-    def sometime(self, function: Callable[..., object], *args: Any) -> None:
+    def call_when_awake(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` on the thread when it is awake anyhow, a second later at most, as a rule."""
         self._calls.append((function, args))
         if self.deep:
             self.wake()
 
-    def look_again(self, fd: int) -> None:
+    def read_again(self, fd: int) -> None:
         """Call the callback of `fd` soon though the descriptor may stay silent (ZeroMQ's are edge-triggered)."""
         if threading.get_ident() == self.ident:
             self._note(fd)
         else:
-            self.soon(self._note, fd)
+            self.call_soon(self._note, fd)
 
     def _note(self, fd: int) -> None:
         self._again.add(fd)  # of the set that is there then: the thread replaces it

@@ -294,7 +294,7 @@ class Stream:
         self.flush()
         with self._writing:
             self._closed = True
-        self._reader.soon(self._shut)
+        self._reader.call_soon(self._shut)
 
     def _shut(self) -> None:
         with self._writing:

@@ -32,7 +32,7 @@ class Status(IntEnum):
 class Flags(IntFlag):
     """What else is to be said of a message, in `Header.flags`. Testing one costs a microsecond: not for what is hot."""
 
-    TOLD_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
+    REPORTED_ELSEWHERE = 1  # a RETURNED whose caller learns of the same end by watching the process
     JUDGING = 2  # sent while its sender judged a message that did not arrive; no such one is judged itself
     UNRETURNED = 4  # a PORT message that nobody minds losing
     TO_ENGINES = 8  # a CAST of a CONTROL message, not of a CALL; its receivers answer with a REPLY

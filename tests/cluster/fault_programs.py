@@ -261,7 +261,7 @@ def cycles(times: str) -> None:
     interrupter = Interrupter(12)
     cuts = sum(interrupter.during(usual * chance.random(), cycle) for _ in range(int(times)))
     for state in list(runtime().meshes.values()):
-        if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
+        if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
             ProcMesh(state, state.region).stop().get(SOON)  # also one that was there before it had a name
     cycle()
     left = [one.address for one in status().procs if one.state != "exited"]
@@ -314,7 +314,7 @@ def steps(part: str, of: str) -> None:
                 cuts += 1
             try:
                 for state in list(runtime().meshes.values()):
-                    if isinstance(state, ProcState) and state.born is not None and state.stopped is None:
+                    if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
                         left = ProcMesh(state, state.region)
                         heal_mesh(left, timeout=soon)
                         left.stop().get(soon)

@@ -127,7 +127,7 @@ def test_stop_just_before_a_heal_asks_for_processes_leaves_none(host: Any, impat
         kill(pids[1])
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
-        procs._state.born.env = env = StopsWhenRead(procs._state.born.env)
+        procs._state.spawn_spec.env = env = StopsWhenRead(procs._state.spawn_spec.env)
         env.procs = procs
         with pytest.raises(RuntimeError, match="was stopped while it was being healed"):
             host_healer().heal(actors._state, actors._region).get(SOON)

@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint
 from monarch_nb.lifecycle import interrupts
-from monarch_nb.runtime import forgotten, told_elsewhere
+from monarch_nb.runtime import reported_elsewhere, unretrieved
 from monarch_nb.testing import in_process_host
 from tests.cluster.actor_tools import SECONDS
 
@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         assert isinstance(error, ActorError)
         found.append((repr(error.exception), count))
 
-    monkeypatch.setattr(forgotten, "tell", tell)
+    monkeypatch.setattr(unretrieved, "report", tell)
     return found
 
 
@@ -102,10 +102,10 @@ def test_an_error_reported_elsewhere_is_not_reported_for_a_dropped_future(
 ) -> None:
     mesh = procs.spawn("f", Divider)
     before, after = mesh.late.call(0), mesh.divide.call(0)
-    told_elsewhere(before)  # that it fails is not known yet
+    reported_elsewhere(before)  # that it fails is not known yet
     GATE.set()
     after.wait(SECONDS)
-    told_elsewhere(after)
+    reported_elsewhere(after)
     del before, after
     nothing_else(mesh, told)
 

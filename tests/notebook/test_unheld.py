@@ -24,7 +24,7 @@ def marked():
 
 def living():
     return sorted(state.name for state in runtime().meshes.values()
-                  if state.stopped is None and state.born is not None and state.kind == "procs")
+                  if state.stopped is None and state.spawn_spec is not None and state.kind == "procs")
 
 def procs(name):
     mesh = this_host().spawn_procs(per_host={"gpus": 1}, name=name)

@@ -71,7 +71,7 @@ class Back(Inbound):
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:
         wire = self._wires.get(self._name)
         if wire is None or not wire.whole:
-            self._reader.soon(self._leave_it)
+            self._reader.call_soon(self._leave_it)
             raise zmq.Again
         wire.back.append((frame0, frames))
 
@@ -88,7 +88,7 @@ class Calls:
         self.calls: deque[Any] = deque()
         self.ticking: list[Any] = []
 
-    def soon(self, function: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         self.calls.append((function, args))
 
     def busy(self, peer: Any) -> None:

@@ -19,7 +19,7 @@ class Cluster:
 
     def __init__(self, ranks: int = 4) -> None:
         region = Extent(["gpus"], [ranks]).region
-        self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), ranks), born=object())
+        self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), ranks), spawn_spec=object())
         self.levels: list[tuple[int, int]] = []
         self.later: list[Any] = []
         self.engine: Any = SimpleNamespace(

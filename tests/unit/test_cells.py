@@ -47,9 +47,9 @@ class Kernel:
         numbers = itertools.count(100)
         self.initialized = SimpleNamespace(done=lambda: self.ready)
         self.ready = False
-        born = SimpleNamespace(initialized=self.initialized)
+        spawn_spec = SimpleNamespace(initialized=self.initialized)
         region = Extent(["gpus"], [2]).region
-        self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), 2), born=born)
+        self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), 2), spawn_spec=spawn_spec)
         self.engine: Any = SimpleNamespace(
             address="h/c1.0.0",
             new_call=lambda: f"h/c1.0.0:{next(numbers)}",

@@ -32,7 +32,7 @@ def test_without_devices_gpus_is_a_dimension_and_that_is_said_once(monkeypatch, 
 
 
 def _mesh(name, env, hosts=("h1",)):
-    return SimpleNamespace(name=name, hosts=tuple(hosts), born=SimpleNamespace(env=tuple(env)))
+    return SimpleNamespace(name=name, hosts=tuple(hosts), spawn_spec=SimpleNamespace(env=tuple(env)))
 
 
 def test_two_meshes_on_the_same_device_warn_with_both_names(monkeypatch):

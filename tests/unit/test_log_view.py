@@ -121,6 +121,6 @@ def test_a_healed_rank_keeps_its_log_level_and_is_followed(cluster: Cluster) -> 
     cluster.logs.happened(MeshHealed(cluster.procs, [(1, 1), (3, 2)]))
     assert cluster.levels == [(1, 13), (3, 13)]
     cluster.start(0)
-    cluster.procs.born = None
+    cluster.procs.spawn_spec = None
     cluster.start(1)
     assert cluster.logs.receiver.addresses("p") == ["h/p.0.0"]

@@ -26,7 +26,7 @@ class OthersAgent:
         self.heard: list[Any] = []
 
     def hear(self, _: Any, address: str, _verb: Any, hosts: Any) -> Future[Done]:
-        answer: Future[Done] = pending_future(story=lambda: "it has not heard yet")
+        answer: Future[Done] = pending_future(describe=lambda: "it has not heard yet")
 
         def answered() -> None:
             self.heard.append((address, dict(hosts.endpoints)))

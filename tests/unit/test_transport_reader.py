@@ -37,7 +37,7 @@ def test_requests_during_a_repeated_poll_are_not_forgotten(reader: Reader, silen
 
     class Held:
         def tick(self, now: float) -> bool:
-            reader.look_again(first)
+            reader.read_again(first)
             inside.set()
             go_on.wait(SECONDS)
             return False
@@ -46,7 +46,7 @@ def test_requests_during_a_repeated_poll_are_not_forgotten(reader: Reader, silen
     reader.watch(second, lambda: bool(looked.set()))
     reader.busy(Held())
     assert inside.wait(SECONDS)
-    reader.look_again(second)
+    reader.read_again(second)
     go_on.set()
     assert looked.wait(SECONDS)
 

@@ -159,7 +159,7 @@ def fate(
     for frame, _ in traceback.walk_tb(tb):
         if frame.f_code is Future.__await__.__code__:
             future: Future[Any] = frame.f_locals["self"]
-            return stopped(future) or f"stopped waiting; {future.told() or 'it goes on'}"
+            return stopped(future) or f"stopped waiting; {future.progress_text() or 'it goes on'}"
     return ""
 
 

@@ -71,7 +71,7 @@ class Cells:
         state = self._engine.meshes.get(mesh_of(address))
         if state is None or state.stopped is not None:  # its last words
             return self._front.parent
-        initialized = getattr(state.born, "initialized", None)
+        initialized = getattr(state.spawn_spec, "initialized", None)
         if initialized is not None and not initialized.done():  # before there was any call
             return self._spawned.get(state.uid)
         return None

@@ -80,7 +80,7 @@ class Requests:
         bases = self._bases(state, message)
         failed = {rank.rank for rank in describe(state).having("failed")}
         broken = [base for base in bases if base in failed]
-        if message.get("ranks") is None or state.home != engine.address:
+        if message.get("ranks") is None or state.owner_process != engine.address:
             heal_mesh(self._meshes(state, {}, bases)[0])
         elif broken:
             engine.part(Driver).heal(state.uid, frozenset(broken)).get()

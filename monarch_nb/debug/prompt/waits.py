@@ -165,7 +165,7 @@ class WaitPrompt:
         """What a call raises where nobody can be asked."""
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
-        story = future.told() or "the call waits"
+        story = future.progress_text() or "the call waits"
         why = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
         message = f"{story}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
         how = self._how_for(records)

@@ -127,7 +127,7 @@ def exec_command(
         hosts = hosts.slice(**point)
     elif rank is not None:
         hosts = hosts.flatten("rank").slice(rank=rank)
-    future: Future[int] = pending_future(story=lambda: f"{' '.join(cmd)} runs")
+    future: Future[int] = pending_future(describe=lambda: f"{' '.join(cmd)} runs")
 
     def work() -> None:
         try:

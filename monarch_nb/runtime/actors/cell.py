@@ -369,7 +369,7 @@ class ActorCell:
             return
         try:
             frames = encode(result, self.process)
-            self.process.bound(header.src, frames)
+            self.process.check_size(header.src, frames)
         except Exception as error:
             failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")
             self._reply(header, Status.EXCEPTION, encode_exception(failure))

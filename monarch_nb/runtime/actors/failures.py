@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.runtime.actors.letting_go import chain, let_go
+from monarch_nb.runtime.actors.traceback_cleanup import chain, release_frame_locals
 from monarch_nb.settings import settings
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Failures:
     def ease(self, kept: Kept) -> None:
         """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next
         message."""
-        let_go(kept.error, _PACKAGE)
+        release_frame_locals(kept.error, _PACKAGE)
         place = (kept.instance.mesh, kept.instance.base_rank)
         count = settings.debug_keep_failures
         gone = []  # out of the lock: what they hold may do anything when it ends

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.actors.cell import ActorCell
-from monarch_nb.runtime.local import Local
+from monarch_nb.runtime.tables import Local
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel

@@ -33,7 +33,7 @@ class MemoryTime:
         """Seconds since the cluster began."""
         return self.network.clock.now
 
-    def soon(self, function: Callable[[], object]) -> None:
+    def call_soon(self, function: Callable[[], object]) -> None:
         """Call it on the time's own thread, after what is due already."""
         with self._changed:
             self._due.append(function)

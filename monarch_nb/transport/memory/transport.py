@@ -92,7 +92,7 @@ class MemoryTransport:
                 raise TransportError("this node is closed")
             item = (msgspec.structs.replace(header), parcel.clone())
             if header.dst == self.address:
-                self._time.soon(lambda: self._handler(*item))
+                self._time.call_soon(lambda: self._handler(*item))
                 return
             reason = self._dead.get(header.dst) or self._dead.get(host_of(header.dst))
             if reason is not None:
@@ -162,7 +162,7 @@ class MemoryTransport:
         """Whether the connection to another process could carry a message now."""
         return self._time.network.reachable(self.address, where)
 
-    def unheard(self, address: str) -> bool:
+    def never_replied(self, address: str) -> bool:
         """Whether a process has never said a word."""
         return address not in self._heard
 
@@ -171,8 +171,8 @@ class MemoryTransport:
     def _received(self, src: str, item: _Item) -> None:
         self._heard.add(src)
         if not self._closed:
-            self._time.soon(lambda: self._handler(item[0], item[1]))
+            self._time.call_soon(lambda: self._handler(item[0], item[1]))
 
     def _failed(self, dst: str, reason: str, items: list[_Item]) -> None:
         for header, parcel in items:
-            self._time.soon(lambda header=header, parcel=parcel: self._on_link_failed(header, parcel, reason))  # type: ignore[misc]
+            self._time.call_soon(lambda header=header, parcel=parcel: self._on_link_failed(header, parcel, reason))  # type: ignore[misc]

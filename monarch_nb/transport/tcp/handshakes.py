@@ -29,7 +29,7 @@ class KeyChecker:
         self._socket.bind(_ZAP)
         self._fd = int(self._socket.FD)
         reader.watch(self._fd, self._answer)
-        reader.look_again(self._fd)
+        reader.read_again(self._fd)
 
     def _answer(self) -> bool:
         while True:

@@ -49,7 +49,7 @@ class TcpListener:
         port = int(self.endpoint.rpartition(":")[2])
         self._limiter = HandshakeLimiter(self._router, reader, port, limits)
         reader.watch(int(self._router.FD), self._read)
-        reader.look_again(int(self._router.FD))
+        reader.read_again(int(self._router.FD))
 
     def _read(self) -> bool:
         """Hand on what has come, together what came on one connection."""

@@ -28,7 +28,7 @@ class Monitor:
         self._fd = int(self._pair.FD)
         self._closed = False
         reader.watch(self._fd, self._read)
-        reader.look_again(self._fd)
+        reader.read_again(self._fd)
 
     def _read(self) -> bool:
         while not self._closed:
@@ -45,4 +45,4 @@ class Monitor:
             self._closed = True
             self._reader.unwatch(self._fd)
             self._socket.disable_monitor()
-            self._reader.soon(self._pair.close, 0)
+            self._reader.call_soon(self._pair.close, 0)

@@ -27,7 +27,7 @@ _MODULES = (
 _PLAIN = frozenset((int, float, str, bytes, bool, list, tuple, dict, set, type(None), type))
 
 
-class LetGo:
+class Discarded:
     """Stands in a kept frame for what is not kept."""
 
     def __init__(self, value: Any) -> None:
@@ -46,13 +46,13 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def let_go(error: BaseException, engine: str) -> None:
+def release_frame_locals(error: BaseException, engine: str) -> None:
     """Has the frames of an exception forget what must end: open files, sockets, generators, process groups; tensors
     stay without their graphs. Frames whose file begins with `engine`, which still run, are left alone.
 
     The frames of torch.distributed are emptied: what they hold cannot be told from what only they use.
     """
-    easy: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
+    harmless: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
     for one in chain(error):
         tb = one.__traceback__
         while tb is not None:
@@ -63,16 +63,18 @@ def let_go(error: BaseException, engine: str) -> None:
                 with contextlib.suppress(RuntimeError):  # one that still runs
                     frame.clear()
             else:
-                _ease(frame, easy)
+                _release(frame, harmless)
 
 
-def _ease(frame: types.FrameType, easy: set[type]) -> None:
+def _release(frame: types.FrameType, harmless: set[type]) -> None:
     found = frame.f_locals
-    hard = [name for name, value in found.items() if type(value) not in easy and not _is_easy(type(value), easy)]
+    hard = [
+        name for name, value in found.items() if type(value) not in harmless and not _is_harmless(type(value), harmless)
+    ]
     if not hard or frame.f_code.co_name == "<module>":
         return
     shared = frame.f_code.co_cellvars + frame.f_code.co_freevars  # other functions would see it change
-    changed = {name: _instead(found[name]) for name in hard if name not in shared}
+    changed = {name: _replacement(found[name]) for name in hard if name not in shared}
     if sys.version_info >= (3, 14):  # a frame holds what is overwritten in it until it is cleared
         changed = {**found, **changed}
         with contextlib.suppress(RuntimeError):  # one that still runs
@@ -82,17 +84,17 @@ def _ease(frame: types.FrameType, easy: set[type]) -> None:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
-def _is_easy(kind: type, easy: set[type]) -> bool:
+def _is_harmless(kind: type, harmless: set[type]) -> bool:
     """Whether values of a type can be kept as they are; then it is added to `easy`."""
     if issubclass(kind, _ENDS) or str(kind.__module__).startswith("torch"):
         return False
-    easy.add(kind)
+    harmless.add(kind)
     return True
 
 
-def _instead(value: Any) -> Any:
+def _replacement(value: Any) -> Any:
     if isinstance(value, _ENDS) or type(value).__module__.startswith(_MODULES):
-        return LetGo(value)
+        return Discarded(value)
     with contextlib.suppress(Exception):
         return value if value.grad_fn is None else value.detach()
     return value

@@ -1,4 +1,4 @@
-"""Errors of calls that nobody waited for: their futures were dropped unread."""
+"""Errors of calls that nobody retrieved: their futures were dropped unread, so the errors are reported."""
 
 import logging
 import sys
@@ -13,9 +13,9 @@ from monarch_nb.wire import ActorError, error_line
 
 logger = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.05  # after the first of some: what is forgotten together is told together
+GATHER_SECONDS = 0.05  # after the first error: those that come together are reported together
 CLOSE_SECONDS = 1.0
-_QUIET = (CancelledError, KeyboardInterrupt)  # somebody has wanted that
+_QUIET = (CancelledError, KeyboardInterrupt)  # somebody asked for that
 
 
 def _log(error: BaseException, count: int) -> None:
@@ -23,16 +23,16 @@ def _log(error: BaseException, count: int) -> None:
     logger.error("Nobody waited for this call (`.get()` is missing)%s: %s", more, error_line(error))
 
 
-# Of some that are alike the first, and how many; a notebook has its own.
-tell: Callable[[BaseException, int], None] = _log
-leaving = False  # this process leaves the cluster: what fails from now on fails of that, and is nobody's news
+# Called with the first of equal errors, and how many there are; a notebook has its own.
+report: Callable[[BaseException, int], None] = _log
+leaving = False  # this process leaves the cluster: errors from now on come of that, and are not reported
 _queue: "SimpleQueue[Callable[[], Any] | None]" = SimpleQueue()  # None ends the thread
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 
 
 def ready() -> None:
-    """Called before a future is handed out: what is forgotten may be found where no thread can be started."""
+    """Starts the thread, before a future is handed out: a finalizer that finds an error cannot start one."""
     global _thread
     if _thread is None:
         with _starting:
@@ -42,7 +42,7 @@ def ready() -> None:
 
 
 def close() -> None:
-    """What is forgotten by now is told; blocks for that, briefly. Another `ready` begins anew."""
+    """Reports what was dropped by now; blocks for that, briefly. `ready` starts the thread again."""
     global _thread
     with _starting:
         thread, _thread = _thread, None
@@ -52,8 +52,8 @@ def close() -> None:
             thread.join(CLOSE_SECONDS)
 
 
-class Untold:
-    """An error that nobody has looked at yet: it is told when the only one who holds this goes."""
+class UnretrievedError:
+    """An error that nobody has retrieved yet; it is reported when its future, which alone holds this, is dropped."""
 
     __slots__ = ("outcome",)
 
@@ -67,23 +67,23 @@ class Untold:
 
 
 def forget(outcome: Callable[[], Any]) -> None:
-    """A future that ended with an error is gone, and nobody has looked: `outcome` raises it. From any finalizer."""
+    """Queues the error of a dropped future, which `outcome` raises, to be reported. From any finalizer."""
     if not sys.is_finalizing():
         _queue.put(outcome)
 
 
 def of_interest(error: BaseException | None) -> TypeGuard[BaseException]:
-    """Whether an error is one to be told of: not the end of what was cancelled, nor what is told already."""
+    """Whether an error is to be reported: not the end of what was cancelled, nor what is reported elsewhere."""
     if error is None:
         return False
     inner = error.exception if isinstance(error, ActorError) else error
     name = getattr(inner, "type_name", "")
     wanted = isinstance(inner, _QUIET) or type(inner).__name__ == "CancelledError" or name.endswith("CancelledError")
-    return not wanted and name != "KeyboardInterrupt" and not getattr(error, "told_elsewhere", False)
+    return not wanted and name != "KeyboardInterrupt" and not getattr(error, "reported_elsewhere", False)
 
 
 class _Ending(Protocol):
-    """As much of a future as tells whether somebody has looked at its error."""
+    """The part of a future that says whether somebody has retrieved its error."""
 
     @property
     def _unread(self) -> bool: ...
@@ -94,7 +94,7 @@ class _Ending(Protocol):
 
 
 def watch(future: _Ending, held: Callable[[], bool]) -> None:
-    """A future that is only kept as the output of a cell: if it fails unread, and is not `held` then, it is told."""
+    """Reports the error of a future that only the output of a cell holds, if it fails unread and is not `held` then."""
     ready()
     future._on_done(lambda ended: _queue.put(lambda: ended._outcome() if ended._unread and not held() else None))
 
@@ -107,19 +107,19 @@ def _run() -> None:
         while not _queue.empty():
             found.append(_queue.get())
         over = None in found
-        _tell_each([outcome for outcome in found if outcome is not None])
+        _report_each([outcome for outcome in found if outcome is not None])
         found.clear()
 
 
-def _tell_each(found: list[Callable[[], Any]]) -> None:
+def _report_each(found: list[Callable[[], Any]]) -> None:
     groups: dict[str, list[BaseException]] = {}
     for error in filter(of_interest, map(_error_of, found)):
         groups.setdefault(error_line(error), []).append(error)
     for alike in groups.values():
         try:
-            tell(alike[0], len(alike))
+            report(alike[0], len(alike))
         except Exception:
-            logger.exception("an error that nobody waited for could not be told")
+            logger.exception("an error that nobody waited for could not be reported")
 
 
 def _error_of(outcome: Callable[[], Any]) -> BaseException | None:
