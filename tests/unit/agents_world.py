@@ -128,7 +128,7 @@ class Agent:
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
         self.failed.append((header.method, reason))
 
-    def stranger(self, address: str) -> None:
+    def first_dial(self, address: str) -> None:
         pass
 
     def dropped(self, sender: str, why: object) -> None:
@@ -250,7 +250,7 @@ class World:
             wire = dealer.wire = Wire(dealer, listener)
             listener.wires[dealer.name] = wire
             self.wires.append(wire)
-            dealer.agent.links._told(dealer.peer, monitor.UP)
+            dealer.agent.links._on_monitor_event(dealer.peer, monitor.UP)
 
     def _move(self, wire: Wire) -> None:
         """One message arrives, or, where there is none, the dialler hears that the connection is gone."""
@@ -270,4 +270,4 @@ class World:
             if dealer.wire is wire:
                 dealer.wire = None
                 if dealer.agent.alive and dealer.open:
-                    dealer.agent.links._told(dealer.peer, monitor.DOWN)
+                    dealer.agent.links._on_monitor_event(dealer.peer, monitor.DOWN)
