@@ -107,7 +107,7 @@ class MeshLogs:
         future = self._shown_ends.get(stopped)  # a second stop gives the first one's future
         if future is not None:
             return future
-        whole: Future[None] = pending_future(describe=stopped.story)
+        whole: Future[None] = pending_future(describe=stopped.describe)
         self._shown_ends[stopped] = whole
 
         def show() -> None:
