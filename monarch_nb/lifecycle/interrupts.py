@@ -48,7 +48,7 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     to another where that is so.
     """
     engine = runtime()
-    done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(story=lambda: f"interrupting {state.name}")
+    done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(describe=lambda: f"interrupting {state.name}")
     _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
     found, lost = done.get()
     if any(doing.freed for doing in found.values()):
@@ -71,7 +71,7 @@ def _send(
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, Doing]]:
     """Asks base ranks of a mesh what they do: those that answer within 1 s. Does not block."""
-    answers: Future[dict[int, Doing]] = pending_future(story=lambda: f"asking what {state.name} does")
+    answers: Future[dict[int, Doing]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
         runtime(),
         _procs(state),
