@@ -17,7 +17,7 @@ COLUMNS = {  # what is shown of each story: the fact, and its column
     "evaluation": (("lines", "lines"), ("ready s", "until the first answer, s"), ("seconds", "evaluations, s")),
     "training": (
         ("lines", "lines"),
-        ("told ms", "death told after, ms"),
+        ("told ms", "death reported after, ms"),
         ("goes on ms", "next step done after, ms"),
         ("seconds", "whole training, s"),
     ),

@@ -92,5 +92,5 @@ class Renewed(msgspec.Struct, array_like=True, frozen=True):
 
 WAITS = Verb("collectives.waits", AskWaits, Waits, doc="which process groups a rank waits in, and is a member of")
 END_WAITS = Verb("collectives.end", EndWaits, Done, doc="ends what a rank waits in, in process groups")
-BROKEN = Verb("collectives.broken", AskBroken, Broken, doc="which process groups of a process are of no use any more")
-RENEW = Verb("collectives.renew", Renew, Renewed, doc="gives process groups up, and sets torchrun's environment anew")
+BROKEN = Verb("collectives.broken", AskBroken, Broken, doc="which process groups of a process are broken")
+RENEW = Verb("collectives.renew", Renew, Renewed, doc="destroys process groups, and sets torchrun's environment again")

@@ -8,7 +8,7 @@ from monarch_nb.wire import Done, Verb
 
 # From a rank to the controller.
 STOPPED = Verb("debug.stopped", Stopped, doc="a thread has stopped")
-RESUMED = Verb("debug.resumed", Over, doc="it goes on")
+RESUMED = Verb("debug.resumed", Over, doc="it has continued")
 OVER = Verb("debug.over", Over, doc="no step of it can stop any more")
 
 # To a process, whether or not anything is stopped there.
@@ -25,11 +25,11 @@ STACKS = Verb("debug.stacks", Done, m.Threads, doc="the threads of a process, an
 LEASE = Verb("debug.lease", m.Lease, doc="the controller lives")
 
 # To a thread that is stopped.
-GO = Verb("debug.go", m.Go, m.Answer, doc="goes on, or steps")
+GO = Verb("debug.go", m.Go, m.Answer, doc="continues, or steps")
 JUMP = Verb("debug.jump", m.Jump, m.Answer, doc="runs another line next")
 QUIT = Verb("debug.quit", m.Quit, m.Answer, doc="ends the endpoint")
 RELEASE = Verb("debug.release", m.Release, m.Answer, doc="other controllers may give commands")
-SELECT = Verb("debug.select", m.Select, m.Answer, doc="looks at another frame")
+SELECT = Verb("debug.select", m.Select, m.Answer, doc="selects another frame")
 EVALUATE = Verb("debug.evaluate", m.Evaluate, m.Answer, doc="the value of an expression, or what a statement prints")
 VARIABLES = Verb("debug.variables", m.GetVariables, m.Answer, doc="variables, or a page of what a value holds")
 SCOPES = Verb("debug.scopes", m.GetScopes, m.Scopes, doc="the scopes of a frame")

@@ -6,7 +6,7 @@ from monarch_nb.wire import Done, Verb
 # To an agent.
 SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
 WATCH = Verb(
-    "agent.watch", p.Addresses, Done, doc="tells the sender of the ends of procs, at once of those that are over"
+    "agent.watch", p.Addresses, Done, doc="notifies the sender when procs end, at once for those that have ended"
 )
 STOP = Verb("agent.stop", p.Stop, p.Ended, doc="stops procs; answered when all are gone")
 KILL = Verb("agent.kill", p.Kill, Done, doc="sends a signal to procs")
@@ -21,13 +21,13 @@ INTRODUCE = Verb(
 LEASE = Verb("agent.lease", p.Lease, Done, doc="the owner lives; its procs do for so long")
 BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
-DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which lives on for its lease")
-ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender comes for a mesh that was left, or takes it over")
-DROP = Verb("agent.drop", p.Drop, Done, doc="what the sender gave up of a mesh, as it had lost the host, is stopped")
+DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which keeps running for its lease")
+ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender attaches a mesh that was left, or takes it over")
+DROP = Verb("agent.drop", p.Drop, Done, doc="ranks that the sender gave up when it lost the host are stopped")
 
 # From an agent, to a proc or a controller.
 PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")
-PROC_EXITED = Verb("proc.exited", p.Exited, doc="a process is gone, or never came to be")
+PROC_EXITED = Verb("proc.exited", p.Exited, doc="a process has ended, or was never started")
 PROC_STOP = Verb("proc.stop", p.ProcStop, doc="the proc should end by itself")
 PROC_PING = Verb("proc.ping", Done, Done, doc="does the owner of procs still live?")
 PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Silent, doc="living procs of the receiver do not answer")
@@ -38,4 +38,4 @@ HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran the
 HOST_CUT = Verb("host.cut", p.Lost, doc="a gateway's connection to hosts behind it is gone")
 HOST_NOTICE = Verb("host.notice", p.Notice, doc="the sender's host is about to be taken away, or stays after all")
 WHO = Verb("controller.who", p.HostState, p.Who, doc="may this host join, and which controller is it?")
-HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that has dialled is there")
+HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that dialled has joined")

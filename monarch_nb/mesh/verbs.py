@@ -128,7 +128,7 @@ class ResultBody(msgspec.Struct, frozen=True):
 
 
 SUBSCRIBE = Verb(
-    "mesh.subscribe", Subscribe, doc="the sender holds a reference, and wants to hear of heals and the end"
+    "mesh.subscribe", Subscribe, doc="the sender holds a reference, and subscribes to heals and the end"
 )
 UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed, or it has grown, or shrunk")
 STOPPED = Verb("mesh.stopped", Stopped, doc="a mesh, or ranks of it, stop or have stopped")
@@ -136,7 +136,7 @@ STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receive
 HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receiver owns")
 NEW_CLASS = Verb("mesh.class", NewClass, Done, doc="a mesh has a newer class")
 STOP_ACTOR = Verb("actor.stop", StopActor, ActorGone, doc="ends one rank of an actor mesh")
-ACTOR_FAILED = Verb("actor.failed", ActorEnd, doc="an actor has failed: tells its owner")
-RESULTS = Verb("proc.results", WantedResults, KeptResults, doc="answers that nobody was there to hear")
+ACTOR_FAILED = Verb("actor.failed", ActorEnd, doc="an actor has failed: notifies its owner")
+RESULTS = Verb("proc.results", WantedResults, KeptResults, doc="stored results that no controller has received")
 RESULT = Verb("proc.result", WantedResult, ResultBody, doc="the body of such an answer", lane=Lane.DATA)
 FIND_CONTROLLERS = Verb("controllers.find", Done, Controllers, doc="where the registry of controllers is")

@@ -12,5 +12,5 @@ class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
     points: list[Point]
 
 
-TOLD = Verb("metrics.told", MetricPoints, doc="values that actors told of their work", lane=Lane.DATA)
+TOLD = Verb("metrics.told", MetricPoints, doc="values that actors reported", lane=Lane.DATA)
 TAKE = Verb("metrics.take", Done, MetricPoints, doc="values that wait to be sent are wanted now", lane=Lane.DATA)

@@ -119,8 +119,8 @@ class Values(msgspec.Struct, array_like=True, frozen=True):
 
 FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
 GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
-CUT = Verb("tensor.cut", Cut, doc="the process group is of no use any more: leave its collectives")
+CUT = Verb("tensor.cut", Cut, doc="the process group is broken: leave its collectives")
 INTERRUPTED = Verb("tensor.interrupted", Interrupted, doc="an interrupt has not ended what runs here")
 HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")
 USED = Verb("tensor.used", AskUsed, Used, doc="how much memory and time do the tensors of a stream take here?")
-VALUES = Verb("tensor.values", AskValues, Values, doc="what have you of this tensor?")
+VALUES = Verb("tensor.values", AskValues, Values, doc="which values of this tensor do you have?")

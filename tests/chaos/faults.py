@@ -115,7 +115,7 @@ def _move_controller(team: "Team", _: int, dice: random.Random) -> Undo:
 
 FAULTS = (
     Fault("process killed", "rank", 20, _kill_rank),
-    Fault("process told to end", "rank", 6, _end_rank),
+    Fault("process terminated", "rank", 6, _end_rank),
     Fault("process stopped", "rank", 20, _stop_rank),
     Fault("all processes of a host killed", "host", 5, _kill_host),
     Fault("agent restarted", "host", 8, _restart_agent),
