@@ -127,9 +127,7 @@ class ResultBody(msgspec.Struct, frozen=True):
     frames: tuple[bytes, ...] | None = None
 
 
-SUBSCRIBE = Verb(
-    "mesh.subscribe", Subscribe, doc="the sender holds a reference, and subscribes to heals and the end"
-)
+SUBSCRIBE = Verb("mesh.subscribe", Subscribe, doc="the sender holds a reference, and subscribes to heals and the end")
 UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed, or it has grown, or shrunk")
 STOPPED = Verb("mesh.stopped", Stopped, doc="a mesh, or ranks of it, stop or have stopped")
 STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receiver owns")
