@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -57,13 +58,17 @@ def run(fd: int, cord: int, *, forked: bool) -> int:
         return 1
 
 
-_BEFORE = frozenset(sys.modules)  # of the template, or of the library itself
+_NOT_OWN = frozenset({*sys.stdlib_module_names, "monarch", "monarch_nb", "monarch_kernel"})
 
 
-def _empty_own_modules() -> None:
-    """What a program's own modules hold goes, as at the end of any Python: its `__del__` methods run."""
-    own = [module for name, module in tuple(sys.modules.items()) if name not in _BEFORE and _is_own(name, module)]
-    for module in reversed(own):
+def _empty_own_modules(last: str) -> None:
+    """What a program's own modules hold goes, as at the end of any Python: its `__del__` methods run.
+
+    `last` names the last module of the template: those before it, thousands on pages that all procs share, are not
+    looked at.
+    """
+    imported = tuple(itertools.takewhile(lambda item: item[0] != last, reversed(sys.modules.items())))
+    for module in [module for name, module in imported if _is_own(name, module)]:
         names = vars(module)
         for name in [name for name in names if not name.startswith("__")]:
             try:
@@ -74,12 +79,13 @@ def _empty_own_modules() -> None:
 
 def _is_own(name: str, module: object) -> bool:
     file = getattr(module, "__file__", None)
-    known = name.partition(".")[0] in (*sys.stdlib_module_names, "monarch", "monarch_nb", "monarch_kernel")
-    return not known and isinstance(file, str) and not {"site-packages", "dist-packages"} & set(file.split(os.sep))
+    if name.partition(".")[0] in _NOT_OWN or not isinstance(file, str):
+        return False
+    return not {"site-packages", "dist-packages"} & set(file.split(os.sep))
 
 
-def leave(status: int) -> NoReturn:
-    """End a forked process as an interpreter does, but for taking its modules apart.
+def leave(status: int, last: str) -> NoReturn:
+    """End a forked process as an interpreter does, but for taking the template's modules, up to `last`, apart.
 
     That would write to, and so copy, most of what it shares with the template: half a second for each process.
     """
@@ -88,7 +94,7 @@ def leave(status: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     atexit._run_exitfuncs()
-    _empty_own_modules()
+    _empty_own_modules(last)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,8 +137,7 @@ def _import_and_serve(control: socket.socket, cord: int) -> int:
 
 
 def _serve_all(control: socket.socket, cord: int, imported: list[str], later: list[str]) -> int:
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and thereby copying, shared pages
+    _share()
     hello = {"pid": os.getpid(), "threads": thread_count(), "imported": imported}
     control.sendall(json.dumps(hello).encode() + b"\n")
     channel = _serve(control, cord, later)
@@ -146,7 +146,8 @@ def _serve_all(control: socket.socket, cord: int, imported: list[str], later: li
     control.close()
     from monarch_nb.host.procs.proc_main import leave, run
 
-    return leave(run(channel, cord, forked=True))
+    last = next(reversed(sys.modules))
+    return leave(run(channel, cord, forked=True), last)
 
 
 def worth_importing() -> list[str]:
@@ -167,13 +168,24 @@ def import_all(names: Sequence[str]) -> list[str]:
     return done
 
 
+def _share() -> None:
+    """Keep the garbage collector and the finalizers of imported modules from writing to pages that procs share.
+
+    torch undoes the registration of its operators at the end of an interpreter: 40 ms for each proc, which is about to
+    end anyway. Finalizers that a proc makes itself run as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    for finalizer in tuple(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
 def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
     """Fork for each request. Returns a channel in a child, None in the template once the agent is gone."""
     while True:
         while later and not select.select([control], [], [], QUIET_S)[0]:
             import_all([later.pop(0)])
-            gc.collect()
-            gc.freeze()
+            _share()
         data, fds, _, _ = socket.recv_fds(control, 4, BATCH)
         if not data:
             return None
