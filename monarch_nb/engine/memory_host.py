@@ -176,7 +176,7 @@ class MemoryHost:
             pid = self._pids[address] = next(_pids)
             worker.start()
             started = p.Started(address=address, pid=pid, how="memory")
-            self._sender.tell_all(self._watchers[address], verbs.PROC_STARTED, started)
+            self._sender.tell_all(p.observers(self._watchers[address], spec.owner), verbs.PROC_STARTED, started)
             addresses.append(address)
         return p.Spawning(tuple(addresses))
 

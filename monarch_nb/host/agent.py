@@ -32,7 +32,7 @@ from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_early
-from monarch_nb.host.protocol import Exited, Ready, Started
+from monarch_nb.host.protocol import Exited, Ready, Started, observers
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.service import Service
 from monarch_nb.host.strangers import Strangers
@@ -210,7 +210,7 @@ class Agent:
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._liveness.start()
-        self._sender.tell_all(child.watchers, PROC_STARTED, Started(
+        self._sender.tell_all(observers(child.watchers, child.spec.owner), PROC_STARTED, Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 

@@ -1,7 +1,10 @@
 """Bodies of the CONTROL messages between host agents, procs and controllers: msgspec structs, never pickles."""
 
+from collections.abc import Iterable
+
 import msgspec
 
+from monarch_nb.wire.address import parse_address
 from monarch_nb.wire.texts import Harmless
 
 Environment = dict[str, str | None]  # laid over the agent's own environment; None removes a name
@@ -66,6 +69,12 @@ class Spawning(msgspec.Struct, frozen=True):
     """Reply to agent.spawn: the procs that are being started; proc.started or proc.exited follows for each."""
 
     addresses: tuple[str, ...]
+
+
+def observers(watchers: Iterable[str], owner: str) -> list[str]:
+    """Those of a proc's watchers that show how it is: its owner, and controllers. Ranks learn of its end alone: each
+    rank watches all others of its mesh, so anything more would be as many messages as there are pairs of ranks."""
+    return [watcher for watcher in watchers if watcher == owner or not parse_address(watcher).is_proc]
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

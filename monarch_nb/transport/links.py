@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class Links:
         self._peers: dict[tuple[str, int], Peer] = {}
         self._ways: dict[tuple[str, int], Peer] = {}
         self._by_id: dict[bytes, Peer] = {}
+        self._ids: dict[Peer, bytes] = {}  # the same, from the other end
         self._link_incarnations = LinkIncarnations(new_incarnation())
         self._incarnations = Incarnations()
         self._lock = threading.RLock()
@@ -97,7 +98,7 @@ class Links:
             peers = self._of(agent)
             previous = [peer for peer in peers if 0 < process_incarnation(peer.last_seen) < incarnation]
             stale = [peer for peer in peers if peer in previous or peer.gone is not None or peer.awaits_redial]
-            self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in previous}
+            self._forget_ids(previous)
             if stale:
                 self._routes.detached(agent)
             try:
@@ -233,9 +234,8 @@ class Links:
                 if hop.address != address:
                     hop = Hop("inbound", address)
                 peer = self._peer(hop, key[1])
-            for previous in [known for known, other in self._by_id.items() if other is peer]:
-                del self._by_id[previous]
-            self._by_id[routing_id] = peer
+            self._forget_ids((peer,))
+            self._by_id[routing_id], self._ids[peer] = peer, routing_id
             self._ways.clear()
             since = first_link_incarnation(self._incarnations.since(address))
         if peer.gone is not None:
@@ -294,8 +294,7 @@ class Links:
                 self._trusts.pop(where, None)
                 for peer in ended:
                     del self._peers[peer.address, peer.lane]
-                if dead:
-                    self._by_id = {key: peer for key, peer in self._by_id.items() if peer not in dead}
+                self._forget_ids(dead)
                 self._ways.clear()
         if not over:
             self._renew(agent, incarnation + 1)
@@ -307,6 +306,12 @@ class Links:
                 peer.bury(reason)
         if agent and agent not in self._incarnations.gone:  # it has spoken meanwhile
             self._renew(agent, 0)
+
+    def _forget_ids(self, peers: Iterable[Peer]) -> None:
+        for peer in peers:
+            routing_id = self._ids.pop(peer, b"")
+            if self._by_id.get(routing_id) is peer:
+                del self._by_id[routing_id]
 
     def _last(self, address: str, last_seen: dict[str, int]) -> int:
         """Which incarnation of a process has just ended, as far as can be told here."""
@@ -382,6 +387,7 @@ class Links:
             self._peers.clear()
             self._ways.clear()
             self._by_id.clear()
+            self._ids.clear()
         for peer in peers:
             peer.close("this process closed its connections", linger_ms)
         for stream in list(self._inside):

@@ -61,6 +61,7 @@ class World:
     clock: Clock = field(default_factory=Clock)
     ran: float | None = 1.0
     deaf: bool = False
+    unread: bool = False  # an answer lies in the channel, since the agent was busy
     pings: int = 0
     looks: int = 0
     told: list[str] = field(default_factory=list)
@@ -109,6 +110,10 @@ class Channel:
 
     def ping(self) -> None:
         self.world.pinged(self.child)
+
+    def drain(self) -> None:
+        if self.world.unread:
+            self.world.monitor.pong(self.child)
 
 
 def made(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> World:
@@ -195,6 +200,12 @@ def test_a_machine_that_delays_all_answers_makes_none_unresponsive(monkeypatch: 
     world.deaf = True
     world.clock.run(5)
     assert [name for _, name, _ in world.messages] == ["proc.unresponsive"], "patience is as short as before"
+
+
+def test_an_answer_that_a_busy_agent_has_not_read_yet_counts(world: World) -> None:
+    world.deaf = world.unread = True
+    world.clock.run(60)
+    assert world.told == []
 
 
 def test_procs_that_sleep_are_not_all_asked_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ class Children:
         self._listener = listener
         self._starts: dict[ProcChannel, tuple[Child, Start]] = {}
         self._children: dict[str, Child] = {}
+        self._alive: dict[str, Child] = {}  # of those: many more may have ended
         self._popen: dict[int, subprocess.Popen[bytes]] = {}
         self._oom = exits.OomCounter()
         self.reaper = Reaper(loop, self._drain)
@@ -75,7 +76,7 @@ class Children:
 
     def alive(self) -> list[Child]:
         """Procs that have not ended."""
-        return [child for child in self._children.values() if child.alive]
+        return list(self._alive.values())
 
     def find(self, address: str) -> Child | None:
         """A proc by address, ended ones too for a while."""
@@ -98,7 +99,7 @@ class Children:
         forks = []
         for start in starts:
             child = Child(start.spec, set(watchers))
-            self._children[child.address] = child
+            self._children[child.address] = self._alive[child.address] = child
             child.why = self._why_cold(start)
             try:
                 channel = child.channel = self._channel(child)
@@ -125,12 +126,12 @@ class Children:
         light = self._light.coming or self._light.ready
         if heavy or not light or not self.forker.coming:
             return self.forker
-        there = sum(child.light and child.alive for child in self._children.values())  # who replaces one may be one
+        there = sum(child.light for child in self._alive.values())  # who replaces one may be one
         return self._light if there + count <= settings.host_light_procs else self.forker
 
     def _retire_light(self) -> None:
         """The template is ready: the light one goes, once what it was asked for is under way."""
-        if any(child.state == "starting" for child in self._children.values()):
+        if any(child.state == "starting" for child in self._alive.values()):
             self._loop.call_later(_LOOK_S, self._retire_light)
         else:
             self._light.close()
@@ -254,6 +255,7 @@ class Children:
 
     def _end(self, child: Child, exit: Exited) -> None:
         child.exit, child.state = exit, "exited"
+        del self._alive[child.address]
         if child.channel is not None:
             child.channel.close()
         self._listener.exited(child)

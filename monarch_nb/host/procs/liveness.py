@@ -9,10 +9,10 @@ from monarch_nb.host.linux import processor_time
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
-from monarch_nb.host.protocol import Silent
+from monarch_nb.host.protocol import Silent, observers
 from monarch_nb.host.sender import AgentSender
 from monarch_nb.host.verbs import PROC_RESPONSIVE, PROC_UNRESPONSIVE
-from monarch_nb.wire import Verb, parse_address
+from monarch_nb.wire import Verb
 
 IDLE_S = 0.002  # of processor time: no more than that between two looks is what answering and keeping links takes
 _DELAYS = 4.0  # patience beyond its least, as a multiple of the usual delay of an answer
@@ -97,6 +97,8 @@ class LivenessMonitor:
             elif child.unresponsive_since is None:
                 calm = False
                 if now - child.asked_at > patience_s:
+                    child.channel.drain()  # a loop that was busy for so long may not have read the answer yet
+                if child.asked_at is not None and now - child.asked_at > patience_s:
                     child.unresponsive_since = time.time() - (now - child.asked_at)
                     silent.append((child, child.unresponsive_since))
         self._report(PROC_UNRESPONSIVE, silent)
@@ -111,8 +113,7 @@ class LivenessMonitor:
     def _report(self, verb: Verb[Silent, None], procs: Iterable[tuple[Child, float]]) -> None:
         by_receiver: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for child, since in procs:
-            for watcher in child.watchers:
-                if watcher == child.spec.owner or not parse_address(watcher).is_proc:
-                    by_receiver[watcher][child.address] = since
+            for observer in observers(child.watchers, child.spec.owner):
+                by_receiver[observer][child.address] = since
         for receiver, since_by_address in by_receiver.items():
             self._sender.tell(receiver, verb, Silent(since_by_address))
