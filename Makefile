@@ -83,8 +83,9 @@ bench-tensor: setup ## the same for sharded tensors alone
 bench-debug: setup ## the same for the debugger and for sampling alone
 	$(PY) -m benchmarks --debug --out build/bench-debug.json
 
-bench-scale: setup ## what a controller pays for 10 to 1,000 virtual hosts, as a table and curves; HOSTS='10000' for others
+bench-scale: setup ## what 64 to 512 procs on one machine cost, then 10 to 1,000 virtual hosts; PROCS='256', HOSTS='10000' for others
 	@mkdir -p build
+	$(PY) -m benchmarks.procs --out build/bench-procs.json $(PROCS)
 	$(PY) -m benchmarks.scale --out build/bench-scale.json $(HOSTS)
 	$(PY) -m benchmarks.curves build/bench-scale.json build/curves
 
