@@ -1,15 +1,16 @@
 """What a process tells of itself while somebody watches: what its actors do, and what it uses."""
 
-import contextlib
 import linecache
 import logging
 import os
+import resource
 import sys
 import threading
 import time
 import traceback
 from typing import Any
 
+from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
 from monarch_nb.store.verbs import STACK, TOLD, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
 from monarch_nb.transport import TransportError
@@ -17,6 +18,9 @@ from monarch_nb.wire import Asker
 
 SAMPLE_S = 0.1
 USAGE_S = 2.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_FEW_PAGES = (1 << 20) // _PAGE
+_MEMORY_OLD_S = 60.0
 COUNTS_S = 1.0  # how often counts alone are worth a message
 
 logger = logging.getLogger(__name__)
@@ -77,27 +81,37 @@ class Sample:
 
 
 class Meter:
-    """Measures it: the share of the processor since the last time, memory and that of the GPU in bytes."""
+    """Measures the share of the processor since the last time, memory and that of the GPU in bytes.
+
+    Reading memory takes milliseconds, times hundreds of processes: it is read anew only after pages came or went, and
+    for a thousandth of the processor, or after a minute, since the others that share pages come and go too.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None  # when, and the processor time spent until then
+        self._memory = (0, "")
+        self._memory_due = self._memory_old = 0.0
+        self._pages = (0, 0)  # when it was read: those resident, and faults so far
 
     def read(self) -> Used:
         """What is used now."""
         now, spent = time.monotonic(), time.process_time()
         last, self._last = self._last, (now, spent)
         cpu = (spent - last[1]) / (now - last[0]) if last is not None else 0.0
-        return Used(round(cpu, 2), _resident(), *_gpu())
+        memory, kind = self._memory_used(now)
+        return Used(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind)  # less than a megabyte is of no interest
 
-
-def _resident() -> int:
-    """Bytes of memory in use, in whole megabytes: less is of no interest."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20 << 20
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak << 10
+    def _memory_used(self, now: float) -> tuple[int, str]:
+        if now < self._memory_due:
+            return self._memory
+        pages = memory_resident()[0] // _PAGE, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        same = all(abs(new - old) < _FEW_PAGES for new, old in zip(pages, self._pages, strict=True))
+        if not same or now >= self._memory_old:
+            began = time.thread_time()
+            self._memory, self._pages = memory_used(), pages
+            self._memory_due = now + 1000 * (time.thread_time() - began)
+            self._memory_old = now + _MEMORY_OLD_S
+        return self._memory
 
 
 def _gpu() -> tuple[float, int, int]:

@@ -147,6 +147,8 @@ class Ranks:
         if mesh is None:
             return
         fields: dict[str, Any] = {"cpu": event.cpu, "memory": event.memory}
+        if event.memory_kind != "Pss":
+            fields["memory_kind"] = event.memory_kind
         if event.gpu_total:
             fields.update(gpu=None if event.gpu < 0 else event.gpu)
             fields.update(gpu_memory=event.gpu_memory, gpu_total=event.gpu_total)

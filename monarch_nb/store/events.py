@@ -143,7 +143,10 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a process uses: `cpu` in cores, memory in bytes; `gpu` is the share of one in use, -1 where unknown."""
+    """What a process uses: `cpu` in cores, memory in bytes; `gpu` is the share of one in use, -1 where unknown.
+
+    `memory_kind` says how memory is counted: "Pss", "private" or "peak".
+    """
 
     uid: str
     rank: int
@@ -152,6 +155,7 @@ class Usage(msgspec.Struct, frozen=True):
     gpu: float = -1.0
     gpu_memory: int = 0
     gpu_total: int = 0
+    memory_kind: str = "Pss"
 
 
 class Quiet(msgspec.Struct, frozen=True):

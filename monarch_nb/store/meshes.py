@@ -13,7 +13,7 @@ from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
 from monarch_nb.wire import host_name
 
 _OPERATIONS = "operations on tensors"  # what the library's own actors run, which no user has a name for
-_WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "gpu", "detail")
+_WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "memory_kind", "gpu", "detail")
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ class Used(msgspec.Struct, array_like=True, frozen=True):
     gpu: float
     gpu_memory: int
     gpu_total: int
+    memory_kind: str  # see `host.linux.memory_used`
 
 
 class Activity(msgspec.Struct, array_like=True, frozen=True):

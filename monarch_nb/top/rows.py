@@ -13,7 +13,7 @@ from monarch_nb.wire import counted
 Document = Mapping[str, Any]
 BY_HOST_FROM = 200  # ranks: more are shown by their hosts, until one is opened
 SORTS = ("place", "state", "since", "cpu", "memory", "rate")
-HEADS = ("host", "mesh", "rank", "state", "what", "for", "CPU", "memory", "calls/s")
+HEADS = ("host", "mesh", "rank", "state", "what", "for", "CPU", "memory (Pss)", "calls/s")
 
 
 class Row(NamedTuple):
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     memory: float | None
     rate: float | None
     stands_for: int = 0
+    memory_kind: str = "Pss"
 
 
 class Look(NamedTuple):
@@ -102,7 +103,7 @@ def _ranks(document: Document, uid: str, look: Look) -> Iterator[Row]:
         what = record.get("endpoint") or record.get("detail") or ""
         yield Row(
             (uid, host, index), host, mesh["name"], place or "one", record["state"], str(what), record.get("since"),
-            record.get("cpu"), record.get("memory"), record.get("rate"),
+            record.get("cpu"), record.get("memory"), record.get("rate"), 0, record.get("memory_kind", "Pss"),
         )  # fmt: skip
 
 
@@ -141,6 +142,7 @@ def _together(uid: str, host: str, group: list[Row]) -> Row:
         (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, about,
         min(since) if since else None, _sum([row.cpu for row in group]), _sum([row.memory for row in group]),
         _sum([row.rate for row in group]), len(group),
+        " and ".join(sorted({row.memory_kind for row in group if row.memory is not None})),
     )  # fmt: skip
 
 
@@ -163,9 +165,16 @@ def cells(row: Row, now: float) -> tuple[str, ...]:
     lasts = "" if row.since is None or row.state in ("idle", "stopped") else _duration(now - row.since)
     return (
         row.host, row.mesh, row.place, row.state, _harmless(row.what), lasts,
-        "" if row.cpu is None else f"{100 * row.cpu:.0f} %", "" if row.memory is None else _bytes(row.memory),
+        "" if row.cpu is None else f"{100 * row.cpu:.0f} %", _memory(row),
         "" if row.rate is None else f"{row.rate:,.1f}",
     )  # fmt: skip
+
+
+def _memory(row: Row) -> str:
+    """Said to be anything else than Pss where it is."""
+    if row.memory is None:
+        return ""
+    return _bytes(row.memory) + ("" if row.memory_kind == "Pss" else f" {row.memory_kind}")
 
 
 def _harmless(text: str) -> str:

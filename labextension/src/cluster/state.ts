@@ -50,6 +50,8 @@ export interface Rank {
   errors?: number;
   cpu?: number;
   memory?: number;
+  /** How it is counted, where that is not Pss. */
+  memory_kind?: string;
   gpu?: number;
   gpu_memory?: number;
   gpu_total?: number;

@@ -1,6 +1,6 @@
 // How things are said.
 
-import type { Failure, Mesh, Reported, State } from "../cluster/state";
+import type { Failure, Mesh, Rank, Reported, State } from "../cluster/state";
 
 export const SIGNS: Readonly<Partial<Record<State, string>>> = { failed: "✕", healing: "↻", paused: "❚❚", unresponsive: "…", starting: "◦", stopped: "–" };
 
@@ -28,6 +28,11 @@ export function overText(mesh: Pick<Mesh, "stopped" | "ended"> | undefined, now:
 export function bytes(size: number): string {
   if (size >= 1 << 30) return `${(size / (1 << 30)).toFixed(1)} GB`;
   return `${Math.round(size / (1 << 20))} MB`;
+}
+
+/** What a process costs, and how that is counted: with Pss, pages that n processes share count as a part of n. */
+export function memoryOf({ memory, memory_kind }: Pick<Rank, "memory" | "memory_kind">): string {
+  return `${bytes(memory ?? 0)} ${memory_kind ?? "Pss"}`;
 }
 
 /** Bytes in three digits. */

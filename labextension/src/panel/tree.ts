@@ -3,7 +3,7 @@
 import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Mesh, Rank, State } from "../cluster/state";
-import { SIGNS, bytes, duration, overText, placeOf, shapeOf } from "../page/words";
+import { SIGNS, bytes, duration, memoryOf, overText, placeOf, shapeOf } from "../page/words";
 
 export type Kind = "mesh" | "actors" | "host" | "proc" | "actor";
 
@@ -166,7 +166,7 @@ export function noteOf(rank: Rank, now: number): string {
     case "unresponsive":
       return `no answer${lasts}`;
     case "idle":
-      return rank.memory !== undefined ? bytes(rank.memory) : "";
+      return rank.memory !== undefined ? memoryOf(rank) : "";
     default:
       return rank.detail ?? rank.state;
   }
@@ -219,7 +219,7 @@ function usage(rank: Rank | undefined): string {
   if (!rank) return "";
   const parts = [];
   if (rank.cpu !== undefined) parts.push(`${Math.round(rank.cpu * 100)} % cpu`);
-  if (rank.memory !== undefined) parts.push(bytes(rank.memory));
+  if (rank.memory !== undefined) parts.push(memoryOf(rank));
   if (rank.gpu_memory !== undefined) parts.push(`gpu ${bytes(rank.gpu_memory)}${rank.gpu !== undefined ? ` ${Math.round(rank.gpu * 100)} %` : ""}`);
   return parts.join(" · ");
 }

@@ -5,7 +5,7 @@ import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, pointOf, present, proc
 import type { Mesh, Rank } from "../cluster/state";
 import { type Tell, askButton, copyButton, messageLine } from "../page/buttons";
 import { h, sayFacts } from "../page/dom";
-import { bytes, duration, placeOf, plural } from "../page/words";
+import { bytes, duration, memoryOf, placeOf, plural } from "../page/words";
 
 const LINES = 200; // that are kept
 const STACKS = 16; // ranks of which stacks are asked for at once
@@ -26,7 +26,7 @@ export function usage(rank: Partial<Rank>): string {
   const parts: string[] = [];
   if (rank.pid) parts.push(`pid ${rank.pid}`);
   if (rank.cpu !== undefined) parts.push(`CPU ${Math.round(rank.cpu * 100)} %`);
-  if (rank.memory) parts.push(bytes(rank.memory));
+  if (rank.memory) parts.push(memoryOf(rank));
   if (rank.gpu_memory) parts.push(`GPU ${bytes(rank.gpu_memory)} of ${bytes(rank.gpu_total ?? 0)}`);
   if (rank.queue) parts.push(`${rank.queue} waiting`);
   if (rank.rate) parts.push(`${rank.rate} calls/s`);

@@ -186,6 +186,7 @@ class Children:
                 self._starts.pop(channel, None)
                 if not child.pid:
                     child.pid, child.how = int(number), "fork"
+                    (self._light if child.light else self.forker).forked()
                     self.reaper.watch(child.pid, lambda status: self._died(child, status))
                 child.state, child.started_at = "running", time.time()
                 if child.stop_wanted:

@@ -191,6 +191,11 @@ class Forker:
             self._unanswered += 1
             self._be_patient(_ANSWER_TIMEOUT_S)
 
+    def forked(self) -> None:
+        """A process that was asked for exists: on a machine that is short of processors the others may take long."""
+        if self._ready and self._unanswered:
+            self._be_patient(_ANSWER_TIMEOUT_S)
+
     def _be_patient(self, seconds: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()

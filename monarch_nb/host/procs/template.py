@@ -40,7 +40,7 @@ WORTH_IMPORTING_LATER = (
     "torch._dynamo",
 )
 QUIET_S = 0.5  # that long without a request before the next piece
-BATCH = 64  # descriptors in one request; the kernel allows 253
+BATCH = 16  # descriptors in one request; the kernel allows 253
 
 
 class EarlyTemplates(Struct, frozen=True):

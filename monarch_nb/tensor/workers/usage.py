@@ -1,7 +1,5 @@
 """What a rank uses for the tensors of one stream: memory, and time in which it moves shards between ranks."""
 
-import resource
-import sys
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
@@ -11,10 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.tensor.propagation import Meta, placed
 from monarch_nb.tensor.verbs import Spent, Used
-
-_STATUS = "/proc/self/status"
 
 
 class Stopwatch:
@@ -88,21 +85,11 @@ def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> Used:
 
 
 def _of_process() -> tuple[int, int]:
-    """Bytes of memory that this process has, and has had at most."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    try:
-        with open(_STATUS) as status:
-            found = dict(line.split(":", 1) for line in status if line.startswith("Vm"))
-        return _bytes(found["VmRSS"]), _bytes(found["VmHWM"])
-    except (OSError, KeyError, ValueError):  # other systems tell the most only
-        return peak, peak
-
-
-def _bytes(text: str) -> int:
-    number, unit = text.split()
-    if unit != "kB":
-        raise ValueError(unit)
-    return int(number) * 1024
+    """Bytes of memory that this process costs, and has cost at most: what others pay for now, they are taken to have
+    paid for then."""
+    used, _ = memory_used()
+    resident, peak = memory_resident()
+    return used, used + max(0, peak - resident)
 
 
 def _moving(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[int, ...]:
