@@ -51,7 +51,7 @@ def test_procs_at_rest_send_nothing(simulated: Cluster, sent: METHODS) -> None:
     simulated.result(procs.stop())
 
 
-def test_the_start_of_a_proc_is_reported_to_its_owner_alone(simulated: Cluster, sent: METHODS) -> None:
+def test_a_start_is_reported_to_the_owner_alone(simulated: Cluster, sent: METHODS) -> None:
     procs, _ = spawn(simulated)
     started = {to: count for (method, to), count in sent.items() if method == verbs.PROC_STARTED.name}
     assert list(started.values()) == [HOSTS * PROCS]
