@@ -116,7 +116,10 @@ class ProcessWatcher:
             return loss
         there = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
         owned = self._engine.address  # of those that this process has spawned, some may not have started
-        gone = {agent_of(host), *(address for state, address in there if state.home != owned or address in self.pids)}
+        gone = {
+            agent_of(host),
+            *(address for state, address in there if state.owner_process != owned or address in self.pids),
+        }
         self._engine.host_lost(host, reason)
         homes = {state.owner_process for state in tuple(self._engine.meshes.values())}
         for process in [home for home in homes | self._owners if home and host_of(home) == host]:
