@@ -1,4 +1,4 @@
-"""What comes to a process: each message goes to the actor, port or engine verb that it is for."""
+"""Messages that come to a process: each goes to the actor, port or engine verb that it is for."""
 
 from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features

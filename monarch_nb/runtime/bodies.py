@@ -24,7 +24,7 @@ class WouldBlockRuntime(RuntimeError):
 
 
 class _Here(threading.local):
-    """What this thread is about."""
+    """The state of the calling thread."""
 
     driving = False  # a body, on a loop of its own
     runner: "_Runner | None" = None

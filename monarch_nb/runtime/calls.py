@@ -78,7 +78,7 @@ class PendingCall:
 
     @property
     def future(self) -> Future[Any]:
-        """What its answers resolve; another one takes its place where nobody has kept the one that was handed out."""
+        """The future that its answers resolve; a new one where nobody has kept the one that was handed out."""
         future = self._future or self._handed()
         if future is None:
             future = self._future = self._new_future()
@@ -203,7 +203,7 @@ class PendingCall:
         return [ranks[place] for place, one in tuple(self._raised.items()) if one.follows]
 
     def base_ranks(self) -> Sequence[int]:
-        """Those that it was sent to."""
+        """The base ranks that it was sent to."""
         return self._ranks()
 
     def _end(self) -> bool:
@@ -245,7 +245,7 @@ class PendingCall:
         return bool(self.future.watched)
 
     def waits_for(self, ranks: set[int]) -> list[int]:
-        """Those of `ranks` whose answer has not come."""
+        """The members of `ranks` whose answer has not come."""
         return [r for r, reply in zip(self._ranks(), self._replies, strict=True) if reply is None and r in ranks]
 
     def missing_ranks(self) -> list[int]:
@@ -265,7 +265,7 @@ class PendingCall:
         return self.future._fail(error)
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
-        """Those at `places` will not answer: that ends the call."""
+        """Ends the call, as the ranks at `places` will not answer."""
         if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = in_order(self._raised.copy())
             where = Ranks(self._process.meshes.get(self.mesh), self._ranks())
@@ -326,7 +326,7 @@ class PendingCall:
         self._process.ports.close(self.number)
 
     def describe(self) -> str:
-        """What is being waited for, in a few words."""
+        """The progress of the call, in a few words."""
         if self.size == 1:
             return f"{self.title}() has not answered yet"
         failed = f", {len(self._raised)} of them with an error" if self._raised else ""

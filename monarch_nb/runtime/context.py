@@ -1,4 +1,4 @@
-"""Who is running: the current actor instance and the message it handles."""
+"""The context of running code: the current actor instance and the message it handles."""
 
 import hashlib
 import threading
@@ -78,7 +78,7 @@ ROOT = Ancestor("<root>", "root", None)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreatorInstance:
-    """Who spawned an actor, by name and place; it may be gone."""
+    """The actor that spawned another one, by name and point; it may be gone."""
 
     name: str
     class_name: str | None
@@ -129,7 +129,7 @@ class Instance:
 
     @property
     def creator(self) -> CreatorInstance | None:
-        """Who spawned it; None for the root."""
+        """The actor that spawned it; None for the root."""
         return _creator(self.lineage[:-1])
 
     @property
@@ -176,7 +176,7 @@ class Instance:
 
 @dataclass(slots=True)
 class Context:
-    """What is running now: an actor instance, and the place of this message in the slice it was sent to."""
+    """The running actor instance, and the point of this message in the slice it was sent to."""
 
     actor_instance: Instance
     message_rank: Point = _NOWHERE

@@ -41,7 +41,7 @@ class Debugger(Protocol):
         """Where an actor is stopped that takes no messages for that; "" where it is not."""
 
     def wanted(self) -> bytes:
-        """What an actor that is spawned from this process has to know of breakpoints."""
+        """Breakpoints that an actor spawned from this process is to know."""
 
     def arm(self, cell: "ActorCell", cls: type) -> None:
         """An actor is about to be constructed, on its thread."""
@@ -73,7 +73,7 @@ COLLECTIVES: Feature[Collectives] = Feature("collectives")
 
 
 class Features:
-    """Those of one process, by name, which is the first word of their engine verbs."""
+    """The features of one process by name, which is the first word of their engine verbs."""
 
     def __init__(self, loaders: Mapping[str, Callable[[], object]]) -> None:
         """A loader gives what the feature is in this process, which takes its verbs from then on."""

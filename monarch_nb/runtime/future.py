@@ -154,7 +154,7 @@ class Future(Generic[R]):
                 self._unretrieved = unretrieved.UnretrievedError(self._resolve or (lambda: _raise(error)))
 
     def _noticed(self) -> None:
-        """Somebody has looked at the error."""
+        """Notes that somebody has retrieved the error."""
         with _transitions:
             self._unread = False
             error, self._unretrieved = self._unretrieved, None

@@ -134,12 +134,12 @@ class ProcId:
 
     @property
     def uid(self) -> Uid:
-        """What makes it unique."""
+        """The part that makes it unique."""
         return self._uid
 
     @property
     def label(self) -> str | None:
-        """What it is called."""
+        """The name."""
         return self._uid.label
 
     def __eq__(self, other: object) -> bool:

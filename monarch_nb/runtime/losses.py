@@ -32,7 +32,7 @@ class Request(PortHandler, Protocol):
     """Waits for the answer to an engine message."""
 
     def lost(self, header: Header, reason: str) -> None:
-        """It will not be answered."""
+        """Ends the request, which will not be answered."""
 
 
 class Losses:
@@ -90,7 +90,7 @@ class Losses:
                 call.lose(places, self._supervisor.lost(sent, why, call))
 
     def _fill_gap(self, header: Header) -> None:
-        """What comes after a lost message must not wait for it."""
+        """Fills the gap of a lost message, so that later ones do not wait for it."""
         dst = header.src if header.kind == Kind.RETURNED else header.dst
         skip = Header(
             Kind.CALL,

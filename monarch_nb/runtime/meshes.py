@@ -1,4 +1,4 @@
-"""What a process knows of a mesh: one shared record per mesh, behind all its slices and references."""
+"""Records of meshes in a process: one per mesh, shared by all its slices and references."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class ProcsSpawnSpec(SpawnSpec, Protocol):
 
     @property
     def env(self) -> Sequence[Mapping[str, str | None]]:
-        """What was set in the environment of each process of a host."""
+        """The variables that were set for each process of a host."""
 
 
 class ActorsSpawnSpec(SpawnSpec, Protocol):

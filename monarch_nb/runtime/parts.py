@@ -1,4 +1,4 @@
-"""What the rows above keep in a process: one object of each kind, found by its type."""
+"""Parts of the rows above that a process keeps: one object of each kind, found by its type."""
 
 from typing import TypeVar, cast
 

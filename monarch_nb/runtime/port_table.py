@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PortHandler(Protocol):
-    """What stands behind a port number in its process."""
+    """The receiver behind a port number."""
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """A reply or a value, on the reading thread."""

@@ -118,7 +118,7 @@ def _reply_from(address: str, number: int, rank: int, call: str) -> "ReplyPort[A
 
 
 class _Queue:
-    """What has come for one port, and who waits for it. The port is open for as long as a receiver holds this."""
+    """The values that have come for one port, and who waits for them. The port is open while a receiver holds this."""
 
     def __init__(self, once: bool) -> None:
         receiver = self._process = process()
@@ -217,7 +217,7 @@ class _OpenPort:
 
 
 def _open(header: Header, frames: Sequence[Any], receiver: "Runtime") -> Any:
-    """What came for a port: a value, or an exception to raise."""
+    """Decodes what came for a port: a value, or an exception to raise."""
     if header.status == Status.VALUE:
         return decode(frames, receiver)
     if header.status == Status.FAILURE:

@@ -159,7 +159,7 @@ class Runtime:
         self.feature(COLLECTIVES).release(call, then)
 
     def wanted_breakpoints(self) -> bytes:
-        """What an actor that is spawned from this process has to know of the debugger's; mostly nothing."""
+        """Breakpoints that an actor spawned from this process is to know; mostly none."""
         debugger = self.features.loaded(DEBUG)
         return debugger.wanted() if debugger is not None else b""
 

@@ -73,7 +73,7 @@ class Sender:
         return self._inner
 
     def attach_inner_host(self, inner: InnerHost) -> None:
-        """From now on messages for that host stay in this process."""
+        """Has messages for that host stay in this process."""
         self._inner = inner
 
     def send(self, header: Header, parcel: Parcel, lane: Lane = Lane.DATA) -> None:

@@ -42,12 +42,12 @@ def error_of(future: Future[Any]) -> BaseException | None:
 
 
 def cancel_with(future: Future[Any], cancel: Callable[[Future[Any]], bool]) -> None:
-    """What `future.cancel()` does from now on."""
+    """Sets what `future.cancel()` does."""
     future._cancel = cancel
 
 
 def hand_out(future: Future[Any]) -> None:
-    """It goes to somebody who may forget it: an error that nobody looks at is told."""
+    """Has an error of the future reported that its holder never retrieves."""
     future._hand_out()
 
 

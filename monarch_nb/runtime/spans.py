@@ -102,7 +102,7 @@ def traceparent() -> str:
 
 
 def continued(text: str) -> Callable[[], None]:
-    """From now on spans of this thread or task are children of the one a message was sent in. Gives what ends that."""
+    """Makes spans of this thread or task children of the one a message was sent in, until what it returns is called."""
     trace = sys.modules.get(_TRACE)
     parts = text.split("-")
     if trace is None or len(parts) != 4:

@@ -61,7 +61,7 @@ class StreamCall(PendingCall):
         return _Unclaimed(index)
 
     def _look(self, index: int) -> Any:
-        """Somebody looks at what one has raised, and need not be told of it, nor of others that are left."""
+        """Raises the error of one rank; others that are left are not reported any more."""
         self._looked = True
         raise self._actor_error({index: self._raised[index]}, 1)
 
@@ -70,7 +70,7 @@ class StreamCall(PendingCall):
             unretrieved.forget(functools.partial(self._look, min(self._raised)))
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
-        """One future each gets the error; the others' answers are still awaited."""
+        """Fails one future for each of `places`; the others' answers are still awaited."""
 
         def lost() -> Any:
             raise error

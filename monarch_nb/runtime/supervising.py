@@ -1,4 +1,4 @@
-"""What the runtime asks of supervision, the row above it."""
+"""The interface of supervision, the row above, to the runtime."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Supervising(Protocol):
-    """What the runtime asks of the row above: causes of failures, and telling owners."""
+    """Knows causes of failures, and notifies owners."""
 
     def cause_of(self, kind: str, error: BaseException, text: str, actor: "ActorCell", method: str) -> Any:
         """The cause of an actor's failure."""
 
     def stopped_cause(self, actor: "ActorCell", reason: str) -> Any:
-        """What callers of a stopped actor are told."""
+        """The cause that callers of a stopped actor get."""
 
     def lost_cause(self, header: Header, reason: str) -> Any:
-        """What the caller is told of a message that could not be delivered."""
+        """The cause that the caller of a message gets that could not be delivered."""
 
     def lost(self, header: Header, reason: str, call: "PendingCall") -> BaseException:
         """The error of a call whose message could not be delivered."""
@@ -34,7 +34,7 @@ class Supervising(Protocol):
         """A cause in a few words."""
 
     def check(self, state: "MeshState", region: "Region", call: "PendingCall | None") -> BaseException | None:
-        """What a call on a slice must raise at once."""
+        """The error that a call on a slice raises at once, if any."""
 
     def error(self, data: Any, call: "PendingCall | None") -> BaseException:
         """The error a call raises for an encoded cause."""

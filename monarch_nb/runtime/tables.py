@@ -1,4 +1,4 @@
-"""What there is in one process: its actors, its calls that wait, and the meshes that it knows."""
+"""Tables of one process: its actors, its calls that wait, and the meshes that it knows."""
 
 import threading
 from typing import TYPE_CHECKING

@@ -15,5 +15,5 @@ def set_hook_lookup(lookup: Callable[[], Callable[[Any], None] | None]) -> None:
 
 
 def fault_hook(default: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What is called with a failure that nobody handles."""
+    """The function to call with a failure that nobody handles."""
     return _lookup() or default

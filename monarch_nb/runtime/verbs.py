@@ -83,7 +83,7 @@ class WhatRuns(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Doing(msgspec.Struct, array_like=True, frozen=True):
-    """What one rank does: the endpoint it runs, "" for none, and the innermost line of the user's that it is in."""
+    """The endpoint that one rank runs, "" for none, and the innermost line of the user's that it is in."""
 
     call: str = ""
     endpoint: str = ""

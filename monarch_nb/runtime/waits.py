@@ -1,4 +1,4 @@
-"""Who waits for whom: a circle of actors that wait for each other is told, and ended, instead of hanging."""
+"""Deadlocks: a circle of actors that wait for each other is reported and ended instead of hanging."""
 
 import asyncio
 import threading
@@ -122,7 +122,7 @@ class Waits:
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def arrive(self, probe: Probe, asker: Asker[None]) -> None:
-        """Somebody who waits for an actor here asks whether that one waits, too."""
+        """Follows a wait of another process for an actor here, if that actor waits, too."""
         cell = self._runtime.cells.get((probe.mesh, probe.rank))
         if cell is None or cell.incarnation != probe.incarnation:
             return

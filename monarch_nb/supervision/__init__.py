@@ -1,4 +1,4 @@
-"""Who owns what, who is told of a failure, and how a mesh is healed: a pure state machine."""
+"""Ownership, failures and heals of meshes: a pure state machine and its driver."""
 
 from .actions import (
     Action,

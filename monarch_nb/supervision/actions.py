@@ -1,4 +1,4 @@
-"""What the machine asks of its driver. Actions are to be carried out in the order they come."""
+"""Actions of the machine, which its driver carries out in the order they come."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What made something fail: plain data that travels between processes and chains upwards through owners."""
+"""Causes of failures: plain data that travels between processes and chains upwards through owners."""
 
 import re
 from typing import Literal
@@ -63,7 +63,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def origin(self) -> "Cause":
-        """What happened first."""
+        """The first cause of the chain."""
         return self.links[-1]
 
 

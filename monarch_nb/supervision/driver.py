@@ -60,7 +60,7 @@ FAILED = frozenset({"exception", "init", "aborted", "unhandled", "raised"})
 
 
 class Driver:
-    """One per process. Events may come from any thread; user code runs on its actor's own thread only."""
+    """The supervisor of one process. Events may come from any thread; user code runs on its actor's own thread only."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Driver:
         self._heal_requests = HealRequests(effects, self.feed)
 
     def in_notebook(self, show: Callable[[MeshFailure], None]) -> None:
-        """From now on a failure that nobody handles ends nothing: a call that waits for it raises it, else `show`."""
+        """Has a failure that nobody handles end nothing: a call that waits for it raises it, else `show` gets it."""
         self.machine.root_policy = "notebook"
         self._show = show
 
@@ -161,7 +161,7 @@ class Driver:
             return self.machine.ranks_not_alive(uid)
 
     def owner_name(self, actor: str) -> str:
-        """What people call an owner."""
+        """The name of an owner."""
         with self._lock:
             return self.machine.owner_name(actor)
 
@@ -248,11 +248,11 @@ class Driver:
         )
 
     def stopped_cause(self, actor: ActorCell, reason: str) -> Cause:
-        """What callers of a stopped actor are told."""
+        """The cause that callers of a stopped actor get."""
         return msgspec.structs.replace(stop_cause(reason), actor=str(actor.instance), host=self.local.host)
 
     def lost_cause(self, header: Header, reason: str) -> Cause:
-        """What a caller is told of a message that could not be delivered."""
+        """The cause that the caller of a message gets that could not be delivered."""
         state = self.local.meshes.get(header.mesh)
         # One that came back is addressed to us by now: where it was meant for is known by its mesh and rank.
         host = state.procs.layout.host_of(header.rank) if isinstance(state, ActorState) else host_of(header.dst)
@@ -324,7 +324,7 @@ class Driver:
         )
 
     def check(self, state: MeshState, region: Region, call: PendingCall | None) -> SupervisionError | None:
-        """What a call on a slice must raise at once."""
+        """The error that a call on a slice raises at once, if any."""
         failure = None
         if not self.machine.sound(state.uid):
             with self._lock:

@@ -1,4 +1,4 @@
-"""What supervision has done for it by the rows above."""
+"""Effects of supervision, which the rows above carry out."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a call on a broken mesh raises."""
+"""Errors that calls on a broken mesh raise."""
 
 from typing import Any
 

@@ -126,7 +126,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def next_step(self) -> str:
-        """What can be done about it."""
+        """Advice on what to do next."""
         name, kind = self.mesh_name, self.cause.kind
         if kind in ("left", "taken"):
             return f"monarch.attach({name!r}{', steal=True' * (kind == 'taken')}) comes back to it"
@@ -214,7 +214,7 @@ def decode_failure(data: bytes | memoryview) -> MeshFailure:
 
 
 def gathered(failures: Iterable[MeshFailure]) -> list[MeshFailure]:
-    """One failure for all ranks of a mesh that have failed of the same, in the order of the first of each."""
+    """Merges failures of a mesh with the same cause, in the order of the first of each."""
     groups: dict[tuple[str, str], list[MeshFailure]] = {}
     for failure in failures:
         groups.setdefault((failure.mesh_uid or failure.mesh_name, failure.cause.likeness), []).append(failure)

@@ -46,7 +46,7 @@ class Intensity:
 
 
 class Request(Struct, frozen=True):
-    """Somebody wants a mesh healed."""
+    """A request to heal a mesh."""
 
     number: int
     mesh_uid: str
@@ -214,7 +214,7 @@ class Healing:
         return self.settle(root)
 
     def _needed(self, mesh: Mesh, selection: Selection) -> dict[str, list[int]]:
-        """What has to come back for these ranks to work: the procs, then the actors on them."""
+        """The ranks that have to come back for these to work: the procs, then the actors on them."""
         procs, *actors = self._records.family(mesh)
         dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
         needed = {procs.uid: dead}

@@ -23,11 +23,11 @@ class UndeliverableMessage(msgspec.Struct, frozen=True):
     reason: str
 
     def sender(self) -> str:
-        """Who sent it."""
+        """The sender."""
         return self.source
 
     def dest(self) -> str:
-        """What it was for: a process, and the endpoint there if it was for one."""
+        """The destination: a process, and the endpoint there if it was for one."""
         return f"{self.destination}.{self.method}" if self.method else self.destination
 
     def error_msg(self) -> str:
@@ -79,5 +79,5 @@ def run_hook(
 
 
 def log_failure(failure: MeshFailure) -> None:
-    """What becomes of a failure that nobody handles where nobody has said anything else."""
+    """Logs a failure that nobody handles: the default."""
     logger.error("%s", failure.report())

@@ -62,7 +62,7 @@ class Machine:
         return [(uid, meshes[uid].ended, dict(meshes[uid].odd)) for uid in chosen]
 
     def owner_name(self, actor: str) -> str:
-        """What people call an owner."""
+        """The name of an owner."""
         record = self._tree.get(actor)
         return record.name if record is not None else actor
 
@@ -83,7 +83,7 @@ class Machine:
         return mesh is None or (mesh.ended is None and not mesh.odd)
 
     def check(self, mesh_uid: str, selection: Selection = None) -> MeshFailure | None:
-        """What a call on these ranks must raise at once; None if all of them work, or the mesh is not known here."""
+        """The failure that a call on these ranks raises; None if all of them work, or the mesh is not known here."""
         mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else self._records.broken(mesh, selection)
 

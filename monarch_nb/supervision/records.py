@@ -140,11 +140,11 @@ class Mesh(Struct, eq=False):
         return iter(()) if layout is None else (rank for rank in layout.ranks_on(host) if rank in self)
 
     def label(self, rank: int) -> str:
-        """What a rank is called."""
+        """The label of a rank."""
         return self.former.get(rank) or self.name + label(self.spec.extent, self.place(rank))
 
     def reshape(self, spec: MeshSpec) -> list[int]:
-        """It has other ranks, or other hosts, from now on. Those that are no part of it any more."""
+        """Replaces its ranks, or hosts; returns the ranks that are no part of it any more."""
         before, self._places = {rank: self.label(rank) for rank in self.ranks}, {}
         self.spec = spec
         self.former = {rank: name for rank, name in {**self.former, **before}.items() if not self._has(rank)}
@@ -233,7 +233,7 @@ class MeshRecords:
                 del self.meshes[mesh.on]
 
     def lost_with(self, procs: Mesh, host: str, loss: int) -> list[tuple[Mesh, int]]:
-        """What is lost with a host: not what came after that loss, however late the word of it is."""
+        """The ranks lost with a host, without those that came after that loss, however late its report is."""
         lost = self.hit_with(procs, procs.ranks_on(host))
         return [(mesh, rank) for mesh, rank in lost if not 0 < loss <= self.since(mesh, rank)]
 
@@ -267,7 +267,7 @@ class MeshRecords:
         return [root, *self.on(root.uid)]
 
     def hit_with(self, mesh: Mesh, ranks: Iterable[int]) -> list[tuple[Mesh, int]]:
-        """What is lost with some ranks of a mesh: those that still lived, and if they are procs, the actors on them."""
+        """The ranks that are lost with some of a mesh: those that still lived, and for procs the actors on them."""
         found: list[tuple[Mesh, int]] = []
         for rank in ranks:
             for each in (mesh, *self.on(mesh.uid)):
@@ -276,7 +276,7 @@ class MeshRecords:
         return found
 
     def broken(self, mesh: Mesh, selection: Selection) -> MeshFailure | None:
-        """What calls on these ranks of a mesh are answered with, if any of them cannot take any."""
+        """The failure with which calls on these ranks are answered; None if all of them take calls."""
         if mesh.ended is not None:
             return mesh.failure((), mesh.ended)
         bad = [rank for rank, status in mesh.odd.items() if status.state != "alive" and selects(selection, rank)]

@@ -42,7 +42,7 @@ def hosts_text(hosts: Sequence[str]) -> str:
 
 
 def error_text(cause: Cause) -> str:
-    """What went wrong, without saying to whom; what it came from follows, indented."""
+    """Text of a cause without the name of the actor; the cause behind it follows, indented."""
     text = cause.traceback.rstrip() or cause.text or NO_REASON
     match cause.kind:
         case "exit" | "signal":
@@ -76,7 +76,7 @@ def event_text(cause: Cause) -> str:
 
 
 def unhandled(cause: Cause) -> tuple[Cause, list[str]]:
-    """What happened, and a line for each owner that has failed since it did not handle that, the nearest first."""
+    """The first cause, and a line for each owner that has failed since it did not handle it, the nearest first."""
     lines: list[str] = []
     while cause.kind == "unhandled" and cause.chain is not None:
         lines.insert(0, f"actor {cause.actor} {UNHANDLED}.")

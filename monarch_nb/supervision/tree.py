@@ -1,4 +1,4 @@
-"""Who owns what, and the failures each owner has yet to be handed: one at a time."""
+"""Owners, their meshes, and the failures that each is handed one at a time."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ class Burst:
         self.written()
 
     def written(self) -> None:
-        """What was held back has been written."""
+        """Notes that all messages that were held back have been written."""
         self.count = self.size = 0
         self.since = 0.0
 

@@ -116,7 +116,7 @@ class Connection:
         return reason
 
     def dial_at(self, endpoint: str) -> None:
-        """From now on the peer is dialled by us, at `endpoint`."""
+        """Has the peer dialled by us, at `endpoint`."""
         channel, self.channel = self.channel, None
         if isinstance(channel, Dialled):
             channel.close(0)
@@ -181,7 +181,7 @@ class Connection:
             self.lost(channel)
 
     def lost(self, channel: Channel) -> None:
-        """It could not be written to; whoever watches it will say so too."""
+        """Notes that a channel could not be written to; whoever watches it will report that too."""
         self._link.disconnected(self._clock())
         if type(channel) is Stream and self.channel is channel:
             self.channel = None

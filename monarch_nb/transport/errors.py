@@ -1,4 +1,4 @@
-"""What can go wrong between processes, said so that the reader knows what to do next."""
+"""Errors between processes; their texts say what to do next."""
 
 import contextlib
 import errno

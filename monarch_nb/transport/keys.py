@@ -1,4 +1,4 @@
-"""Who may take part: one CurveZMQ key pair per job, in a file that only its user can read.
+"""Keys: one CurveZMQ key pair per job, in a file that only its user can read.
 
 Both ends of a connection use the same pair, and a listener accepts no other. Inside a host the run folder's permissions
 do the same.
@@ -67,7 +67,7 @@ class Keys:
         return cls(public, secret)
 
     def to_text(self) -> bytes:
-        """What a key file contains, for handing over by a launcher's own secret channel."""
+        """The content of a key file, for a launcher's own secret channel."""
         return b"\n".join([_TITLE.encode(), self.public, self.secret, b""])
 
     @classmethod

@@ -264,7 +264,7 @@ class Links:
         return peer is not None and peer.up
 
     def never_replied(self, address: str) -> bool:
-        """Whether something was written to a process that has never said a word."""
+        """Whether something was written to a process that has never replied."""
         with self._lock:
             peers = self._of(address)
         return not any(peer.last_seen for peer in peers) and not all(peer.settled for peer in peers)

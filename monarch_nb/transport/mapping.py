@@ -13,7 +13,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping(mmap.mmap):
-    """What it shows may be on loan: it holds the loan for as long as anybody holds a part of it."""
+    """A mapping that may be on loan: it holds the loan for as long as anybody holds a part of it."""
 
     loan: object = None
 

@@ -281,7 +281,7 @@ class Node:
         return self._links.connected(where)
 
     def never_replied(self, address: str) -> bool:
-        """Whether a process was written to and has never said a word: it may not exist."""
+        """Whether a process was written to and has never replied: it may not exist."""
         return self._links.never_replied(address)
 
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:

@@ -197,7 +197,7 @@ class Peer:
         return True
 
     def redirect(self, endpoint: str) -> None:
-        """It dialled us and is gone: from now on we dial it."""
+        """Dials the peer, which had dialled us and is gone."""
         uninterrupted(self._locked, self._redirect, endpoint)
 
     def _redirect(self, endpoint: str) -> None:
@@ -227,7 +227,7 @@ class Peer:
         self._link.since = incarnation
 
     def revive(self, endpoint: str) -> None:
-        """Somebody lives at its address (again), to be dialled at `endpoint`, or "" where it dials us."""
+        """Marks the peer as alive (again), to be dialled at `endpoint`, or "" where it dials us."""
         uninterrupted(self._revive, endpoint)
         if endpoint.startswith("tcp:"):
             self._owner.later(self.begin)

@@ -174,7 +174,7 @@ class Pool:
 
 
 class Loan:
-    """What a receiver holds: once nothing holds it any more, it is given back."""
+    """The receiver's side of a loan, which is given back once nothing holds this any more."""
 
     __slots__ = ("_back", "number")
 
@@ -183,7 +183,7 @@ class Loan:
         self._back = back
 
     def void(self) -> None:
-        """Somebody else will hold the file too: it is never given back."""
+        """Keeps the loan for good, since somebody else will hold the file too."""
         self.number = 0
 
     def __del__(self) -> None:
@@ -192,7 +192,7 @@ class Loan:
 
 
 class Loans:
-    """What one process has lent, and what it has borrowed. Any thread."""
+    """The loans that one process has given and taken. Any thread."""
 
     def __init__(self, address: str, pool: Pool, reader: Reader, send: Callable[[Header, Parcel], None]) -> None:
         """`send` may raise TransportError: nobody is there then to use the files again."""

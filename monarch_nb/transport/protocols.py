@@ -1,4 +1,4 @@
-"""What the rows above ask of a network and of time. Sockets and threads satisfy it, and so does the memory network."""
+"""Interfaces of a network and of time. Sockets and threads implement them, and so does the memory network."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,4 +96,4 @@ class Transport(Protocol):
         """Whether the connection to another machine's process stands."""
 
     def never_replied(self, address: str) -> bool:
-        """Whether a process was written to and has never said a word: it may not exist."""
+        """Whether a process was written to and has never replied: it may not exist."""

@@ -34,7 +34,7 @@ class Ticking(Protocol):
 
 
 class _Settling(NamedTuple):
-    """What is to be done once it is quiet."""
+    """A call that waits until no more messages are read."""
 
     function: Callable[..., object]
     args: tuple[Any, ...]

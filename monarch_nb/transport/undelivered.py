@@ -33,7 +33,7 @@ def returned(header: Header, by: str) -> Header:
 
 
 def missed(reply: Header, by: str) -> Header:
-    """What tells the one who waits for a reply, rather than its sender, that it will never come."""
+    """The header that reports a lost reply to who waits for it, rather than to its sender."""
     return Header(
         int(Kind.RETURNED), reply.dst, by, port=reply.port, index=reply.index, status=int(Kind.CALL), call=reply.call
     )

@@ -1,4 +1,4 @@
-"""What users derive their actors from."""
+"""The base class of users' actors."""
 
 import logging
 from collections.abc import Awaitable

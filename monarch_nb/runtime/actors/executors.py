@@ -1,4 +1,4 @@
-"""What runs an actor's messages: a thread of its own, an event loop of its own, or the process's main thread."""
+"""Executors of an actor's messages: a thread of its own, an event loop of its own, or the process's main thread."""
 
 import asyncio
 import threading
@@ -54,7 +54,7 @@ class SyncExecutor:
         self._queue.put(False)
 
     def waiting(self) -> "list[Message]":
-        """What waits, in order."""
+        """The messages that wait, in order."""
         return list(self._items)
 
     @property
@@ -150,7 +150,7 @@ class AsyncExecutor:
         self._soon(self._controls)
 
     def waiting(self) -> "list[Message]":
-        """What waits, in order."""
+        """The messages that wait, in order."""
         return list(self._items)
 
     def drain(self) -> "list[Message]":

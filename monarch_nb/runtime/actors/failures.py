@@ -95,7 +95,7 @@ class Failures:
             self._later(0.05, self._shrink)  # measuring them is not the actor's time
 
     def of(self, mesh: str, rank: int) -> list[Kept]:
-        """Those of one actor, the newest first."""
+        """The failures of one actor, the newest first."""
         with self._lock:
             return list(reversed(self._kept.get((mesh, rank), ())))
 

@@ -1,4 +1,4 @@
-"""What a call has raised, on the ranks that raised it: one error that says where, and what differs."""
+"""Errors that ranks have raised in a call, made into one error that says where, and what differs."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Raised:
 
     @property
     def story(self) -> Story:
-        """It in words."""
+        """Text of the remote exception, with its traceback."""
         if self._story is None:
             self._story = story_of(self._frames)
         return self._story
@@ -93,7 +93,7 @@ class Ranks:
         self.of_procs = isinstance(state, ProcState)
 
     def __call__(self, places: Iterable[int]) -> str:
-        """What people call them."""
+        """The ranks, as people write them."""
         ranks = [self._ranks[place] for place in places]
         region = self._region
         known = region is not None and all(rank in region.ndslice for rank in ranks)

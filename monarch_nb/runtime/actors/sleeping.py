@@ -17,13 +17,13 @@ _wakers: dict[int, threading.Lock] = {}  # by thread that runs a sync actor: hel
 
 
 def enter() -> None:
-    """The calling thread runs a sync actor from now on."""
+    """Notes that the calling thread runs a sync actor."""
     waker = _wakers[threading.get_ident()] = threading.Lock()
     waker.acquire()
 
 
 def leave() -> None:
-    """It does so no longer."""
+    """Notes that the calling thread runs no sync actor any more."""
     _wakers.pop(threading.get_ident(), None)
 
 

@@ -1,4 +1,4 @@
-"""What kept frames must not hold: things whose end somebody waits for, and memory that nobody sees."""
+"""Cleans frames that are kept: they must not hold open files and the like, nor memory that nobody sees."""
 
 import contextlib
 import ctypes

@@ -1,1 +1,1 @@
-"""What actors write and display, on its way out of their process."""
+"""Output and displays of actors, on their way out of the process."""

@@ -1,4 +1,4 @@
-"""What a process displays goes where its output goes, within bounds: what is too large goes as text."""
+"""Displays of a process go where its output goes, within bounds: what is too large goes as text."""
 
 import os
 import secrets
@@ -30,7 +30,7 @@ class Journal(Protocol):
 
 
 class Displays:
-    """Those of one process. Methods from any thread; without a journal they print text."""
+    """The displays of one process. Methods from any thread; without a journal they print text."""
 
     def __init__(self) -> None:
         self._journal: Journal | None = None
@@ -41,7 +41,7 @@ class Displays:
         os.register_at_fork(after_in_child=self._in_child)
 
     def write_to(self, journal: Journal) -> None:
-        """From now on displays go there."""
+        """Sends displays to a journal."""
         self._journal = journal
 
     @property

@@ -1,4 +1,4 @@
-"""What an object looks like: its forms by MIME type, from the methods that notebooks ask objects for."""
+"""Forms of an object by MIME type, from the methods that notebooks ask objects for."""
 
 import base64
 import inspect
@@ -103,7 +103,7 @@ def _form(kind: str, form: Any) -> Any:
 
 
 def _asked(value: Any, name: str, **arguments: Any) -> Any:
-    """What a method of an object gives; None if there is none, or if it raises."""
+    """The result of an object's method; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
     except Cut:

@@ -24,7 +24,7 @@ class LogPositions(dict[str, int]):
         return taken
 
     def forget(self, uid: str) -> None:
-        """Nobody waits any more for what the processes of a mesh wrote."""
+        """Forgets the positions of the processes of a mesh."""
         for address in tuple(self):
             if parse_address(address).mesh == uid:
                 self.pop(address, None)

@@ -16,7 +16,7 @@ __all__ = ["MemoryNetwork", "MemoryNode", "NetworkFaults"]
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """What goes wrong: probabilities per frame, and seconds. May be changed while the network runs."""
+    """Faults of the network: probabilities per frame, and seconds. May be changed while it runs."""
 
     delay: tuple[float, float] = (0.0001, 0.001)
     drop: float = 0.0

@@ -1,4 +1,4 @@
-"""What listens at a TCP endpoint: asked with ZMTP's own greeting, before any key is shown."""
+"""Asks what listens at a TCP endpoint, by ZMTP's own greeting, before any key is shown."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ __all__ = ["Unready", "greet", "knock", "split"]
 
 
 class Unready(UnreachableError):
-    """Nobody listens, or who listens hangs up at once: it may be otherwise in a moment."""
+    """Raised where nobody listens, or the listener hangs up at once; it may be otherwise in a moment."""
 
 
 _LENGTH = 64  # bytes of a ZMTP 3 greeting

@@ -1,4 +1,4 @@
-"""Who may come in over TCP: those who show our key, and only so many who have not shown one yet."""
+"""Admission over TCP: of those who show our key, and of a limited number who have not shown one yet."""
 
 import contextlib
 import os

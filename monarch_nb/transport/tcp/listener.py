@@ -69,7 +69,7 @@ class TcpListener:
         return message is not None
 
     def stop(self) -> None:
-        """Nobody new is let in; after the reading thread has ended."""
+        """Lets nobody new in; after the reading thread has ended."""
         if self._limiter is not None:
             self._limiter.close()
         if self._checker is not None:

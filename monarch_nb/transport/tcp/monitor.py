@@ -1,4 +1,4 @@
-"""What happens to a socket's connections, as libzmq tells it."""
+"""Events of a socket's connections, as libzmq reports them."""
 
 import struct
 from collections.abc import Callable
