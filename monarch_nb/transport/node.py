@@ -50,7 +50,7 @@ class Node:
     `tcp_bound` instead by a socket that is bound already, given as its descriptor.
     `handler`, `on_link_failed` (a message of this process will never arrive, and why) and `on_connection` (a TCP peer's
     address, whether it is connected, a word) are called on the reader thread, the latter two also from `forget` and
-    `close`; `on_stranger` (a process on this machine is dialled for the first time) on any: they must be quick and run
+    `close`; `on_first_dial` (a process on this machine is dialled for the first time) on any: they are quick, and run
     no user code. All methods may be called from any thread.
     """
 
