@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -48,6 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
         light, found = str(HERE / "light"), os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([light, *([found] if found else [])])
         sys.path.insert(0, light)  # processes of meshes have the path of their controller
+
+
+# A hang is reported after this many times its limit at the latest, however busy the machine is.
+LONGEST_LIMIT = 10
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """Extends the limit of a test on a busy machine: limits are in seconds of a machine with a core for each program.
+
+    Programs that a test runs and waits for need no limit of their own: they are killed when this one expires.
+    """
+    programs_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    factor = min(max(programs_per_core, 1.0), LONGEST_LIMIT)
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * factor))
 
 
 # Modules of sharded tensors: they are built on what PyTorch has since this release.

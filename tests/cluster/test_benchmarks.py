@@ -28,7 +28,6 @@ def test_the_benchmark_measures_every_row_and_leaves_no_process(tmp_path: Path) 
         env=env,
         capture_output=True,
         text=True,
-        timeout=220,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(written.read_text(encoding="utf-8"))
@@ -72,7 +71,6 @@ def test_the_live_displays_are_measured_in_a_real_page() -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=220,
     )
     assert done.returncode == 0, done.stderr
     figures = figures_of(done.stdout)
@@ -87,7 +85,6 @@ def test_an_unknown_peer_is_refused() -> None:
         env={**os.environ, "PEERS": "nobody"},
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert done.returncode == 2
     assert "known are torchmonarch, ray" in done.stderr

@@ -156,7 +156,6 @@ def test_commands_reach_a_stopped_rank_whose_queue_is_full(tmp_path: Path) -> No
         env={**environment(), "MONARCH_NB_LINK_CREDIT_WINDOW": "2000000"},
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
 

@@ -92,9 +92,7 @@ def command(tmp_path: Path, text: str) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.slow
 def test_a_waiting_script_reports_a_later_stop_and_does_not_hang(tmp_path: Path) -> None:
     line, env = command(tmp_path, WAITS)
-    done = subprocess.run(
-        line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     told = "getting [7, 7]\nawaiting [7, 7]\naside [7, 7]\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 

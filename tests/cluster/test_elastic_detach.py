@@ -96,7 +96,7 @@ def test_another_controller_attaches_with_the_same_positions_and_the_job_resizes
 
     def run(code: str, *words: str) -> list[str]:
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=env,
-                              cwd=tmp_path, timeout=100)  # fmt: skip
+                              cwd=tmp_path)  # fmt: skip
         assert done.returncode in (0, -9), done.stderr
         assert how == "lost" or "heal_mesh" not in done.stdout.partition("attached")[0], "what was let go is no loss"
         said = done.stdout.rpartition("attached\n")[2].splitlines()

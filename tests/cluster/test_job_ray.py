@@ -144,7 +144,7 @@ def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     program = folder / "program.py"
     program.write_text(text)
     env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=160, env=env)
+    return subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=env)
 
 
 def test_a_mesh_grows_onto_other_nodes_and_releases_its_placement_group(tmp_path: Path) -> None:

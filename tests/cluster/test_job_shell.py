@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-m", "monarch_nb", "job", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SHELL": "/bin/sh"}
-    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=env)
+    return subprocess.run(line, input=stdin, capture_output=True, text=True, check=False, env=env)
 
 
 def test_a_job_is_started_listed_read_entered_handed_over_and_ended(

@@ -20,7 +20,7 @@ def run(job: tuple[str, int]) -> tuple[str, int, int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.ending_programs", scenario, str(seed)],
         cwd=ROOT, env={**os.environ, "MONARCH_NB_ENABLE_LOG_FORWARDING": "1"}, capture_output=True, text=True,
-        timeout=100, check=False,
+        check=False,
     )  # fmt: skip
     return scenario, seed, done.returncode, done.stdout + done.stderr
 
@@ -62,7 +62,7 @@ def test_exceptions_that_a_program_raises_at_its_end_are_shown(tmp_path: Path) -
     )
     done = subprocess.run(
         [sys.executable, str(program)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=100, check=False,
+        text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 2, done.stderr
