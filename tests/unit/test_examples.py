@@ -12,7 +12,7 @@ from scripts.site import stories
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLACES = re.compile(r"/(?:home|root|Users|work|workspace|mnt|opt|srv)/|/tmp/(?!monarch\b)|site-packages")
-DURATION = re.compile(r"[Ii]t takes .*(second|minute)")
+DURATION = re.compile(r"takes .*(second|minute)")
 
 
 @pytest.fixture(params=sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
