@@ -120,7 +120,7 @@ class MemoryHost:
         self._pids: dict[str, int] = {}
         self.node = MemoryTransport(time, self.address, handler=self._take, on_link_failed=self._lost)
         self._sender = AgentSender(self.node, self.address)
-        self._caster = Caster(self._outlet(), self.address, time.later)
+        self._caster = Caster(self._outlet(), self.address, time.later, time.monotonic)
         self._verbs = Handlers("hosts in memory", self._sender.answer)
         self._verbs.handle(verbs.SPAWN, self._spawn)
         self._verbs.handle(verbs.WATCH, self._watch)

@@ -140,7 +140,7 @@ class Agent:
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
             strangers=self._strangers, replaced=self._replaced,
         )  # fmt: skip
-        self._caster = Caster(self._node, self.address, self._later)
+        self._caster = Caster(self._node, self.address, self._later, time.monotonic)
         self._dialler: Dialler | None = None
         if options.dial is not None:
             self._dialler = Dialler(self._node, self._sender, options.dial, self._keys, options.insecure_loopback,

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
@@ -33,13 +32,20 @@ class _Cast(Struct, eq=False):
 
 class Caster:
     """Spreads casts and gathers replies. All but `proc_gone` is called on the node's reader thread, where sending never
-    blocks; `later(seconds, call)` runs a call on some thread of the agent."""
+    blocks; `later(seconds, call)` runs a call on some thread of the agent, by the clock that `monotonic` reads."""
 
-    def __init__(self, node: Sender, address: str, later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        node: Sender,
+        address: str,
+        later: Callable[[float, Callable[[], None]], None],
+        monotonic: Callable[[], float],
+    ) -> None:
         self._node = node
         self._address = address
         self._host = host_of(address)
         self._later = later
+        self._monotonic = monotonic
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
         self._ended: dict[str, None] = {}  # processes here, each incarnation with an address of its own
@@ -78,12 +84,12 @@ class Caster:
                 return
             if header.kind == Kind.FOLDED:
                 # All at once: what is overdue goes with what completes the cast, not lost to it.
-                batch = cast.fold.folded(Batch(_unfolded(header, parcel)), time.monotonic())
+                batch = cast.fold.folded(Batch(_unfolded(header, parcel)), self._monotonic())
             elif parcel.nbytes >= LARGE:
                 self._forward(cast, header, parcel)
-                batch = cast.fold.reply(header.index, None, time.monotonic())
+                batch = cast.fold.reply(header.index, None, self._monotonic())
             else:
-                batch = cast.fold.reply(header.index, Folded.of(header, parcel.bodies), time.monotonic())
+                batch = cast.fold.reply(header.index, Folded.of(header, parcel.bodies), self._monotonic())
             self._settle(header.port, cast, batch)
 
     def lost(self, header: Header, reason: str, *, reported_elsewhere: bool = False) -> None:
@@ -149,7 +155,7 @@ class Caster:
             if cast is None:
                 return
             gone = cast.fold.waits_for(places)
-            batch = cast.fold.lost(gone, reason, time.monotonic())
+            batch = cast.fold.lost(gone, reason, self._monotonic())
             request = cast.request
             if not reported_elsewhere or request.flags & Flags.TO_ENGINES or parse_address(request.src).is_agent:
                 for place in gone:
@@ -163,12 +169,12 @@ class Caster:
             self._casts.pop(port, None)
         elif cast.fold.deadline is not None and not self._armed:
             self._armed = True
-            self._later(cast.fold.deadline - time.monotonic(), self._tick)
+            self._later(cast.fold.deadline - self._monotonic(), self._tick)
 
     def _tick(self) -> None:
         with self._lock:
             self._armed = False
-            now = time.monotonic()
+            now = self._monotonic()
             for port, cast in list(self._casts.items()):
                 self._settle(port, cast, cast.fold.tick(now))
 

@@ -1,6 +1,5 @@
 """An agent's part in casts that go wrong: who is told, and what stands in the place of what was lost."""
 
-import types
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +26,7 @@ class Wire:
         self.unknown: set[str] = set()  # who cannot be reached, as far as is known here
         self.tried: Counter[str] = Counter()  # how often it was tried
         self.due: list[Callable[[], None]] = []  # what is to be called later
+        self.now = 100.0
 
     def send(self, header: Header, parcel: Parcel, *, lane: int = 0) -> None:
         if header.dst in self.broken:
@@ -37,6 +37,15 @@ class Wire:
         self.sent.append(header)
         if header.kind == Kind.FOLDED:
             self.folded.append([one.index for one, _ in unfold_each(header, parcel.bodies)])
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        due = self.now + seconds
+
+        def run() -> None:
+            self.now = max(self.now, due)
+            call()
+
+        self.due.append(run)
 
     def taken(self, kind: Kind, method: str = "") -> list[Header]:
         return [one for one in self.sent if one.kind == kind and method in ("", one.method)]
@@ -49,7 +58,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 def caster(wire: Wire) -> Caster:
-    return Caster(wire, HERE, lambda _seconds, call: wire.due.append(call))
+    return Caster(wire, HERE, wire.later, lambda: wire.now)
 
 
 def cast(caster: Caster, hosts: int, *, per_host: int = 1, fanout: int = 1, port: int = 7) -> Header:
@@ -114,11 +123,7 @@ def test_a_host_lost_after_taking_a_cast_leaves_nobody_waiting(caster: Caster, w
     assert not caster._casts[below.port].fold.complete  # its own proc has still to answer
 
 
-def test_overdue_answers_are_passed_on_with_the_last_folded_ones(
-    caster: Caster, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr("monarch_nb.host.casting.time", clock)
+def test_overdue_answers_are_passed_on_with_the_last_folded_ones(caster: Caster, wire: Wire) -> None:
     cast(caster, 4, fanout=1)
     [below] = [one for one in wire.taken(Kind.CAST) if one.method == "step"]
 
@@ -128,7 +133,7 @@ def test_overdue_answers_are_passed_on_with_the_last_folded_ones(
 
     [own] = wire.taken(Kind.CALL)
     caster.reply(Header(Kind.REPLY, HERE, own.dst, port=own.port, index=0), Parcel([b"0"]))
-    clock.now += 60.0  # a busy agent: nobody has looked at the time
+    wire.now += 60.0  # a busy agent: nobody has looked at the time
     folded(1, 2, 3)
     assert [place for parcel in wire.folded for place in parcel] == [0, 1, 2, 3]
     assert caster._casts == {}
