@@ -60,7 +60,7 @@ def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged
     assert "gpus=7: 7" in talk.cell.text
 
 
-def test_the_view_below_the_prompt_keeps_its_last_stops_when_the_cell_ends(nb: Debugged) -> None:
+def test_the_view_below_a_prompt_keeps_its_last_stops(nb: Debugged) -> None:
     talk = nb.talk(ALL_STOPPED, "n", "c")
     last = [update["text/html"] for update in talk.cell.updates if update.get("text/html")][-1]
     assert "nothing is stopped any more" in last

@@ -145,7 +145,7 @@ def test_connections_that_gloo_opens_late_are_cut(when: str) -> None:
             each.close()
 
 
-def test_the_word_to_go_on_counts_though_an_earlier_one_comes_again() -> None:
+def test_a_repeated_word_to_go_on_hides_no_later_one() -> None:
     class Engine:
         def feature(self, _: object) -> Any:
             return SimpleNamespace()
