@@ -73,6 +73,7 @@ def kernel() -> Iterator[Notebook]:
 def nb(kernel: Notebook) -> Notebook:
     """The shared kernel; the mesh and its actors are whole, whatever the test before has done."""
     kernel.run(ACTORS).ok()
+    kernel.run("globals().pop('_', None)").ok()  # a test that assigns it ends IPython's own updates
     kernel.run("%mesh w gpus=4").ok()
     kernel.run(
         "if 'a' not in globals() or a._state.stopped or a._state.procs is not w._state: a = w.spawn('a', Worker)"
