@@ -44,14 +44,14 @@ def large(mesh: Any) -> None:
 
 def watched(mesh: Any) -> None:
     """The same operation while a face shows the mesh's tensors, in turn with nobody looking."""
-    from monarch_kernel.tensors.telling import TensorTelling
+    from monarch_kernel.tensors.reporter import TensorReporter
 
     t = mesh.zeros(64, 64, sharding_spec=["rank", None])
     held = [t + float(number) for number in range(200)]  # what a face has to show
-    telling, spent = TensorTelling(), {False: float("inf"), True: float("inf")}
+    reporter, spent = TensorReporter(), {False: float("inf"), True: float("inf")}
     for _ in range(5):
         for looked_at in spent:
-            leave_it = telling.watch(runtime(), str) if looked_at else None
+            leave_it = reporter.watch(runtime(), str) if looked_at else None
             mesh.synchronise()
             began, count = time.perf_counter(), 0
             while time.perf_counter() - began < 1.0:  # some summaries long

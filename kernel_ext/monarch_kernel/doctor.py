@@ -30,9 +30,9 @@ def kernel_findings(shell: Any) -> list[Finding]:
     if kernel is None:
         advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
         return [Finding("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
-    told = ", ".join(f"{name} {installed(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
+    versions = ", ".join(f"{name} {installed(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
     return [
-        Finding("kernel", "ok", f"{told}; %load_ext works"),
+        Finding("kernel", "ok", f"{versions}; %load_ext works"),
         _comm(kernel),
         _widgets(),
         *levels(facts_of(shell)),
@@ -97,9 +97,9 @@ def main() -> int:
     try:
         found = _asked()
     except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         advice = f"Restart the kernel and try again. If that does not help, report it: {HOMEPAGE}/issues"
-        found = [Finding("kernel", "error", told, advice)]
+        found = [Finding("kernel", "error", text, advice)]
     else:
         found.append(_reached())
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")

@@ -38,7 +38,7 @@ from .progress import Progress
 from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
-from .tensors import TELLING
+from .tensors import TENSOR_REPORTER
 from .unheld import Unheld
 from .views import Views
 from .views.magics import ViewMagics
@@ -65,7 +65,7 @@ class Extension:
         """Puts everything in place; the kernel becomes a controller, and its host agent is on its way."""
         self._front.install()
         self._shell.events.register("pre_execute", self._attach)
-        self._shell.events.register("pre_execute", TELLING.begin_cell)
+        self._shell.events.register("pre_execute", TENSOR_REPORTER.begin_cell)
         display.install(self._shell)
         self._errors.install()
         self._shell.register_magics(MonarchMagics(self._shell, self._session))
@@ -87,11 +87,11 @@ class Extension:
         prestart(engine)
 
     def unload(self) -> None:
-        """Takes it away again; meshes stay, and what they print and what fails is told in plain text."""
+        """Removes the extension; meshes stay, and their output and failures are shown as plain text."""
         self._dap.uninstall()
         self._front.ending.remove(self._dap.cell_ends)
         self._shell.events.unregister("pre_execute", self._attach)
-        self._shell.events.unregister("pre_execute", TELLING.begin_cell)
+        self._shell.events.unregister("pre_execute", TENSOR_REPORTER.begin_cell)
         self._front.uninstall()
         display.uninstall(self._shell)
         self._errors.uninstall()
@@ -103,10 +103,10 @@ class Extension:
             self._attached.leave()
             self._attached = None
             logs.present(Forwarding(logs))
-            notebook_mode(_tell_plainly)
+            notebook_mode(_print_report)
 
     def _notice_of(self, failure: MeshFailure) -> Notice:
-        """What the error of a call has to tell of the failure behind it."""
+        """The notice for the error of a call: the failure behind it."""
         return self._attached.notices.error(failure) if self._attached is not None else Notice(record(failure, 0.0))
 
     def _announce(self, notice: Notice) -> None:
@@ -139,7 +139,7 @@ class Extension:
         self._dap.attach(engine)
 
 
-def _tell_plainly(failure: MeshFailure) -> None:
+def _print_report(failure: MeshFailure) -> None:
     sys.stderr.write(f"{failure.report()}\n")
 
 

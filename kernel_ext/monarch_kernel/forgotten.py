@@ -5,13 +5,13 @@ from typing import Any
 
 from monarch_nb.runtime import Future, unretrieved
 
-from .display.errors import story
+from .display.errors import error_text
 from .front import Front
 from .namespace import is_hidden
 
 
 class Forgotten:
-    """Tells of them from any thread; also of those whose future only IPython keeps, as an output."""
+    """Reports such errors from any thread; also those of futures that IPython alone keeps, as an output."""
 
     def __init__(self, shell: Any, front: Front, flush: Callable[[], None]) -> None:
         self._shell = shell
@@ -20,21 +20,21 @@ class Forgotten:
         self._before = unretrieved.report
 
     def install(self) -> None:
-        """From now on they are shown."""
-        unretrieved.report = self._tell
+        """Starts reporting."""
+        unretrieved.report = self._report
         self._shell.events.register("post_run_cell", self._ran)
 
     def uninstall(self) -> None:
-        """As it was before."""
-        if unretrieved.report == self._tell:
+        """Restores the reporter that was set before."""
+        if unretrieved.report == self._report:
             unretrieved.report = self._before
         self._shell.events.unregister("post_run_cell", self._ran)
 
-    def _tell(self, error: BaseException, count: int) -> None:
+    def _report(self, error: BaseException, count: int) -> None:
         self._flush()
         more = f", nor for {count - 1} more that failed like it" if count > 1 else ""
-        told = f"Nobody waited for this call{more}: `.get()` is missing.\n{story(error, self._shell)}\n"
-        self._front.write(told, "stderr")
+        text = f"Nobody waited for this call{more}: `.get()` is missing.\n{error_text(error, self._shell)}\n"
+        self._front.write(text, "stderr")
 
     def _ran(self, result: Any) -> None:
         shown = getattr(result, "result", None)

@@ -124,7 +124,7 @@ def levels(facts: Facts) -> list[Finding]:
     """The front end, and how much of each feature it gives. Pure."""
     where, sign = recognised(facts)
     guide = _GUIDES.get(where)
-    told = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
+    description = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
     each: tuple[tuple[str, Callable[[Facts, str], tuple[str, str]]], ...] = (
         ("magics", _magics),
         ("displays", _displays),
@@ -134,7 +134,9 @@ def levels(facts: Facts) -> list[Finding]:
         ("side panel", _panel),
         ("away", _away),
     )
-    return [Finding("front end", "ok", told)] + [Finding(about, "ok", *level(facts, where)) for about, level in each]
+    return [Finding("front end", "ok", description)] + [
+        Finding(about, "ok", *level(facts, where)) for about, level in each
+    ]
 
 
 def _magics(facts: Facts, where: str) -> tuple[str, str]:

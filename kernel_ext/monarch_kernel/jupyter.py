@@ -79,7 +79,7 @@ def take_debug_requests(kernel: Any, handle: Callable[[Request], Awaitable[Reque
 
 
 async def own_debug_request(kernel: Any, message: Request) -> Request | None:
-    """What the kernel itself answers; None where it has no debugger."""
+    """The kernel's own answer; None where it has no debugger."""
     answer: Request | None = await type(kernel).do_debug_request(kernel, message)
     return answer or None
 
@@ -89,13 +89,13 @@ def own_debugger(kernel: Any) -> Any:
     return getattr(kernel, "debugger", None)
 
 
-def hear_own_events(kernel: Any, hear: Callable[[Request], None]) -> Callable[[], None]:
-    """Has events of the kernel's own debugger go to `hear`, which may pass them on; gives what ends that."""
+def forward_own_events(kernel: Any, receive: Callable[[Request], None]) -> Callable[[], None]:
+    """Passes events of the kernel's own debugger to `receive`, which may send them on; returns the undo function."""
     debugger = own_debugger(kernel)
     before = getattr(debugger, "event_callback", None)
     if before is None:
         return lambda: None
-    debugger.event_callback = hear
+    debugger.event_callback = receive
 
     def undo() -> None:
         debugger.event_callback = before
@@ -104,9 +104,10 @@ def hear_own_events(kernel: Any, hear: Callable[[Request], None]) -> Callable[[]
 
 
 def leave_threads_running(prefix: str) -> Callable[[], None]:
-    """Has the kernel's own debugger neither trace nor suspend threads whose names begin so; gives what ends that.
+    """Stops the kernel's own debugger from tracing or suspending threads with this name prefix; returns a function that
+    undoes this.
 
-    Marks of pydevd, which it looks for as a thread begins: those that run already when it is started are marked, too.
+    pydevd looks for these marks when a thread begins: threads that run already when it is started are marked, too.
     """
 
     def mark(thread: threading.Thread) -> None:
@@ -133,18 +134,18 @@ def leave_threads_running(prefix: str) -> Callable[[], None]:
 
 
 def send_debug_event(kernel: Any, event: Request) -> None:
-    """Tells all front ends, from any thread."""
+    """Sends an event to all front ends, from any thread."""
     kernel.session.send(kernel.iopub_socket, "debug_event", event, metadata={}, parent={}, ident=b"debug_event")
 
 
 def cell_files() -> tuple[str, str, int]:
-    """What the names of the files of cells begin and end with, and the seed of the hash between."""
+    """Prefix and suffix of the file names of cells, and the seed of the hash between."""
     compiler: Any = importlib.import_module("ipykernel.compiler")
     return compiler.get_tmp_directory() + os.sep, ".py", compiler.get_tmp_hash_seed()
 
 
 def cell_file(code: str) -> str:
-    """The name of the file that the code of a cell is said to come from."""
+    """File name in the code objects of a cell."""
     compiler: Any = importlib.import_module("ipykernel.compiler")
     return str(compiler.get_file_name(code))
 

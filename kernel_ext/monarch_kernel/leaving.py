@@ -82,7 +82,7 @@ def _of(mesh: Mesh, part: Part) -> Mesh:
 
 
 def bind(session: Session, back: Return) -> list[str]:
-    """Gives the meshes that have come back the names they had; tells which variables are taken by something else."""
+    """Gives the meshes that were attached their former names; returns the variables that hold something else."""
     try:
         notes = json_decoder(Notes).decode(back.notes) if back.notes else Notes()
     except msgspec.DecodeError:
@@ -142,8 +142,8 @@ class LeavingMagics(Magics):
         """Come back to a mesh that was left, with the names it had; or list what can be attached.
 
         %attach                  # what there is, where, since when, and how much of its lease is left
-        %attach NAME             # this one, its actors and their state; what happened meanwhile is told
-        %attach NAME --steal     # also from a kernel that holds it, which is told
+        %attach NAME             # this mesh, its actors and their state; what happened meanwhile is listed
+        %attach NAME --steal     # also from a kernel that holds it, which is notified
 
         From Python: monarch.attach("workers", steal=True).
         """
@@ -164,7 +164,7 @@ class LeavingMagics(Magics):
 
     @line_magic
     def results(self, line: str) -> Results:
-        """What calls on a mesh have answered, or raised, while nobody was there to hear it: calls it was left with.
+        """List what calls on a mesh answered or raised after its kernel had left it.
 
         %results NAME            # all of them; %results NAME gives a list, of which each has .get()
         %results NAME --forget   # the processes need not keep them any longer

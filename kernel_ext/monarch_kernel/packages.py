@@ -36,7 +36,7 @@ class PackageMagics(Magics):
 
         It runs once in each environment: hosts that share one, as on a network file system, have one of them run it.
         What it writes is shown as that rank's output, then for each environment what has changed. Ranks can import what
-        is new at once; what they have loaded stays as it is, which is told.
+        is new at once; modules they have loaded stay as they are, and are listed.
         From Python: monarch_nb.code.run_pip(trainers, ["install", "einops"]).
         """
         given = _split(line)

@@ -24,7 +24,7 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 
 
 class Progress:
-    """A waiter: told by `Future.get` each quarter second, on the waiting thread."""
+    """A waiter: called by `Future.get` each quarter second, on the waiting thread."""
 
     def __init__(self, front: Front, engine: Any, output: CellOutput) -> None:
         self._front = front
@@ -71,8 +71,8 @@ class Progress:
         self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
-        story = future.progress_text() or "waiting"
-        lines = [f"⏳ {_duration(seconds)} · {story}"]
+        description = future.progress_text() or "waiting"
+        lines = [f"⏳ {_duration(seconds)} · {description}"]
         call = self._engine.calls.get(future.wait_id)
         state = self._engine.meshes.get(call.mesh) if call is not None else None
         if call is not None and state is not None and call.size > 1:

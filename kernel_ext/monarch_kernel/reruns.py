@@ -20,7 +20,7 @@ class Reruns:
         self._front = front
         self._session = session
         self._engine = engine
-        self._told: dict[str, type] = {}  # by mesh, the newest class that was spoken of
+        self._mentioned: dict[str, type] = {}  # by mesh, the newest class that a notice has named
         self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
         engine.on_call.append(self._called)
         engine.part(MeshEvents).listeners.append(self._happened)
@@ -38,9 +38,9 @@ class Reruns:
         if state.cls.__module__ != "__main__" or state.spawn_spec is None or not self._front.in_cell:
             return
         newest = state.spawn_spec.newest()
-        if newest is state.cls or self._told.get(state.uid) is newest:
+        if newest is state.cls or self._mentioned.get(state.uid) is newest:
             return
-        self._told[state.uid] = newest
+        self._mentioned[state.uid] = newest
         if _codes(newest) == _codes(state.cls):
             return  # the cell was run again as it was
         self._front.write(
@@ -58,7 +58,7 @@ class Reruns:
     def _happened(self, event: Event) -> None:
         match event:
             case MeshStopped(mesh):
-                self._told.pop(mesh.uid, None)
+                self._mentioned.pop(mesh.uid, None)
             case MeshStarting(mesh) if self._front.in_cell:
                 others = (state for state in self._session.meshes().values() if state.uid != mesh.uid)
                 self._before.update(state.uid for state in others if _same_name(state, mesh))

@@ -128,8 +128,8 @@ class Session(Namespace):
         mesh = self.find(name)
         if not isinstance(mesh, ProcMesh):
             raise UsageError(f"%mesh: {name} is no mesh of processes: name the one that its actors are on")
-        told = mesh.grow(**{label: by}) if by > 0 else mesh.shrink(**{label: by})
-        return mesh, str(told).strip("<>")
+        resized = mesh.grow(**{label: by}) if by > 0 else mesh.shrink(**{label: by})
+        return mesh, str(resized).strip("<>")
 
     # -- ending and healing -----------------------------------------------------------------------------------------
 

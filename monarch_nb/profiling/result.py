@@ -100,8 +100,8 @@ class Profile:
             facts.append(f"sampling took {self.cost:.1%} of each")
         return facts
 
-    def told(self) -> list[str]:
-        """What one has to know to read it rightly: what is missing, or rough."""
+    def warnings(self) -> list[str]:
+        """Limits of the data that a reader must know: missing ranks, few samples, dropped stacks."""
         notes = list(self.notes)
         if self.samples < FEW * max(1, len(self.ranks)):
             notes.append(
@@ -115,7 +115,7 @@ class Profile:
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
         """All of it as text, with files as `name` calls them."""
-        lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.told())]
+        lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
         groups, found = self.groups, self.differences
         if found:
             lines.append("what differs")

@@ -1,4 +1,4 @@
-"""What a process tells of itself while somebody watches: what its actors do, and what it uses."""
+"""Activity of a process while somebody watches: what its actors do, and the resources it uses."""
 
 import linecache
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
-from monarch_nb.store.verbs import STACK, TOLD, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
+from monarch_nb.store.verbs import ACTIVITY, STACK, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
@@ -29,7 +29,7 @@ _NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 
 
 class Sample:
-    """One actor as it was at the last sample, and as it was reported last."""
+    """An actor at the last sample, and its last report."""
 
     __slots__ = ("busy", "calls", "counted", "counts", "endpoint", "rate", "reported", "since")
 
@@ -44,7 +44,7 @@ class Sample:
         self.rate = 0.0
 
     def take(self, cell: Any, now: float, counts_s: float = COUNTS_S) -> Doing | None:
-        """The actor as it is now; None if that is what was reported last. Counts alone are told each `counts_s`."""
+        """The actor's activity now; None if unchanged since the last report. Counts alone wait for `counts_s`."""
         busy = self._follow(cell, now)
         if now - self.counted >= counts_s:
             self.rate = round((cell.calls - self.counts) / (now - self.counted), 1)
@@ -64,10 +64,10 @@ class Sample:
         return self.reported
 
     def _follow(self, cell: Any, now: float) -> bool:
-        """Whether the actor is busy; notes with what, and since when."""
+        """True while the actor is busy; records the endpoint and the start time."""
         running = cell.running
         begun, self.calls = cell.calls - self.calls, cell.calls
-        # Calls shorter than the sampling are not flickered through: an actor that answers all the time is busy.
+        # Short calls between two samples do not count as idle time: an actor that answers all the time is busy.
         busy = running is not None or (begun > 0 and self.busy)
         endpoint = self.endpoint
         if running is not None:
@@ -81,10 +81,10 @@ class Sample:
 
 
 class Meter:
-    """Measures the share of the processor since the last time, memory and that of the GPU in bytes.
+    """Measures resource use: processor share since the last reading, memory and GPU memory in bytes.
 
-    Reading memory takes milliseconds, times hundreds of processes: it is read anew only after pages came or went, and
-    for a thousandth of the processor, or after a minute, since the others that share pages come and go too.
+    Reading memory takes milliseconds in each of hundreds of processes. A new reading is taken only after pages came or
+    went, for at most a thousandth of the processor's time, or after a minute, since processes that share pages end too.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Meter:
         self._pages = (0, 0)  # when it was read: those resident, and faults so far
 
     def read(self) -> Used:
-        """What is used now."""
+        """Current resource use."""
         now, spent = time.monotonic(), time.process_time()
         last, self._last = self._last, (now, spent)
         cpu = (spent - last[1]) / (now - last[0]) if last is not None else 0.0
@@ -115,7 +115,7 @@ class Meter:
 
 
 def _gpu() -> tuple[float, int, int]:
-    """Share in use, bytes in use and bytes there are, of the device this process computes on, if it does."""
+    """Share in use, bytes in use and total bytes of the GPU this process computes on; -1 and 0 without one."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
@@ -132,7 +132,7 @@ def _gpu() -> tuple[float, int, int]:
 
 
 class Reporter:
-    """Looks at the actors of this process ten times a second while somebody watches; no call pays for it."""
+    """Samples the actors of this process ten times a second while somebody watches; calls are not slowed down."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
@@ -152,14 +152,14 @@ class Reporter:
                 return
             self._watchers.add(asker.src)
             self._pace = max(1.0, watch.pace)
-            self._samples, self._meter = {}, Meter()  # a new watcher is told of all actors
+            self._samples, self._meter = {}, Meter()  # a new watcher receives all actors
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
                 self._thread.start()
 
     def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
-        place = (which.mesh, which.rank)
-        cells = [cell for key, cell in tuple(self._engine.cells.items()) if not which.mesh or key == place]
+        key = (which.mesh, which.rank)
+        cells = [cell for own, cell in tuple(self._engine.cells.items()) if not which.mesh or own == key]
         return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
@@ -181,13 +181,13 @@ class Reporter:
                 if activity.doings or used is not None:
                     self._send(watchers, activity)
             except Exception:
-                logger.debug("activity could not be told", exc_info=True)
+                logger.debug("activity could not be reported", exc_info=True)
             time.sleep(pace * SAMPLE_S)
 
     def _send(self, watchers: tuple[str, ...], activity: Activity) -> None:
         for address in watchers:
             try:
-                self._engine.tell(address, TOLD, activity)
+                self._engine.tell(address, ACTIVITY, activity)
             except TransportError:
                 with self._lock:
                     self._watchers.discard(address)
@@ -205,12 +205,12 @@ class Reporter:
 
 
 def attach(engine: Runtime) -> Reporter:
-    """Takes `activity` messages from now on."""
+    """Registers the handlers of `activity` messages."""
     return Reporter(engine)
 
 
 def _stack_text(cell: Any) -> str:
-    """The frames of an actor, outermost first; the engine's own frames are left out."""
+    """The frames of an actor, outermost first, without the library's own."""
     running = cell.running
     name = f"{cell.spec.name} ({cell.spec.class_name.rpartition('.')[2]})"
     if running is None:
@@ -235,5 +235,5 @@ def _stack_text(cell: Any) -> str:
 
 
 def _endpoint_name(endpoint: str) -> str:
-    """An endpoint as people know it: cells, hooks and reloads go under names of their own."""
+    """Display name of an endpoint: cells, hooks and reloads have names of their own."""
     return _NAMES.get(endpoint, endpoint)

@@ -1,27 +1,27 @@
-"""The document that views see, and what has changed in it since it was last asked for."""
+"""The document that views show, and its changes since the last patch."""
 
 from typing import Any
 
 from monarch_nb.store.patch import Patch
 
 Document = dict[str, Any]
-"""The state as JSON has it: objects by section and key."""
+"""The state as JSON: objects by section and key."""
 
 SECTIONS = ("hosts", "meshes", "ranks", "failures", "sessions", "detached", "tensors", "transfers")
 
 
 class Board:
-    """Every write goes into the document and into the patch that is pending. Objects that were removed stay removed."""
+    """Records every write in the document and in the pending patch. Removed objects stay removed."""
 
     def __init__(self) -> None:
         self.document: Document = {section: {} for section in SECTIONS}
         self._pending: Patch = {}
-        self._gone: dict[tuple[str, str], dict[str, set[str]]] = {}  # fields of objects removed since the last patch
+        self._removed: dict[tuple[str, str], dict[str, set[str]]] = {}  # fields of objects removed since the last patch
 
     def take(self) -> Patch:
-        """What has changed since the last time; {} if nothing has."""
+        """The patch since the last call; {} if nothing has changed."""
         taken, self._pending = self._pending, {}
-        self._gone.clear()
+        self._removed.clear()
         return taken
 
     def put(self, section: str, key: str, value: Any) -> None:
@@ -30,57 +30,57 @@ class Board:
         before = objects.pop(key, None)
         if value is None and before is None:
             return
-        gone = self._gone.setdefault((section, key), {})
+        removed = self._removed.setdefault((section, key), {})
         for name, inner in (before or {}).items():
-            gone.setdefault(name, set()).update(inner if isinstance(inner, dict) else ())
+            removed.setdefault(name, set()).update(inner if isinstance(inner, dict) else ())
         pending = self._pending.setdefault(section, {})
         if value is None:
             pending[key] = None
             return
         objects[key] = value
-        # The patch is merged into what a view has: what is not there any more has to be said.
-        patch = {**dict.fromkeys(gone.keys() - value.keys()), **_copied(value)}
+        # The patch is merged into a view's copy: fields that no longer exist must be set to None.
+        patch = {**dict.fromkeys(removed.keys() - value.keys()), **_copied(value)}
         for name, inner in patch.items():
-            if isinstance(inner, dict) and name in gone:
-                patch[name] = {**dict.fromkeys(gone[name] - inner.keys()), **inner}
+            if isinstance(inner, dict) and name in removed:
+                patch[name] = {**dict.fromkeys(removed[name] - inner.keys()), **inner}
         pending[key] = patch
 
     def change(self, section: str, key: str, fields: dict[str, Any]) -> None:
-        """Writes fields of an object that is there; None removes one. Fields that stay as they are cost nothing."""
-        known = self.document[section].get(key)
-        if known is not None:
-            self._write(known, fields, section, key)
+        """Writes fields of an existing object; None removes a field. Unchanged fields are left out of the patch."""
+        current = self.document[section].get(key)
+        if current is not None:
+            self._write(current, fields, section, key)
 
     def change_in(self, section: str, key: str, part: str, fields: dict[str, Any]) -> None:
-        """The same for an object within an object."""
-        known = self.document[section].get(key)
-        if known is not None:
-            self._write(known[part], fields, section, key, part)
+        """Like `change`, for an object inside an object."""
+        current = self.document[section].get(key)
+        if current is not None:
+            self._write(current[part], fields, section, key, part)
 
     def change_rank(self, uid: str, index: str, fields: dict[str, Any]) -> None:
-        """The same for a rank of a mesh, whose object is made when it is needed."""
+        """Like `change`, for a rank of a mesh, whose object is created when needed."""
         ranks = self.document["ranks"].get(uid)
         if ranks is None:
             return
-        known = ranks.get(index)
-        if known is None:
+        current = ranks.get(index)
+        if current is None:
             fields = {name: value for name, value in fields.items() if value is not None}
             if not fields:
                 return
-            known = ranks[index] = {}
-        self._write(known, fields, "ranks", uid, index)
+            current = ranks[index] = {}
+        self._write(current, fields, "ranks", uid, index)
 
-    def _write(self, known: dict[str, Any], fields: dict[str, Any], *path: str) -> None:
+    def _write(self, current: dict[str, Any], fields: dict[str, Any], *path: str) -> None:
         patch: Patch | None = None
         for name, value in fields.items():
-            if known.get(name) == value:
+            if current.get(name) == value:
                 continue
             if patch is None:
                 patch = self._pending_at(path)
             if value is None:
-                known.pop(name, None)
+                current.pop(name, None)
             else:
-                known[name] = value
+                current[name] = value
             patch[name] = value
 
     def _pending_at(self, path: tuple[str, ...]) -> Patch:
@@ -94,7 +94,7 @@ class Board:
 
 
 def _copied(value: Any) -> Any:
-    """What goes into a patch must not change with the document."""
+    """A copy for the patch, which must not change with the document."""
     if isinstance(value, dict):
         return {key: _copied(inner) for key, inner in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""The reducer: engine events in, `ClusterState` out. No I/O, no clock, no threads."""
+"""The reducer: events of the cluster in, `ClusterState` out. No I/O, no clock, no threads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ _STATISTICS = ("queue", "rate", *_USED)
 
 
 class Sessions:
-    """Takes the events of the debugger."""
+    """Folds the events of the debugger."""
 
     def __init__(self, board: Board, meshes: Meshes) -> None:
         self._board = board
@@ -26,14 +26,14 @@ class Sessions:
         self._ranks: dict[str, tuple[str, int]] = {}  # mesh and base rank of each session
 
     def opened(self, event: e.SessionOpened) -> None:
-        """An actor has stopped."""
+        """An actor has stopped at a breakpoint."""
         _, index = self._meshes.find(event.uid, event.rank)
         self._board.put("sessions", event.id, {"mesh": event.uid, "rank": index, "since": event.since, **event.record})
         self._ranks[event.id] = (event.uid, event.rank)
         self._pause(event.uid, event.rank, event.since)
 
     def closed(self, event: e.SessionClosed) -> None:
-        """It goes on; a rank is paused until its last session has ended."""
+        """A session has ended; its rank is paused until the last one has."""
         held = self._ranks.pop(event.id, None)
         self._board.put("sessions", event.id, None)
         if held is not None and held not in self._ranks.values():
@@ -55,20 +55,20 @@ class Sessions:
 
 
 class Ranks:
-    """Takes the events of ranks. What is told of ranks that nobody knows (any more) is of no consequence."""
+    """Folds the events of ranks. Events for unknown ranks are ignored."""
 
     def __init__(self, board: Board, meshes: Meshes) -> None:
         self._board = board
         self._meshes = meshes
 
     def started(self, event: e.Started) -> None:
-        """Its process runs."""
+        """The process of a rank runs."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
             self._board.change_rank(event.uid, str(index), {"pid": event.pid})
 
     def turned(self, event: e.Turned, failure: str) -> None:
-        """Supervision has it so from now on; `failure` is the id under which what happened to it is shown."""
+        """Supervision reports a new condition; `failure` is the id under which its failure is shown."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -82,7 +82,7 @@ class Ranks:
             "failure": failure or None,
         }
         if event.condition == "failed" or event.incarnation != rank.incarnation:
-            rank.unanswered = None  # of the process before
+            rank.unanswered = None  # concerned the process before
         if event.condition == "failed":
             fields.update(dict.fromkeys(_STATISTICS))
         rank.condition, rank.incarnation, rank.since = event.condition, event.incarnation, event.at
@@ -90,14 +90,14 @@ class Ranks:
         self._meshes.show_with_actors(mesh, index)
 
     def answers(self, event: e.Answers) -> None:
-        """Its process does not answer, or does again."""
+        """A process stopped or resumed answering."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
             mesh.ranks.own(index).unanswered = event.since
             self._meshes.show_with_actors(mesh, index)
 
     def does(self, event: e.Doings) -> None:
-        """It has begun or ended something."""
+        """An actor began or ended a call."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -114,7 +114,7 @@ class Ranks:
         self._works(mesh, index)
 
     def asked(self, event: e.Asked) -> None:
-        """A call of this process waits for it, or does no longer: known here before its process reports so."""
+        """A call of this process waits for the rank, or no longer does; the rank's own report comes later."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
             return
@@ -122,12 +122,12 @@ class Ranks:
         before, rank.asked = rank.asked, event if event.endpoint else None
         doing = rank.doing
         if rank.asked is None and before is not None and doing is not None and doing.endpoint == before.endpoint:
-            rank.doing = None  # the report that it has ended is on its way
+            rank.doing = None  # the report of its end is on its way
         self._meshes.show(mesh, index)
         self._works(mesh, index)
 
     def _works(self, mesh: Mesh, index: int) -> None:
-        """Its process is busy for as long as it is."""
+        """Marks a process busy while one of its actors is."""
         below = self._meshes.below(mesh, index)
         if below is None or below[0].ended:
             return
@@ -142,7 +142,7 @@ class Ranks:
         self._meshes.show(*below)
 
     def uses(self, event: e.Usage) -> None:
-        """What its process uses."""
+        """Resource use of a process."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None:
             return
@@ -155,20 +155,20 @@ class Ranks:
         self._board.change_rank(event.uid, str(index), fields)
 
     def quiet(self, _event: e.Quiet) -> None:
-        """Workers tell nothing of themselves any more."""
+        """Drops activity that workers no longer report."""
         for mesh in self._meshes:
-            for index, rank in mesh.ranks.told():
+            for index, rank in mesh.ranks.recorded():
                 if rank.doing is not None:
                     rank.doing = None
                     self._meshes.show(mesh, index)
                     self._works(mesh, index)
         for uid, ranks in self._board.document["ranks"].items():
-            for place in ranks:
-                self._board.change_rank(uid, place, dict.fromkeys(_STATISTICS))
+            for index in ranks:
+                self._board.change_rank(uid, index, dict.fromkeys(_STATISTICS))
 
 
 class Cluster:
-    """`fold` events, then `take` what has changed. `document` is what a view that comes now is given."""
+    """The state of the cluster: `fold` events, then `take` the changes. `document` is the whole state."""
 
     def __init__(self) -> None:
         self._board = board = Board()
@@ -192,7 +192,7 @@ class Cluster:
             e.Usage: ranks.uses,
             e.Quiet: ranks.quiet,
             e.Failed: incidents.failed,
-            e.Told: incidents.told,
+            e.Notified: incidents.notified,
             e.Settled: incidents.settled,
             e.SessionOpened: sessions.opened,
             e.SessionClosed: sessions.closed,
@@ -203,25 +203,25 @@ class Cluster:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The whole state, as JSON has it; it changes with the next event."""
+        """The whole state as JSON; it changes with the next event."""
         self._write()
         return self._board.document
 
     def take(self) -> Patch:
-        """What has changed since the last time, as one merge patch; {} if nothing has."""
+        """The changes since the last call as one merge patch; {} if there are none."""
         self._write()
         return self._board.take()
 
     def failure_key(self, failure: str) -> str:
-        """The id under which a failure is told: its own, or that of the first of one event."""
+        """The id under which a failure is shown: its own, or that of the first failure of the same event."""
         return self._incidents.key(failure)
 
     def mesh_view(self, uid: str, region: Region, now: float) -> MeshView | None:
-        """A mesh, or the slice of it that `region` is; None if the state does not hold it (any more)."""
+        """A mesh, or its slice `region`; None if the state does not contain it."""
         return mesh_view(self._meshes, self.document, uid, region, now)
 
     def fold(self, event: e.Event) -> None:
-        """Takes one event in. What is told of meshes nobody knows (any more) is of no consequence."""
+        """Applies an event. Events for unknown meshes are ignored."""
         self._folds[type(event)](event)
 
     def _write(self) -> None:

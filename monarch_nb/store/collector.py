@@ -1,4 +1,4 @@
-"""What happens in an engine, as events of the store."""
+"""Translates events of one runtime into events of the store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,63 +25,63 @@ from monarch_nb.mesh.mesh_events import (
 )
 from monarch_nb.runtime import MeshState, ProcState, Runtime, when_done
 from monarch_nb.store import events as e
-from monarch_nb.store.facts import is_ready, now, place_of, spawned, turned
+from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
 from monarch_nb.store.failures import record
 from monarch_nb.store.pending import Pending
-from monarch_nb.store.verbs import TOLD, WATCH, Activity, Watch
+from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, Watch
 from monarch_nb.supervision import Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
-AGAIN_S = 0.1  # between looks at calls that wait for answers, while somebody watches
-LOOK_S = 0.01  # what supervision does comes in bursts
-FORGET_S = 30.0  # how long a mesh that has ended stays in sight
-PROMPT = 1000  # processes that tell ten times a second what they do; more of them tell it less often, in proportion
+AGAIN_S = 0.1  # between checks of calls that wait for answers, while somebody watches
+LOOK_S = 0.01  # supervision acts in bursts
+FORGET_S = 30.0  # how long a mesh that has ended stays visible
+PROMPT = 1000  # processes that report ten times a second; with more, each reports proportionally less often
 
 
 class Collector:
-    """Listens to meshes, supervision and the workers of one engine; calls `put` on their threads."""
+    """Listens to meshes, supervision and the workers of one runtime; calls `put` on their threads."""
 
     def __init__(self, engine: Runtime, put: Callable[[e.Event], None]) -> None:
         self._engine = engine
         self._put = put
-        self.readable: Callable[[str], str] = str  # file names in tracebacks as people know them
+        self.readable: Callable[[str], str] = str  # replaces file names in tracebacks by display names
         self._driver, self._watcher = engine.part(Driver), engine.part(ProcessWatcher)
         self._events = engine.part(MeshEvents)
-        self._odd: dict[str, dict[int, RankStatus]] = {}  # of each mesh, the odd ranks as they were told
-        self._starting: dict[str, MeshState] = {}  # meshes that are not ready, as far as the store knows
+        self._odd: dict[str, dict[int, RankStatus]] = {}  # by mesh, the ranks that are not alive, as last reported
+        self._starting: dict[str, MeshState] = {}  # meshes that the store shows as starting
         self._ended: set[str] = set()
-        self._failures: set[int] = set()  # those that were told
-        self._hit: dict[int, set[tuple[str, int]]] = {}  # by failure, what it has hit and is not back
+        self._failures: set[int] = set()  # reported failures
+        self._hit: dict[int, set[tuple[str, int]]] = {}  # by failure, the ranks it has hit that are not back
         self._soon = False
         self._watched = False
-        self._again = False  # it is about to look at the calls again
+        self._again = False  # a check of pending calls is scheduled
         self._pending = Pending(engine)
-        engine.verbs.handle(TOLD, self._activity)
-        self._events.listeners.append(self._happened)
-        self._driver.listeners.append(self._supervised)
+        engine.verbs.handle(ACTIVITY, self._activity)
+        self._events.listeners.append(self._on_event)
+        self._driver.listeners.append(self._on_supervision)
         for state in tuple(engine.meshes.values()):
             self._spawned(state)
             self._spawning(state)
         for address, pid in tuple(self._watcher.pids.items()):
             self._started(address, pid)
         for address, since in tuple(self._watcher.unresponsive.items()):
-            self._put(e.Answers(*place_of(address), since, now()))
-        self.look()
+            self._put(e.Answers(*rank_of(address), since, now()))
+        self.report_ranks()
 
     def close(self) -> None:
-        """Listens no longer."""
-        if self._happened in self._events.listeners:
-            self._events.listeners.remove(self._happened)
-        if self._supervised in self._driver.listeners:
-            self._driver.listeners.remove(self._supervised)
-        self._engine.verbs.release(TOLD)
+        """Removes all listeners."""
+        if self._on_event in self._events.listeners:
+            self._events.listeners.remove(self._on_event)
+        if self._on_supervision in self._driver.listeners:
+            self._driver.listeners.remove(self._on_supervision)
+        self._engine.verbs.release(ACTIVITY)
         self.watch(on=False)
 
     def refresh(self) -> None:
-        """Tells what is known here and was not told yet: for somebody who looks at this moment."""
-        self.look()
+        """Reports changes that were not reported yet, for somebody who reads the state now."""
+        self.report_ranks()
         for uid, state in tuple(self._starting.items()):
             if is_ready(state):
                 self._ready(uid)
@@ -89,10 +89,10 @@ class Collector:
             self._put(asked)
         if self._watched and self._pending.any and not self._again:
             self._again = True
-            self._engine.later(AGAIN_S, self._look_again)
+            self._engine.later(AGAIN_S, self._refresh_again)
 
-    def _look_again(self) -> None:
-        """Those who watch see the end of what somebody has looked at."""
+    def _refresh_again(self) -> None:
+        """Reports the end of calls that `refresh` has shown to watchers."""
         self._again = False
         if self._watched and not self._engine.closed:
             self.refresh()
@@ -100,7 +100,7 @@ class Collector:
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def watch(self, *, on: bool) -> None:
-        """Has the workers tell of what they do, or not any more."""
+        """Asks the workers to start or stop reporting their activity."""
         self._watched = on
         if self._engine.closed:
             return
@@ -110,21 +110,21 @@ class Collector:
                     self._ask(state.address(rank), on=on)
 
     def _ask(self, address: str, *, on: bool) -> None:
-        if self._watcher.pids.get(address):  # those that do not run yet are asked when they do
+        if self._watcher.pids.get(address):  # others are asked once they run
             try:
                 self._engine.tell(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
             except TransportError:
-                return  # it is gone
+                return  # the process has ended
 
     def _activity(self, activity: Activity, asker: Asker[None]) -> None:
         for doing in activity.doings:
             self._put(e.Doings(*msgspec.structs.astuple(doing)))
         if activity.used is not None:
-            self._put(e.Usage(*place_of(asker.src), *msgspec.structs.astuple(activity.used)))
+            self._put(e.Usage(*rank_of(asker.src), *msgspec.structs.astuple(activity.used)))
 
     # -- meshes -----------------------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case MeshSpawned(state):
                 self._spawned(state)
@@ -137,9 +137,9 @@ class Collector:
             case MeshStopped(state) if state.stopped is not None:
                 self._engine.later(FORGET_S, lambda: self._forget(state))
             case ProcUnresponsive(address, since):
-                self._put(e.Answers(*place_of(address), since, now()))
+                self._put(e.Answers(*rank_of(address), since, now()))
             case ProcResponsive(address):
-                self._put(e.Answers(*place_of(address), None, now()))
+                self._put(e.Answers(*rank_of(address), None, now()))
             case HostLost(host):
                 self._put(e.HostSeen(host, why="it cannot be reached"))
             case HostNoticed(host, by, until):
@@ -160,7 +160,7 @@ class Collector:
             self._put(spawned(self._engine, state))
 
     def _resized(self, state: MeshState) -> None:
-        """What was told of new ranks came before anybody knew of them."""
+        """Reports a mesh anew: events of new ranks came before the store knew them."""
         if state.spawn_spec is None or state.stopped is not None:
             return
         self._put(e.Resized(spawned(self._engine, state, ready=True)))
@@ -169,7 +169,7 @@ class Collector:
             for rank in state.ranks:
                 if pid := self._watcher.pids.get(state.address(rank)):
                     self._started(state.address(rank), pid)
-        self._supervised(None)
+        self._on_supervision(None)
 
     def _spawning(self, state: MeshState) -> None:
         spawn_spec = state.spawn_spec
@@ -182,12 +182,12 @@ class Collector:
             self._put(e.Ready(uid, now()))
 
     def _started(self, address: str, pid: int) -> None:
-        self._put(e.Started(*place_of(address), pid, now()))
+        self._put(e.Started(*rank_of(address), pid, now()))
         if self._watched:
             self._ask(address, on=True)
 
     def _forget(self, state: MeshState) -> None:
-        if state.stopped is None:  # this process has come back to it
+        if state.stopped is None:  # this process has attached to it again
             return
         for uid in (*(state.actors if isinstance(state, ProcState) else ()), state.uid):
             self._odd.pop(uid, None)
@@ -196,26 +196,26 @@ class Collector:
 
     # -- supervision ------------------------------------------------------------------------------------------------
 
-    def _supervised(self, what: Any) -> None:
+    def _on_supervision(self, what: Any) -> None:
         match what:
             case None:
                 if not self._soon:
                     self._soon = True
-                    self._engine.later(LOOK_S, self.look)
+                    self._engine.later(LOOK_S, self.report_ranks)
             case Supervise(owner, failure) if not failure.preempted:
                 self._failed(failure)
                 self._owner(failure.failure_id, owner, "asked")
-            case RootFault(failure, telling):
+            case RootFault(failure, route):
                 self._failed(failure)
-                how = "asked" if telling == "call" else "shown"
-                self._put(e.Told(str(failure.failure_id), "a call" if telling == "call" else "<root>", how))
+                how = "asked" if route == "call" else "shown"
+                self._put(e.Notified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
             case Tell(failure):
-                self._put(e.Told(str(failure.failure_id), "<root>", "shown"))
+                self._put(e.Notified(str(failure.failure_id), "<root>", "shown"))
             case OwnerSaid(failure_id, owner, handled):
                 self._owner(failure_id, owner, "handled" if handled else "not handled")
 
     def _owner(self, failure_id: int, owner: str, how: str) -> None:
-        self._put(e.Told(str(failure_id), self._driver.owner_name(owner), how))
+        self._put(e.Notified(str(failure_id), self._driver.owner_name(owner), how))
 
     def _failed(self, failure: MeshFailure) -> None:
         if failure.failure_id in self._failures or not failure.failure_id:
@@ -228,8 +228,8 @@ class Collector:
             e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, now(), self.readable), failure)
         )
 
-    def look(self) -> None:
-        """Tells what has changed in supervision since it was last looked at."""
+    def report_ranks(self) -> None:
+        """Reports ranks whose state in supervision has changed since the last call."""
         self._soon = False
         at = now()
         for uid, ended, odd in self._driver.ranks_not_alive():

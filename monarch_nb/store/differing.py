@@ -1,4 +1,4 @@
-"""What differs among the ranks of a mesh: those that are alike are one kind, however many they are."""
+"""Groups of ranks of a mesh that are alike: few kinds, however many ranks there are."""
 
 from msgspec import Struct
 
@@ -17,31 +17,31 @@ WORST_FIRST: tuple[RankState, ...] = (
     "idle",
     "stopped",
 )
-MOST = 12  # kinds that are told
+MOST = 12  # kinds that are listed
 _NAMED = 3  # hosts
-_LONGEST = 60  # characters of places, and of what is said of a kind
+_LONGEST = 60  # characters of coordinates, and of the description of a kind
 
 
 class Kind(Struct, frozen=True):
     """Ranks that are in the same state for the same reason, or run the same endpoint."""
 
     state: RankState
-    about: str  # the endpoint, or the reason; "" where there is nothing to say
+    about: str  # the endpoint, or the reason; "" without one
     ranks: tuple[RankView, ...]
 
 
 def kinds(view: MeshView) -> list[Kind]:
-    """All of them, the worst state first, of one state the largest first."""
-    found: dict[tuple[RankState, str], list[RankView]] = {}
+    """All kinds, the worst state first, then the largest first."""
+    by_kind: dict[tuple[RankState, str], list[RankView]] = {}
     for rank in view.ranks:
-        about = "" if rank.state == "unresponsive" else rank.detail  # for how long is not a kind
-        found.setdefault((rank.state, about), []).append(rank)
-    listed = [Kind(state, about, tuple(ranks)) for (state, about), ranks in found.items()]
+        about = "" if rank.state == "unresponsive" else rank.detail  # its duration does not make a kind
+        by_kind.setdefault((rank.state, about), []).append(rank)
+    listed = [Kind(state, about, tuple(ranks)) for (state, about), ranks in by_kind.items()]
     return sorted(listed, key=lambda kind: (WORST_FIRST.index(kind.state), -len(kind.ranks)))
 
 
 def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
-    """Each kind as text: how many, the state, about what, and where; what is too much is summed up in a last row."""
+    """Each kind as text: count, state, description and location; a last row sums up those beyond `MOST`."""
     every = kinds(view)
     rows: list[tuple[str, str, str, str]] = [
         (f"{len(kind.ranks):,}", kind.state, _short(kind.about), where(view, kind, alone=len(every) == 1))
@@ -54,18 +54,18 @@ def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
 
 
 def where(view: MeshView, kind: Kind, *, alone: bool = False) -> str:
-    """Where the ranks of a kind are: their places, where these are few words, and their hosts."""
+    """Location of the ranks of a kind: coordinates, where they are short, and hosts."""
     if alone or len(kind.ranks) * 2 > len(view.ranks):
         return ""
     hosts = list(dict.fromkeys(rank.host for rank in kind.ranks))
     on = ", ".join(hosts) if len(hosts) <= _NAMED else f"{len(hosts):,} hosts"
-    at = places(view.labels, (rank.point for rank in kind.ranks), view.sizes)
-    return f"{at} on {on}" if at and len(at) <= _LONGEST else f"on {on}"
+    coordinates = places(view.labels, (rank.point for rank in kind.ranks), view.sizes)
+    return f"{coordinates} on {on}" if coordinates and len(coordinates) <= _LONGEST else f"on {on}"
 
 
 def kinds_text(view: MeshView) -> str:
     """The kinds as lines of text."""
-    return text_table([(f"{count:>7}", state, about, at) for count, state, about, at in kind_rows(view)])
+    return text_table([(f"{count:>7}", state, about, location) for count, state, about, location in kind_rows(view)])
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the engine tells the store. Ranks are base ranks: those of the procs; times are seconds since the epoch."""
+"""Events of the store. Ranks are base ranks, those of the procs; times are seconds since the epoch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,9 +14,9 @@ FailureState = Literal["open", "healing", "healed", "stopped"]
 
 
 class HostSeen(msgspec.Struct, frozen=True):
-    """A host belongs to the cluster; `why` says that it is lost, "" that it is up.
+    """A host of the cluster; `why` says why it is lost, "" means that it is up.
 
-    `notice` says who is about to take it away, `until` when that is, 0 where nobody knows.
+    `notice` says who is about to take it away, `until` when that is, 0 if unknown.
     """
 
     host: str
@@ -27,7 +27,7 @@ class HostSeen(msgspec.Struct, frozen=True):
 
 
 class Spawned(msgspec.Struct, frozen=True, kw_only=True):
-    """A mesh was spawned. `ranks` in its own row-major order."""
+    """A mesh was spawned. `ranks` are in its own row-major order."""
 
     uid: str
     name: str
@@ -37,7 +37,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[int, ...] = ()
     offset: int = 0
     strides: tuple[int, ...] = ()
-    picked: tuple[int, ...] = ()  # the base ranks, where no strides lead from one to the next
+    picked: tuple[int, ...] = ()  # the base ranks, where strides cannot describe them
     actor_class: str = ""
     on: str = ""
     inner: bool = False
@@ -50,7 +50,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resized(msgspec.Struct, frozen=True):
-    """A mesh has another extent, or lies on other hosts: it is as if it had been spawned so."""
+    """A mesh has a new extent, or other hosts; `mesh` describes it anew."""
 
     mesh: Spawned
 
@@ -65,14 +65,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """All of a mesh is there: its processes with their set-up, or its actors' constructors."""
+    """The start of a mesh is complete: its processes with their set-up, or its actors' constructors."""
 
     uid: str
     at: float
 
 
 class Turned(msgspec.Struct, frozen=True):
-    """What supervision says of a rank from now on."""
+    """Supervision reports a new condition of a rank."""
 
     uid: str
     rank: int
@@ -93,20 +93,20 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """A mesh that has ended is of no interest any more."""
+    """A mesh that has ended leaves the state."""
 
     uid: str
 
 
 class Unheld(msgspec.Struct, frozen=True):
-    """Nothing in the notebook refers to a mesh since then; with None something does."""
+    """No variable of the notebook refers to a mesh since that time; None: one does again."""
 
     uid: str
     since: float | None
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """A process does not answer since then; with None it does again."""
+    """A process has not answered since that time; None: it answers again."""
 
     uid: str
     rank: int
@@ -115,9 +115,9 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class Doings(msgspec.Struct, frozen=True):
-    """What an actor does, and how much it has done; `calls` is -1 where that is not known.
+    """The activity and counters of an actor; `calls` is -1 if unknown.
 
-    The uid of procs means code that runs on the process itself.
+    With the uid of procs: code that runs on the process itself.
     """
 
     uid: str
@@ -133,7 +133,7 @@ class Doings(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A rank has not answered a call of this process since then; without an endpoint it has."""
+    """A call of this process to a rank is pending since that time; without an endpoint it was answered."""
 
     uid: str
     rank: int
@@ -143,7 +143,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a process uses: `cpu` in cores, memory in bytes; `gpu` is the share of one in use, -1 where unknown.
+    """Resources of a process: `cpu` in cores, memory in bytes; `gpu` is the share in use, -1 if unknown.
 
     `memory_kind` says how memory is counted: "Pss", "private" or "peak".
     """
@@ -159,15 +159,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Quiet(msgspec.Struct, frozen=True):
-    """Nobody watches: what workers told of themselves gets old, and is dropped."""
+    """Nobody watches: reported activity is outdated, and is dropped."""
 
     at: float
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A failure; `ranks` are those of `uid`, base ranks. `record` is what a view is told besides.
+    """A failure; `ranks` are base ranks of the mesh `uid`. `record` has further fields for views.
 
-    With the `failure` itself, those of one cause that come soon after each other are told as one, by the first id.
+    Failures with a `failure` of the same cause that come soon after each other are shown as one, under the first id.
     """
 
     id: str
@@ -177,7 +177,7 @@ class Failed(msgspec.Struct, frozen=True):
     failure: MeshFailure | None = None
 
 
-class Told(msgspec.Struct, frozen=True):
+class Notified(msgspec.Struct, frozen=True):
     """An owner was asked to handle a failure, or has answered."""
 
     id: str
@@ -204,28 +204,28 @@ class SessionOpened(msgspec.Struct, frozen=True):
 
 
 class SessionClosed(msgspec.Struct, frozen=True):
-    """It goes on."""
+    """A debugger session has ended: its thread resumed."""
 
     id: str
     at: float
 
 
 class TransfersSeen(msgspec.Struct, frozen=True):
-    """What one process has from the memory of another by one mover, or what it offers; an empty record: no more."""
+    """Transfers of one process from the memory of another by one mover, or what it offers; empty record: no longer."""
 
     id: str
     record: Mapping[str, Any]
 
 
 class TensorsSeen(msgspec.Struct, frozen=True):
-    """The sharded tensors of one mesh of tensors now; an empty record means that it is gone."""
+    """The sharded tensors of one mesh of tensors; an empty record means that the mesh has ended."""
 
     id: str
     record: Mapping[str, Any]
 
 
 class Detached(msgspec.Struct, frozen=True):
-    """A mesh lives on without this controller; an empty record means that it does not any more."""
+    """A mesh runs on without this controller; an empty record means that it no longer does."""
 
     id: str
     record: Mapping[str, Any]
@@ -247,7 +247,7 @@ Event = (
     | Usage
     | Quiet
     | Failed
-    | Told
+    | Notified
     | Settled
     | SessionOpened
     | SessionClosed

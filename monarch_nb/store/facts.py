@@ -1,4 +1,4 @@
-"""What an engine knows of its meshes, as events of the store."""
+"""Facts about the meshes of a runtime, as events of the store."""
 
 import time
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from monarch_nb.wire import parse_address
 
 
 def now() -> float:
-    """The time as events have it."""
+    """The time as in events."""
     return round(time.time(), 3)
 
 
-def place_of(address: str) -> tuple[str, int]:
-    """Proc mesh and rank of a process."""
+def rank_of(address: str) -> tuple[str, int]:
+    """Proc mesh and base rank of a process."""
     uid, rank, _ = parse_address(address).place
     return uid, rank
 
 
 def is_ready(state: MeshState) -> bool:
-    """Whether all that a mesh starts with has run: set-up code, or constructors, also where one of them has failed."""
+    """True once the start of a mesh has ended, its set-up code or constructors, also where one of them has failed."""
     return state.spawn_spec is None or state.spawn_spec.initialized.done()
 
 
 def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
-    """A mesh as it was spawned."""
+    """The event for a spawned mesh."""
     spawn_spec = state.spawn_spec
     form = RegionForm.of(state.region)
     procs = isinstance(state, ProcState)
@@ -57,7 +57,7 @@ def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spaw
 
 
 def turned(uid: str, rank: int, status: RankStatus, at: float) -> e.Turned:
-    """A rank as supervision has it."""
+    """The event for the condition of a rank in supervision."""
     cause, failed = status.cause, status.state == "failed"
     return e.Turned(
         uid,
@@ -71,7 +71,7 @@ def turned(uid: str, rank: int, status: RankStatus, at: float) -> e.Turned:
 
 
 def how_it_ended(cause: Cause) -> str:
-    """Why a rank failed, in a few words."""
+    """The reason for the end of a rank, in a few words."""
     origin = cause.origin
     ended = dict(report_facts(origin)).get("ended", "")
     if ended:
@@ -81,12 +81,12 @@ def how_it_ended(cause: Cause) -> str:
 
 
 def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
-    """All that is known of one mesh and, for actors, of their processes: for who has no store that has listened."""
+    """All facts about one mesh and, for actors, about their processes: for callers without a store that listens."""
     watcher = engine.part(ProcessWatcher)
     procs = state.procs if isinstance(state, ActorState) else state
     states: list[MeshState] = [procs] if procs is state else [procs, state]
-    for each in states:
-        yield spawned(engine, each, ready=is_ready(each))
+    for shown in states:
+        yield spawned(engine, shown, ready=is_ready(shown))
     if isinstance(procs, ProcState):
         for noticed in engine.part(HostNotices).of(procs.hosts):
             yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
@@ -100,11 +100,11 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
         held = engine.held_at(state.uid, rank)
         if held:
             yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
-    for each in states:
-        for uid, ended, odd in engine.part(Driver).ranks_not_alive(each.uid):
+    for shown in states:
+        for uid, ended, odd in engine.part(Driver).ranks_not_alive(shown.uid):
             for rank, status in odd.items():
                 yield turned(uid, rank, status, now())
             if ended is not None:
                 yield e.Ended(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
-        if each.stopped is not None:
-            yield e.Ended(each.uid, each.stopped, now())
+        if shown.stopped is not None:
+            yield e.Ended(shown.uid, shown.stopped, now())

@@ -1,4 +1,4 @@
-"""A failure as views are told it: its title, what is known of it, its whole story; of one rank as of many."""
+"""A failure as views show it, for one rank or many: title, facts and full text."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.report import error_text, facts
 from monarch_nb.wire import host_name
 
-# What happened to one rank, and to several.
+# Verbs for one rank, and for several.
 _TITLES = {
     "signal": ("died", "died"),
     "exit": ("ended", "ended"),
@@ -25,20 +25,20 @@ _TITLES = {
     "undeliverable": ("cannot be reached", "cannot be reached"),
 }
 _FAILED = ("failed", "failed")
-_LINES = 20  # of the last that were written, in the text of a failure
-_PIDS = 16  # that are told one by one
+_LINES = 20  # last lines of output, in the text of a failure
+_PIDS = 16  # that are listed
 
 Record = Mapping[str, Any]
 Paint = Callable[[str, str], str]  # text, one of "title" "dim" "strong" "plain"
 
 
 def plain(text: str, _style: str) -> str:
-    """No colours."""
+    """Leaves a text without colours."""
     return text
 
 
 def title(failure: MeshFailure) -> str:
-    """Who failed and how, in one line."""
+    """One line: the mesh, its ranks, and how they failed."""
     return f"{_who(failure)}{_how(failure)}"
 
 
@@ -70,7 +70,7 @@ def _text(failure: MeshFailure) -> str:
 
 
 def details(failure: MeshFailure) -> str:
-    """The remote traceback, or the chain of owners that did not handle it; "" if there is none."""
+    """The remote traceback, or the chain of owners that did not handle the failure; "" if there is none."""
     if failure.cause.kind in ("signal", "exit", "host", "stopped", "owner", "undeliverable"):
         return ""
     text = error_text(failure.cause)
@@ -78,9 +78,9 @@ def details(failure: MeshFailure) -> str:
 
 
 def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = str) -> dict[str, Any]:
-    """What docs/protocol.md says of a failure, but for its mesh and ranks; None is what is not known.
+    """The fields of a failure in docs/protocol.md except its mesh and ranks; None for unknown values.
 
-    `readable` writes file names in tracebacks as people know them.
+    `readable` replaces file names in tracebacks by display names.
     """
     origin = failure.cause.origin
     return {
@@ -108,24 +108,24 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
 
 
 def state(failure: Record) -> str:
-    """How it stands, in words."""
+    """The state in words."""
     return "not healed" if failure["state"] == "open" else str(failure["state"])
 
 
 def clock(at: float) -> str:
-    """A time of the day."""
+    """Time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def rows(failure: Record) -> list[tuple[str, str]]:
-    """Where and how it happened, one (what, value) a line."""
+    """The facts of a failure as (label, value) pairs."""
     lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
     lines.append(("ended", failure.get("ended_by") or ""))
     lines.append(("memory", "the host killed it because it ran out of memory" if failure.get("oom") else ""))
     lines.append(("at", clock(failure["at"])))
     lines.append(("affects", ", ".join(failure.get("also") or ())))
     lines += [(where, text) for where, text in failure.get("texts") or ()]
-    return [(what, value) for what, value in lines if value]
+    return [(label, value) for label, value in lines if value]
 
 
 def hosts(failure: Record) -> str:
@@ -143,7 +143,7 @@ def hosts(failure: Record) -> str:
 
 
 def tails(failure: Record) -> list[tuple[str, list[str]]]:
-    """What the ranks wrote last, equal lines once: (which ranks, "" for all of them; the lines) each."""
+    """Last lines of output as (ranks, lines), with equal lines merged; "" stands for all ranks."""
     several = failure.get("lines")
     if several:
         return [(where, list(lines)) for where, lines in several]
@@ -151,22 +151,22 @@ def tails(failure: Record) -> list[tuple[str, list[str]]]:
 
 
 def text(failure: Record, paint: Paint = plain, *, brief: str = "") -> str:
-    """The whole story as lines; with `brief`, which says where it was told, only what has to be known at once."""
+    """The whole description as lines; with `brief`, which says where it was shown before, only the next step."""
 
-    def line(what: str, value: str, style: str = "plain") -> str:
-        return f"  {paint(what.ljust(9), 'dim')} {paint(value, style)}"
+    def line(label: str, value: str, style: str = "plain") -> str:
+        return f"  {paint(label.ljust(9), 'dim')} {paint(value, style)}"
 
     if brief:
         return "\n".join([line("more", brief), line("next", failure["next"], "strong")])
-    story = failure.get("traceback") or ""
-    lines = [f"  {each}" for each in story.splitlines()] + [""] * bool(story)
-    lines += [line(what, value) for what, value in rows(failure)]
+    trace = failure.get("traceback") or ""
+    lines = [f"  {row}" for row in trace.splitlines()] + [""] * bool(trace)
+    lines += [line(label, value) for label, value in rows(failure)]
     last_lines = tails(failure)
     for where, last in last_lines:
         whose = "its last lines" if len(failure.get("ranks", ())) < 2 else "the last lines of each"
         lines.append(paint(f"  the last lines of {where}:" if where else f"  {whose}:", "dim"))
-        lines += [f"    | {each.rstrip()}" for each in last[-max(3, _LINES // len(last_lines)) :]]
+        lines += [f"    | {row.rstrip()}" for row in last[-max(3, _LINES // len(last_lines)) :]]
     if failure.get("dump"):
-        lines += [paint("  it crashed here:", "dim"), *(f"    | {each.rstrip()}" for each in failure["dump"])]
+        lines += [paint("  it crashed here:", "dim"), *(f"    | {row.rstrip()}" for row in failure["dump"])]
     lines.append(line("next", failure["next"], "strong"))
     return "\n".join(lines)

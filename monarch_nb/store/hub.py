@@ -1,4 +1,4 @@
-"""The store of one process: keeps the state, sends what changes to those who watch it, and describes a mesh."""
+"""The store of one process: holds the state, sends changes to watchers, and describes meshes."""
 
 import logging
 import threading
@@ -18,9 +18,9 @@ from monarch_nb.store.facts import facts_of, now
 from monarch_nb.store.mesh_view import MeshView
 from monarch_nb.store.pending import Pending
 
-TELLING_S = 0.05  # between two deltas,
-RECORDS_PER_S = 20_000  # and longer after one with many ranks: no page takes in more than so many records of ranks
-WAITING = 500  # events that nobody watches are folded in heaps of that size
+SEND_S = 0.05  # between two deltas,
+RECORDS_PER_S = 20_000  # and longer after a delta with many ranks: a page takes in at most so many records a second
+WAITING = 500  # unwatched events are folded in batches of this size
 
 Message = dict[str, Any]
 Listener = Callable[[Message], None]
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Store:
-    """Methods from any thread. Without a watcher it has no thread, and workers tell nothing of themselves."""
+    """State of the cluster; methods from any thread. Without watchers no thread runs and workers report nothing."""
 
     def __init__(self, engine: Runtime | None = None) -> None:
         self._cluster = Cluster()
@@ -38,12 +38,12 @@ class Store:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._told = 0  # records of ranks in the delta before
+        self._sent = 0  # records of ranks in the last delta
         self.seq = 0
         self.collector = None if engine is None else Collector(engine, self.put)
 
     def put(self, event: Event) -> None:
-        """Takes an event in. Does not block."""
+        """Queues an event. Does not block."""
         self._events.append(event)
         if self._thread is not None:
             if not self._wake.is_set():
@@ -53,7 +53,7 @@ class Store:
                 self._fold()
 
     def document(self) -> dict[str, Any]:
-        """The state now, as a copy of its own."""
+        """A copy of the current state."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
@@ -62,7 +62,7 @@ class Store:
             return copied
 
     def mesh_view(self, uid: str, region: Region) -> MeshView | None:
-        """How a mesh, or the slice of it that `region` is, is now; None if the store does not hold it."""
+        """The current view of a mesh or its slice `region`; None if the store does not contain it."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
@@ -70,33 +70,32 @@ class Store:
             return self._cluster.mesh_view(uid, region, time.time())
 
     def event_of(self, number: int) -> str:
-        """The id under which a failure of supervision is told; "" if nothing is known of it (yet)."""
+        """The id under which a failure of supervision is shown; "" if it is not known (yet)."""
         with self._lock:
             self._fold()
             key = self._cluster.failure_key(str(number))
             return key if key in self._cluster.document["failures"] else ""
 
     def failure(self, key: str) -> dict[str, Any] | None:
-        """A failure as it is told now, as a copy of its own; None if there is none of that id."""
+        """A copy of a failure's current record; None if there is none with that id."""
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
             self._fold()
-            found = self._cluster.document["failures"].get(key)
-            return None if found is None else _copy(found)
+            record = self._cluster.document["failures"].get(key)
+            return None if record is None else _copy(record)
 
     def watch(self, listener: Listener) -> Callable[[], None]:
-        """Calls `listener` with a snapshot, here and now, and with deltas from then on; the result ends that.
+        """Calls `listener` with a snapshot at once, and with deltas from then on; call the result to end that.
 
-        Snapshots hold the state itself: they are to be encoded before the listener returns. All listeners get the same
-        delta, which they must not change. A listener must not block, and must not call back. One that raises is not
-        called again.
+        Snapshots hold the state itself: encode them before the listener returns. All listeners get the same delta and
+        must not change it. A listener must not block, and must not call back. One that raises is not called again.
         """
         if self.collector is not None:
             self.collector.refresh()
         with self._lock:
             self._flush()
-            if not self._tell(listener, self._snapshot()):
+            if not self._notify(listener, self._snapshot()):
                 return lambda: None
             first = not self._watchers
             self._watchers.append(listener)
@@ -108,14 +107,14 @@ class Store:
             self.collector.watch(on=True)
         return lambda: self._leave(listener)
 
-    def again(self, listener: Listener) -> None:
-        """A new snapshot for one that watches."""
+    def resend(self, listener: Listener) -> None:
+        """Sends a watcher a new snapshot."""
         with self._lock:
             self._flush()
-            self._tell(listener, self._snapshot())
+            self._notify(listener, self._snapshot())
 
     def close(self) -> None:
-        """Ends it; watchers hear nothing any more."""
+        """Ends the store; watchers receive nothing more."""
         self._closed = True
         with self._lock:
             self._watchers.clear()
@@ -131,14 +130,14 @@ class Store:
             if self._watchers:
                 return
         self._wake.set()
-        self._nobody()
+        self._on_unwatched()
 
-    def _nobody(self) -> None:
+    def _on_unwatched(self) -> None:
         if self.collector is not None:
             self.collector.watch(on=False)
         self.put(Quiet(round(time.time(), 3)))
 
-    # -- telling ----------------------------------------------------------------------------------------------------
+    # -- deltas -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -151,8 +150,8 @@ class Store:
                 self._flush()
                 deserted = not self._watchers
             if deserted:
-                self._nobody()
-            time.sleep(max(TELLING_S, self._told / RECORDS_PER_S))
+                self._on_unwatched()
+            time.sleep(max(SEND_S, self._sent / RECORDS_PER_S))
 
     def _fold(self) -> None:
         events = self._events
@@ -163,25 +162,25 @@ class Store:
             except Exception:
                 logger.exception("%r could not be folded in", event)
         if not self._watchers:
-            self._cluster.take()  # whoever comes gets all of it
+            self._cluster.take()  # the next watcher begins with a snapshot
 
     def _flush(self) -> None:
         self._fold()
         patch = self._cluster.take()
-        self._told = sum(len(ranks or ()) for ranks in patch.get("ranks", {}).values())
+        self._sent = sum(len(ranks or ()) for ranks in patch.get("ranks", {}).values())
         if not patch:
             return
         self.seq += 1
-        told = {"type": "delta", "prev": self.seq - 1, "seq": self.seq, "patch": patch, "now": round(time.time(), 3)}
+        delta = {"type": "delta", "prev": self.seq - 1, "seq": self.seq, "patch": patch, "now": round(time.time(), 3)}
         for listener in tuple(self._watchers):
-            if not self._tell(listener, told):
+            if not self._notify(listener, delta):
                 self._watchers.remove(listener)
 
     def _snapshot(self) -> Message:
         return {"type": "snapshot", "seq": self.seq, "state": self._cluster.document, "now": round(time.time(), 3)}
 
     @staticmethod
-    def _tell(listener: Listener, message: Message) -> bool:
+    def _notify(listener: Listener, message: Message) -> bool:
         try:
             listener(message)
         except Exception:
@@ -201,12 +200,12 @@ _making = threading.Lock()
 
 
 def known_store(engine: Runtime) -> Store | None:
-    """The store of an engine, if anything in this process has asked for it."""
+    """The store of a runtime, if this process has one."""
     return _stores.get(engine)
 
 
 def store_of(engine: Runtime) -> Store:
-    """The store of an engine; it begins to listen when it is first asked for."""
+    """The store of a runtime; created, and listening, at the first call."""
     with _making:
         store = _stores.get(engine)
         if store is None:
@@ -215,10 +214,10 @@ def store_of(engine: Runtime) -> Store:
 
 
 def describe(mesh: Any) -> MeshView:
-    """How a proc or actor mesh, a slice of one, or the record of one is. Never blocks and sends nothing.
+    """Current view of a proc or actor mesh, or of a slice. Never blocks and sends nothing.
 
-    The store answers where this process has one that holds the mesh. Elsewhere, as in scripts and workers, the same
-    reducer is given what is known of this one mesh.
+    The store answers if this process has one that contains the mesh. Otherwise, as in scripts and workers, the same
+    reducer is given the facts about this one mesh.
     """
     state: MeshState = mesh if isinstance(mesh, MeshState) else state_of(mesh)
     region = state.region if isinstance(mesh, MeshState) else region_of(mesh)

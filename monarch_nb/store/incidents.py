@@ -1,4 +1,4 @@
-"""Failures folded in: those of one event become one incident, which is told under the id of its first failure."""
+"""Failures folded in: failures of one event become one incident, shown under the id of the first of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.supervision.ranks import where
 
 KEPT_FAILURES = 200
-FOLD_S = 2.0  # so long after the last of them another one still belongs to it
-MEMORY_FOLD_S = 15.0  # the same where memory ran out: the kernel kills one process at a time, and each gives some back
-_STATES = ("open", "healing", "healed", "stopped")  # the worst first
-KINDS = 8  # of texts and of last lines that are kept of one event
+FOLD_S = 2.0  # a failure this long after the last one still joins its incident
+MEMORY_FOLD_S = 15.0  # the same where memory ran out: the kernel kills one process at a time, each of which frees some
+_STATES = ("open", "healing", "healed", "stopped")  # worst first
+KINDS = 8  # of texts and of last lines that an incident stores
 OF_PROCESSES = frozenset({"exit", "signal", "host", "spawn"})
 
 
 class Member(Struct):
-    """One failure: what supervision told, and how it is now."""
+    """One failure of an incident, and its state."""
 
     failure: MeshFailure | None
     bases: tuple[int, ...]
@@ -31,29 +31,29 @@ class Member(Struct):
 
 
 class Shape(Struct, frozen=True):
-    """A mesh as an incident needs it: the places of base ranks in it, and how many of the others work."""
+    """The data of a mesh that an incident needs: indices of base ranks, and the number of working ranks."""
 
     uid: str
     name: str
     procs: bool
     extent: tuple[tuple[str, ...], tuple[int, ...]]
-    place: Callable[[int], int]
+    index: Callable[[int], int]
     left: Callable[[set[int]], int]
 
 
 class Incident(Struct):
-    """What is told as one failure, under the id of the first of them."""
+    """Failures that are shown as one, under the id of the first of them."""
 
     id: str
-    uid: str  # the mesh it is told of
+    uid: str  # the mesh it is shown for
     members: dict[str, Member] = field(default_factory=dict)
-    states: dict[str, int] = field(default_factory=dict)  # how many are how
+    states: dict[str, int] = field(default_factory=dict)  # failures by state
     bases: set[int] = field(default_factory=set)
     latest: float = 0.0
     of_memory: bool = False
 
     def add(self, key: str, member: Member) -> None:
-        """One more belongs to it."""
+        """Adds a failure."""
         self.members[key] = member
         self.states[member.state] = self.states.get(member.state, 0) + 1
         self.bases.update(member.bases)
@@ -61,30 +61,30 @@ class Incident(Struct):
         self.latest = max(self.latest, member.record.get("detected", 0.0))
 
     def takes(self, bases: Sequence[int], detected: float) -> bool:
-        """Whether something alike that happened now belongs to it."""
+        """True if a similar failure at this time belongs to the incident."""
         within_s = MEMORY_FOLD_S if self.of_memory else FOLD_S
         fresh = self.bases.isdisjoint(bases) and detected - self.latest <= within_s
         return fresh and self.state == "open"
 
     @property
     def state(self) -> str:
-        """As bad as the worst of them."""
+        """The worst state of its failures."""
         return next(state for state in _STATES if self.states.get(state) or state == _STATES[-1])
 
     def settle(self, key: str, state: str) -> None:
-        """How one of them is from now on."""
+        """Changes the state of one failure."""
         member = self.members[key]
         self.states[member.state] -= 1
         self.states[state] = self.states.get(state, 0) + 1
         member.state = state
 
-    def story(self, mesh: Shape) -> dict[str, Any]:
-        """The fields of its record that follow from all of its failures; None is what is not known."""
-        members = sorted(self.members.values(), key=lambda member: [mesh.place(base) for base in member.bases])
+    def fields(self, mesh: Shape) -> dict[str, Any]:
+        """Fields of the record that follow from all failures; None for unknown values."""
+        members = sorted(self.members.values(), key=lambda member: [mesh.index(base) for base in member.bases])
         first = members[0]
         if first.failure is None:
             return {}
-        places = sorted({place for place in map(mesh.place, self.bases) if place >= 0})
+        places = sorted({index for index in map(mesh.index, self.bases) if index >= 0})
         failure = msgspec.structs.replace(
             first.failure,
             mesh_name=mesh.name,
@@ -94,14 +94,14 @@ class Incident(Struct):
             places=tuple(places),
             left=mesh.left(set(places)),
         )
-        if len(members) == 1:  # all is said already, but others may have failed since
+        if len(members) == 1:  # its record is complete, but other ranks may have failed since
             before, advice = first.record["next"], failure.next_step
             return {"next": advice, "report": first.record["report"].removesuffix(before) + advice}
         lines = _kinds(members, lambda member: tuple(member.record.get("last_lines") or ()))
         texts = _kinds(members, lambda member: member.record.get("text") or "")
         several = len(texts) > 1 and failure.cause.kind not in OF_PROCESSES
-        at: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.place, bases))  # noqa: E731
-        story = {
+        on_ranks: Callable[[list[int]], str] = lambda bases: where(mesh.extent, map(mesh.index, bases))  # noqa: E731
+        fields = {
             **first.record,
             "ranks": places,
             "name": mesh.name,
@@ -114,17 +114,19 @@ class Incident(Struct):
             "detected": min(member.record["detected"] for member in members),
             "dump": next((member.record["dump"] for member in members if member.record.get("dump")), None),
             "last_lines": list(next(iter(lines))) or None,
-            "lines": [[at(bases), list(last)] for last, bases in lines.items() if last] if len(lines) > 1 else None,
-            "texts": [[at(bases), raised] for raised, bases in texts.items()] if several else None,
+            "lines": [[on_ranks(bases), list(last)] for last, bases in lines.items() if last]
+            if len(lines) > 1
+            else None,
+            "texts": [[on_ranks(bases), raised] for raised, bases in texts.items()] if several else None,
             "also": list(_also(members, mesh.name)) or None,
             "next": failure.next_step,
         }
-        story["report"] = f"{story['title']}\n\n{text(story)}"
-        return story
+        fields["report"] = f"{fields['title']}\n\n{text(fields)}"
+        return fields
 
 
 def _kinds(members: Sequence[Member], of: Callable[[Member], Any]) -> dict[Any, list[int]]:
-    """What there is of something, and on which base ranks; the first kinds of it."""
+    """Distinct values among the failures, and the base ranks that have each; the first kinds only."""
     kinds: dict[Any, list[int]] = {}
     for member in members:
         kinds.setdefault(of(member), []).extend(member.bases)
@@ -150,50 +152,50 @@ def _also(members: Sequence[Member], name: str) -> dict[str, None]:
 
 
 class Incidents:
-    """Takes the events of failures; writes each incident into the board as one failure."""
+    """Folds the events of failures; writes each incident to the board as one failure."""
 
     def __init__(self, board: Board, meshes: Meshes) -> None:
         self._board = board
         self._meshes = meshes
-        self._incidents: dict[str, Incident] = {}  # by the id that they are told under
+        self._incidents: dict[str, Incident] = {}  # by the id that they are shown under
         self._incident_of: dict[str, str] = {}  # failure -> incident
         self._newest: dict[tuple[str, str, str], str] = {}  # procs or actors, owner, cause -> incident
-        self._by_mesh: dict[str, set[str]] = {}  # by the mesh that they are told of
-        self._outdated: set[str] = set()  # incidents of which the document says something else than is to be said
+        self._by_mesh: dict[str, set[str]] = {}  # by the mesh that they are shown for
+        self._outdated: set[str] = set()  # incidents whose record in the document must be rewritten
 
     def key(self, failure: str) -> str:
-        """The id under which a failure is told: its own, or that of the first of one event."""
+        """The id under which a failure is shown: its own, or that of the first failure of the same event."""
         return self._incident_of.get(failure, failure)
 
     def mesh_changed(self, uid: str) -> None:
-        """Ranks of a mesh work, or do not any more: the advice of its open incidents follows that."""
+        """Ranks of a mesh changed state: the advice of its open incidents depends on that."""
         for key in self._by_mesh.get(uid, ()):
             if self._incidents[key].state == "open":
                 self._outdated.add(key)
 
     def write(self) -> None:
-        """Brings the document up to date: once for many events."""
+        """Brings the document up to date, once for many events."""
         for key in self._outdated:
             incident = self._incidents.get(key)
             shape = None if incident is None else self._shape(incident.uid)
             if incident is not None and shape is not None:
-                self._board.change("failures", key, incident.story(shape))
+                self._board.change("failures", key, incident.fields(shape))
         self._outdated.clear()
 
     # -- events -----------------------------------------------------------------------------------------------------
 
     def failed(self, event: e.Failed) -> None:
-        """Something has failed."""
+        """Records a failure."""
         if event.id in self._incident_of:
             return
         record = {key: value for key, value in event.record.items() if value is not None}
         member = Member(event.failure, event.ranks, record)
-        known = self._belongs_to(event)
-        if known is not None:
-            self._join(known, event, member)
+        incident = self._belongs_to(event)
+        if incident is not None:
+            self._join(incident, event, member)
             return
         mesh = self._meshes.get(event.uid)
-        indices = [] if mesh is None else [index for index in map(mesh.at, event.ranks) if index >= 0]
+        indices = [] if mesh is None else [index for index in map(mesh.index_of, event.ranks) if index >= 0]
         self._board.put(
             "failures", event.id, {"mesh": event.uid, "ranks": indices, "told": [], "state": "open", **record}
         )
@@ -202,20 +204,20 @@ class Incidents:
         self._by_mesh.setdefault(event.uid, set()).add(event.id)
         self._incident_of[event.id] = event.id
         if event.failure is not None:
-            self._newest[self._sort(event)] = event.id
+            self._newest[self._group_key(event)] = event.id
         failures = self._board.document["failures"]
         while len(failures) > KEPT_FAILURES:
             self._drop(next(iter(failures)))
 
-    def told(self, event: e.Told) -> None:
-        """An owner was asked, or has answered."""
+    def notified(self, event: e.Notified) -> None:
+        """An owner was asked to handle a failure, or has answered."""
         key = self.key(event.id)
         record = self._board.document["failures"].get(key)
         if record is not None and [event.who, event.how] not in record["told"]:
             self._board.change("failures", key, {"told": [*record["told"], [event.who, event.how]]})
 
     def settled(self, event: e.Settled) -> None:
-        """A failure is being mended, or is over."""
+        """A failure is being healed, or has ended."""
         incident = self._incidents.get(self.key(event.id))
         if incident is None:
             return
@@ -223,10 +225,10 @@ class Incidents:
         over = incident.state in ("healed", "stopped")
         self._board.change("failures", incident.id, {"state": incident.state, "ended": event.at if over else None})
 
-    # -- which belong together --------------------------------------------------------------------------------------
+    # -- grouping ---------------------------------------------------------------------------------------------------
 
-    def _sort(self, event: e.Failed) -> tuple[str, str, str]:
-        """The same for failures of one event."""
+    def _group_key(self, event: e.Failed) -> tuple[str, str, str]:
+        """Equal for failures of the same event."""
         mesh = self._meshes.get(event.uid)
         assert event.failure is not None
         procs = None if mesh is None else self._meshes.get(mesh.event.on)
@@ -238,7 +240,7 @@ class Incidents:
     def _belongs_to(self, event: e.Failed) -> Incident | None:
         if event.failure is None:
             return None
-        incident = self._incidents.get(self._newest.get(self._sort(event), ""))
+        incident = self._incidents.get(self._newest.get(self._group_key(event), ""))
         takes = incident is not None and incident.takes(event.ranks, event.record.get("detected", 0.0))
         return incident if takes else None
 
@@ -247,13 +249,13 @@ class Incidents:
         self._incident_of[event.id] = incident.id
         mesh = self._meshes.get(incident.uid)
         procs = None if mesh is None else self._meshes.get(mesh.event.on)
-        if mesh is not None and procs is not None and any(mesh.at(base) < 0 for base in event.ranks):
-            self._by_mesh[incident.uid].discard(incident.id)  # other ranks have other actors
+        if mesh is not None and procs is not None and any(mesh.index_of(base) < 0 for base in event.ranks):
+            self._by_mesh[incident.uid].discard(incident.id)  # ranks outside the actor mesh: show it for the procs
             incident.uid, mesh = procs.event.uid, procs
             self._by_mesh.setdefault(incident.uid, set()).add(incident.id)
         if mesh is None:
             return
-        indices = sorted(index for index in map(mesh.at, incident.bases) if index >= 0)
+        indices = sorted(index for index in map(mesh.index_of, incident.bases) if index >= 0)
         self._board.change("failures", incident.id, {"mesh": incident.uid, "ranks": indices})
         self._outdated.add(incident.id)
         whole = procs or mesh
@@ -279,4 +281,4 @@ class Incidents:
         def left(lost: set[int]) -> int:
             return sum(rank.condition in ("alive", "starting") for index, rank in enumerate(ranks) if index not in lost)
 
-        return Shape(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.at, left)
+        return Shape(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.index_of, left)

@@ -1,4 +1,4 @@
-"""One mesh as the state has it, typed: what text and static HTML render."""
+"""One mesh, typed, as text and static HTML render it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from monarch_nb.wire import host_name
 
 
 class RankView(Struct, frozen=True):
-    """One rank: its place in the mesh that was described, and how it is. `pid` is 0 while it is not known."""
+    """One rank: its coordinates in the described mesh, and its state. `pid` is 0 while unknown."""
 
     rank: int  # in the mesh as it was spawned
     point: tuple[int, ...]
     state: RankState
     host: str
     pid: int
-    detail: str  # a few words, "" when there is nothing to say
+    detail: str  # a few words, or ""
 
 
 class MeshView(Struct, frozen=True):
-    """One mesh, or a slice of one."""
+    """A mesh, or a slice of one."""
 
     name: str
     kind: Literal["procs", "actors"]
@@ -37,7 +37,7 @@ class MeshView(Struct, frozen=True):
     actor_class: str  # "" for procs
     on: str  # uid of the procs that actors are on, "" for procs
     actors: tuple[str, ...]  # names of the actor meshes that live on procs
-    stopped: str  # why it was stopped, "" if it was not
+    stopped: str  # the reason, "" while it runs
     notices: tuple[str, ...] = ()  # of its hosts that are about to be taken away
 
     @property
@@ -47,7 +47,7 @@ class MeshView(Struct, frozen=True):
 
     @property
     def counts(self) -> dict[RankState, int]:
-        """How many ranks are in each state, the commonest first."""
+        """Number of ranks by state, the commonest first."""
         return dict(Counter(rank.state for rank in self.ranks).most_common())
 
     def having(self, state: RankState) -> tuple[RankView, ...]:
@@ -56,7 +56,7 @@ class MeshView(Struct, frozen=True):
 
 
 def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now: float) -> MeshView | None:
-    """A mesh, or the slice of it that `region` is; None if the state does not hold it (any more)."""
+    """A mesh, or its slice `region`; None if the state does not contain it."""
     mesh = meshes.get(uid)
     if mesh is None:
         return None
@@ -71,8 +71,8 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
         labels=tuple(region.labels),
         sizes=tuple(region.extent.sizes),
         ranks=tuple(
-            _rank(mesh, procs, document, base, tuple(region.extent.point(place).values()), now)
-            for place, base in enumerate(region.ndslice)
+            _rank(mesh, procs, document, base, tuple(region.extent.point(index).values()), now)
+            for index, base in enumerate(region.ndslice)
         ),
         actor_class=event.actor_class,
         on=event.on,
@@ -88,8 +88,8 @@ def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Ite
     if not any(host.get("notice") for host in document["hosts"].values()):
         return
     event = procs.event
-    places = (procs.at(base) for base in region.ndslice)
-    for host in dict.fromkeys(event.hosts[place // event.per_host] for place in places if place >= 0 and event.hosts):
+    indices = (procs.index_of(base) for base in region.ndslice)
+    for host in dict.fromkeys(event.hosts[index // event.per_host] for index in indices if index >= 0 and event.hosts):
         record = document["hosts"].get(host, {})
         if record.get("notice"):
             until = record.get("until")
@@ -97,7 +97,7 @@ def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Ite
 
 
 def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[int, ...], now: float) -> RankView:
-    index, below = mesh.at(base), procs.at(base)
+    index, below = mesh.index_of(base), procs.index_of(base)
     record = document["ranks"][mesh.event.uid].get(str(index), {})
     proc = document["ranks"][procs.event.uid].get(str(below), {})
     hosts = procs.event.hosts
@@ -112,15 +112,15 @@ def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[i
     )
 
 
-def _detail(state: RankState, record: dict[str, Any], document: Document, place: tuple[str, int], now: float) -> str:
+def _detail(state: RankState, record: dict[str, Any], document: Document, key: tuple[str, int], now: float) -> str:
     if state == "failed":
-        return str(record.get("detail") or document["meshes"][place[0]].get("stopped") or "")
+        return str(record.get("detail") or document["meshes"][key[0]].get("stopped") or "")
     if state == "busy":
         return str(record.get("endpoint") or "")
     if state == "unresponsive":
         return f"for {now - record['since']:.0f} s"
     if state == "paused":
         for session in document["sessions"].values():
-            if (session["mesh"], session["rank"]) == place:
+            if (session["mesh"], session["rank"]) == key:
                 return str(session.get("place") or f"{session.get('function')}, line {session.get('line')}")
     return ""

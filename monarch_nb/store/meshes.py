@@ -1,4 +1,4 @@
-"""The meshes of the cluster: as they were spawned, what their ranks show, and how they end."""
+"""The meshes of the cluster: how they were spawned, the states of their ranks, and their end."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ from monarch_nb.store.board import Board
 from monarch_nb.store.rank import Rank, RankState, RankTable, rank_state
 from monarch_nb.wire import host_name
 
-_OPERATIONS = "operations on tensors"  # what the library's own actors run, which no user has a name for
+_OPERATIONS = "operations on tensors"  # shown for the library's own actors, for which users have no name
 _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory", "memory_kind", "gpu", "detail")
 
 
 @dataclass(slots=True)
 class Mesh:
-    """One mesh; its ranks in its own order, each under the base rank of its proc."""
+    """A mesh. Its ranks are in its own order, each with the base rank of its proc."""
 
     event: e.Spawned
-    default: RankState  # of ranks without a state of their own
+    default: RankState  # of ranks without a record of their own
     ranks: RankTable
     counts: dict[str, int] = field(default_factory=dict)
     on_it: list[str] = field(default_factory=list)  # uids of the actor meshes on these procs
     ended: bool = False
     _first: int = 0
-    _index: dict[int, int] | None = None  # of a base rank; None where base ranks are one range
+    _index: dict[int, int] | None = None  # by base rank; None where base ranks are one range
 
     @classmethod
     def spawned(cls, event: e.Spawned) -> "Mesh":
-        """A mesh all of whose ranks are in the same state."""
+        """A mesh whose ranks are all in the same state."""
         default: RankState = "idle" if event.ready else "starting"
         condition: e.Condition = "alive" if event.ready else "starting"
         ranks = RankTable(len(event.ranks), Rank(condition, since=event.at, shown=default))
@@ -42,15 +42,15 @@ class Mesh:
             mesh._index = {base: index for index, base in enumerate(event.ranks)}
         return mesh
 
-    def at(self, base: int) -> int:
-        """The index of a base rank; -1 if it is none of this mesh."""
+    def index_of(self, base: int) -> int:
+        """The index of a base rank; -1 if the mesh does not contain it."""
         if self._index is not None:
             return self._index.get(base, -1)
         index = base - self._first
         return index if 0 <= index < len(self.ranks) else -1
 
     def record(self) -> dict[str, Any]:
-        """What the document says of it at first."""
+        """Its first record in the document."""
         event = self.event
         record: dict[str, Any] = {
             "name": event.name,
@@ -72,14 +72,14 @@ class Mesh:
 
 
 class Meshes:
-    """All meshes by uid; writes what they show into the board."""
+    """All meshes by uid; writes their records to the board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._meshes: dict[str, Mesh] = {}
-        self._recounted: set[str] = set()  # meshes whose counts are not in the document yet
+        self._recounted: set[str] = set()  # meshes whose counts must be written to the document
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def get(self, uid: str) -> Mesh | None:
         """A mesh, ended or not."""
@@ -90,7 +90,7 @@ class Meshes:
         mesh = self._meshes.get(uid)
         if mesh is None or mesh.ended:
             return None, -1
-        index = mesh.at(base)
+        index = mesh.index_of(base)
         return (mesh, index) if index >= 0 else (None, -1)
 
     def above(self, procs: Mesh, base: int) -> Iterator[tuple[Mesh, int]]:
@@ -103,16 +103,16 @@ class Meshes:
     def below(self, mesh: Mesh, index: int) -> tuple[Mesh, int] | None:
         """The process that an actor is on, if it is known."""
         procs = self._meshes.get(mesh.event.on)
-        base = -1 if procs is None else procs.at(mesh.event.ranks[index])
+        base = -1 if procs is None else procs.index_of(mesh.event.ranks[index])
         return None if procs is None or base < 0 else (procs, base)
 
     def __iter__(self) -> Iterator[Mesh]:
         return iter(self._meshes.values())
 
-    # -- what happens to a mesh -------------------------------------------------------------------------------------
+    # -- events of meshes -------------------------------------------------------------------------------------------
 
     def spawned(self, event: e.Spawned) -> None:
-        """A mesh is there, for the first time or again: this process may come back to one that it had left."""
+        """A mesh was spawned, or attached again after this process had left it."""
         before = self._meshes.get(event.uid)
         if before is not None:
             if not before.ended:
@@ -133,31 +133,31 @@ class Meshes:
                 self.show(mesh, index)
 
     def resized(self, event: e.Resized) -> None:
-        """A mesh has other ranks: those that stay keep what was told of them, whatever their place is now."""
+        """A mesh has a new extent: remaining ranks keep their records under their new indices."""
         before = self._meshes.get(event.mesh.uid)
         if before is None or before.ended:
             return
         uid = event.mesh.uid
-        shown = {at: dict(record) for at, record in self._board.document["ranks"].get(uid, {}).items()}
+        shown = {index: dict(record) for index, record in self._board.document["ranks"].get(uid, {}).items()}
         spawned = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
         mesh = self._meshes[uid] = Mesh.spawned(spawned)
         mesh.on_it = before.on_it
         records: dict[str, Any] = {}
         for index, base in enumerate(event.mesh.ranks):
-            at = before.at(base)
-            if at >= 0:
-                before.ranks.give(at, mesh.ranks, index)
-                records[str(index)] = dict(shown.get(str(at), {}))
+            old = before.index_of(base)
+            if old >= 0:
+                before.ranks.give(old, mesh.ranks, index)
+                records[str(index)] = dict(shown.get(str(old), {}))
         mesh.counts = dict(Counter(rank.shown for rank in mesh.ranks))
         for host in event.mesh.hosts:
             if host not in self._board.document["hosts"]:
                 self._board.put("hosts", host, {"name": host_name(host), "state": "up"})
         self._board.put("meshes", uid, mesh.record())
-        for place in {*shown, *records}:  # fields that are not there any more are told
-            self._board.change_rank(uid, place, {**dict.fromkeys(shown.get(place, ())), **records.get(place, {})})
+        for key in {*shown, *records}:  # fields that no longer exist are set to None
+            self._board.change_rank(uid, key, {**dict.fromkeys(shown.get(key, ())), **records.get(key, {})})
 
     def ready(self, event: e.Ready) -> None:
-        """All that a mesh starts with has run."""
+        """The start of a mesh is complete."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended or mesh.default != "starting":
             return
@@ -169,13 +169,13 @@ class Meshes:
             self.show(mesh, index)
 
     def unheld(self, event: e.Unheld) -> None:
-        """Nobody can reach it any more, or somebody can again."""
+        """No variable refers to the mesh any more, or one does again."""
         mesh = self._meshes.get(event.uid)
         if mesh is not None and not mesh.ended:
             self._board.change("meshes", event.uid, {"unheld": event.since})
 
     def ended(self, event: e.Ended) -> None:
-        """A mesh was stopped, or nobody looks after it any more."""
+        """A mesh was stopped, or has lost its owner."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended:
             return
@@ -203,10 +203,10 @@ class Meshes:
         self._board.put("meshes", event.uid, None)
         self._board.put("ranks", event.uid, None)
 
-    # -- what is shown of ranks -------------------------------------------------------------------------------------
+    # -- records of ranks -------------------------------------------------------------------------------------------
 
     def show(self, mesh: Mesh, index: int, more: dict[str, Any] | None = None) -> None:
-        """Works out what is shown of a rank, and since when; `more` of it is written with that."""
+        """Computes the state of a rank and writes it, with the fields `more`."""
         if mesh.ended:
             return
         rank, uid = mesh.ranks[index], mesh.event.uid
@@ -225,13 +225,13 @@ class Meshes:
         self._board.change_rank(uid, str(index), {**more, **fields} if more else fields)
 
     def show_with_actors(self, mesh: Mesh, index: int) -> None:
-        """The same for a process and the actors on it."""
+        """Shows a process and the actors on it."""
         self.show(mesh, index)
         for actors, above in self.above(mesh, mesh.event.ranks[index]):
             self.show(actors, above)
 
     def rests(self, mesh: Mesh, index: int) -> None:
-        """An actor does nothing any more: neither does its process for it."""
+        """An actor has ended its call: its process is no longer busy with it."""
         proc = self.below(mesh, index)
         if proc is not None:
             busy = proc[0].ranks[proc[1]].busy
@@ -239,7 +239,7 @@ class Meshes:
                 self.show(*proc)
 
     def write(self) -> None:
-        """Brings the counts in the document up to date: once for many events."""
+        """Writes changed counts to the document, once for many events."""
         for uid in self._recounted:
             mesh = self._meshes.get(uid)
             if mesh is not None:
@@ -256,13 +256,13 @@ class Meshes:
         return _OPERATIONS if actors.event.inner else f"{actors.event.name}.{running.endpoint}"
 
     def _settle_on(self, mesh: Mesh, state: RankState) -> None:
-        """Ranks without a state of their own are in another one from now on."""
+        """Changes the state of all ranks without a record of their own."""
         uid, before = mesh.event.uid, mesh.default
         mesh.default = state
         self._board.change("meshes", uid, {"state": state})
         changed = mesh.ranks.silent
         mesh.ranks.usual.shown = state
-        for index, rank in mesh.ranks.told():
+        for index, rank in mesh.ranks.recorded():
             if rank.shown == before:
                 rank.shown = state
                 changed += 1

@@ -1,4 +1,4 @@
-"""Who is busy as this process can tell by itself: those that have not answered its calls yet."""
+"""Ranks that this process itself knows to be busy: those that have not answered its calls yet."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,13 +6,13 @@ from monarch_nb.runtime import MeshState, PendingCall, Runtime
 from monarch_nb.store import events as e
 from monarch_nb.store.facts import now
 
-WIDEST = 10_000  # calls of which more answers are missing are not looked at
+WIDEST = 10_000  # calls with more missing answers are ignored
 
 
 class Pending:
-    """Compares the calls that wait for answers with those of the last look.
+    """Compares the calls that wait for answers with those of the last check.
 
-    It is asked by who looks: what workers report, while somebody watches, comes a little later.
+    Called when the state is read: reports of workers, while somebody watches, come a little later.
     """
 
     def __init__(self, engine: Runtime) -> None:
@@ -21,20 +21,20 @@ class Pending:
 
     @property
     def any(self) -> bool:
-        """Whether calls were waiting at the last look."""
+        """True if calls were waiting at the last check."""
         return bool(self._asked)
 
     def changes(self) -> Iterator[e.Asked]:
-        """What has begun and ended since it was last asked."""
+        """Calls that began or ended since the last check."""
         waited = self._waited(tuple(self._engine.calls.values()))
-        for place, asked in tuple(self._asked.items()):
-            if place not in waited:
-                del self._asked[place]
+        for key, asked in tuple(self._asked.items()):
+            if key not in waited:
+                del self._asked[key]
                 yield e.Asked(asked.uid, asked.rank, asked.incarnation, now())
-        for place, asked in waited.items():
-            before = self._asked.get(place)
+        for key, asked in waited.items():
+            before = self._asked.get(key)
             if before is None or (before.incarnation, before.endpoint) != (asked.incarnation, asked.endpoint):
-                self._asked[place] = asked
+                self._asked[key] = asked
                 yield asked
 
     def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.Asked]:

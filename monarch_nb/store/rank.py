@@ -1,4 +1,4 @@
-"""How one rank is: the facts that were told of it, and the one word that follows from them. Pure."""
+"""One rank: the facts reported of it, and the state that follows from them. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,16 +16,16 @@ class Rank:
     condition: Condition
     incarnation: int = 0
     since: float = 0.0  # of the condition
-    unanswered: float | None = None  # procs: since when it does not answer
-    paused: float | None = None  # since when the debugger holds it
-    doing: Doings | None = None  # as its process reports, a little later than it is so
-    asked: Asked | None = None  # a call of this process that it has not answered
-    busy: dict[str, Doings | Asked] | None = None  # procs: what actors on it run, by the uid of their mesh
-    shown: RankState = "starting"  # what the state says of it
+    unanswered: float | None = None  # procs: since when the process has not answered
+    paused: float | None = None  # since when the debugger has held it
+    doing: Doings | None = None  # as its process reports, with a small delay
+    asked: Asked | None = None  # a pending call of this process to the rank
+    busy: dict[str, Doings | Asked] | None = None  # procs: running calls of actors on it, by the uid of their mesh
+    shown: RankState = "starting"  # in the document
 
 
 class RankTable:
-    """The ranks of one mesh by index. Those of which nothing was told are one record: most of ten thousand."""
+    """The ranks of one mesh by index. Ranks without reports share one record: most of ten thousand do."""
 
     __slots__ = ("_count", "_own", "usual")
 
@@ -38,45 +38,45 @@ class RankTable:
         return self._count
 
     def __getitem__(self, index: int) -> Rank:
-        """One of them, to be read."""
+        """A rank's record, for reading."""
         return self._own.get(index, self.usual)
 
     def __iter__(self) -> Iterator[Rank]:
         return map(self.__getitem__, range(self._count))
 
     def own(self, index: int) -> Rank:
-        """One of them, to be written: from now on it has a record of its own."""
+        """A rank's own record, for writing; created when needed."""
         rank = self._own.get(index)
         if rank is None:
             rank = self._own[index] = replace(self.usual)
         return rank
 
-    def give(self, index: int, other: "RankTable", place: int) -> None:
-        """Hands the record of one on to another table, if it has one of its own."""
+    def give(self, index: int, target: "RankTable", new_index: int) -> None:
+        """Copies the own record of a rank, if it has one, to another table."""
         if index in self._own:
-            other._own[place] = self._own[index]
+            target._own[new_index] = self._own[index]
 
-    def told(self) -> list[tuple[int, Rank]]:
-        """Those with records of their own."""
+    def recorded(self) -> list[tuple[int, Rank]]:
+        """Ranks with records of their own."""
         return list(self._own.items())
 
     @property
     def silent(self) -> int:
-        """How many have none."""
+        """Number of ranks without a record of their own."""
         return self._count - len(self._own)
 
     def records(self) -> list[Rank]:
-        """Each record there is, once."""
+        """All records, the shared one included."""
         return [self.usual, *self._own.values()]
 
 
 def working(rank: Rank) -> Doings | Asked | None:
-    """What it runs, as far as anybody has said; None if nothing."""
+    """The call that a rank runs, as far as is known; None for none."""
     return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
 
 
 class Shown(NamedTuple):
-    """What is shown of a rank: the word, since when, and of a busy one what runs."""
+    """The state in the document, since when, and the running call of a busy rank."""
 
     state: RankState
     since: float
@@ -84,9 +84,9 @@ class Shown(NamedTuple):
 
 
 def rank_state(rank: Rank, proc: Rank | None) -> Shown:
-    """The state of a rank; `proc` is the process that an actor is on, where that is known.
+    """The state of a rank; `proc` is the process of an actor, where that is known.
 
-    What ended or heals it goes before what holds it up, and that before what it does.
+    The condition comes first, then what holds the rank up, then its activity.
     """
     if rank.condition != "alive":
         return Shown(rank.condition, rank.since)

@@ -6,7 +6,7 @@ from monarch_nb.wire import Verb
 
 
 class Doing(msgspec.Struct, array_like=True, frozen=True):
-    """One actor."""
+    """Activity of one actor."""
 
     uid: str
     rank: int
@@ -21,7 +21,7 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Used(msgspec.Struct, array_like=True, frozen=True):
-    """The process."""
+    """Resources of the process."""
 
     cpu: float
     memory: int
@@ -32,32 +32,32 @@ class Used(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Activity(msgspec.Struct, array_like=True, frozen=True):
-    """What has changed since the last one."""
+    """Changes since the last report."""
 
     doings: tuple[Doing, ...]
     used: Used | None = None
 
 
 class Watch(msgspec.Struct, array_like=True, frozen=True):
-    """The sender wants to hear from now on, or not any more; `pace` times less often than one of few would be told."""
+    """Starts or stops reports to the sender; `pace` divides their usual frequency."""
 
     on: bool
     pace: float = 1.0
 
 
 class WhichStack(msgspec.Struct, array_like=True, frozen=True):
-    """Asks where the actors of a process are: one of them, or all where `mesh` is empty."""
+    """Requests the stacks of a process: of one actor, or of all where `mesh` is empty."""
 
     mesh: str
     rank: int
 
 
 class StackText(msgspec.Struct, array_like=True, frozen=True):
-    """Where they are, for people."""
+    """The stacks as text."""
 
     text: str
 
 
-WATCH = Verb("activity.watch", Watch, doc="the sender watches what actors do, or not any more")
-TOLD = Verb("activity.told", Activity, doc="what the actors of a process do, and what it uses")
+WATCH = Verb("activity.watch", Watch, doc="starts or stops reports of what actors do to the sender")
+ACTIVITY = Verb("activity.report", Activity, doc="what the actors of a process do, and what it uses")
 STACK = Verb("activity.stack", WhichStack, StackText, doc="where actors are, as text")

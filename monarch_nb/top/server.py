@@ -171,7 +171,7 @@ class _Watcher:
         else:  # all that it could take has gone: what was left out is in a new snapshot
             with self._changed:
                 self._behind = False
-            self._store.again(self._put)
+            self._store.resend(self._put)
         return True
 
 

@@ -235,7 +235,7 @@ SCRIPT = 'export default {render({model, el}) {\\n' \
     'model.on("msg:custom", (m) => { if (m.type === "ticks") el.textContent = `tick ${m.count}`; });\\n' \
     'model.send({type: "watch", topic: "ticks", id: "t1"});}}'
 def feed(watch):
-    watch.tell(count=7)
+    watch.publish(count=7)
     return lambda: None
 register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed))
 """

@@ -22,7 +22,7 @@ def ticking(watch):
     ends = []
     def tick(count):
         if not ends:
-            watch.tell(ticks=count, of=watch.message["mesh"])
+            watch.publish(ticks=count, of=watch.message["mesh"])
     tick(0), tick(1)
     return lambda: ends.append(True)
 

@@ -176,8 +176,8 @@ def test_after_the_focused_rank_resumes_its_group_comes_then_the_largest() -> No
     assert focus.settle(records[1:]) is records[1]
     assert focus.settle(records[2:]) is records[2]
     assert focus.settle([]) is None
-    assert focus.has_gone([])
-    assert not focus.has_gone([]), "they are told once"
+    assert focus.has_resumed([])
+    assert not focus.has_resumed([]), "one event only"
 
 
 def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
@@ -186,7 +186,7 @@ def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
     focus.move(records[1], pinned=True)
     focus.settle(records)
     assert focus.settle(records[:1]) is None
-    assert focus.has_gone(records[:1])
+    assert focus.has_resumed(records[:1])
     again = stopped(1, line=30, number=2)
     assert focus.settle([records[0], again]) is again
 
@@ -201,11 +201,11 @@ def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
     assert handles.get(number) is None
 
 
-# -- who is told -------------------------------------------------------------------------------------------------------
+# -- events to front ends --------------------------------------------------------------------------------------------
 
 
 class Looked:
-    """Stands for the adapter, and for the ranks of an announcer: says when front ends are told, and waits a little for
+    """Stands for the adapter, and for the ranks of an announcer: logs when events are sent, and waits a little for
     what must not happen meanwhile.
     """
 
@@ -219,9 +219,9 @@ class Looked:
         self.held = threading.Event()
 
     def events(self) -> list[Any]:
-        self.log.append("telling")
+        self.log.append("sending")
         self.begun.release()
-        self.log.append("held meanwhile" if self.held.wait(0.2) else "told")
+        self.log.append("held meanwhile" if self.held.wait(0.2) else "sent")
         return []
 
 
@@ -238,7 +238,7 @@ def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() ->
         assert not looked.begun.acquire(timeout=0.2)
         looked.held.clear()
     assert looked.begun.acquire(timeout=10)
-    assert looked.log == ["telling", "told", "held", "telling"]
+    assert looked.log == ["sending", "sent", "held", "sending"]
     announcer.close()
 
 

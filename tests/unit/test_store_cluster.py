@@ -194,7 +194,7 @@ def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
 
 def test_a_failure_names_its_ranks_and_who_was_told() -> None:
     made = cluster(e.Failed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
-    made.fold(e.Told("7", "<root>", "shown"))
+    made.fold(e.Notified("7", "<root>", "shown"))
     made.fold(e.Settled("7", "healed", 9.0))
     assert made.document["failures"]["7"] == {
         "mesh": "a1",
@@ -261,7 +261,7 @@ EVENTS = st.one_of(
     st.builds(e.Quiet, times),
     st.builds(e.Failed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
     st.builds(failed, names, uids, ranks, st.sampled_from([1.0, 2.0, 9.0]), st.sampled_from([7, 8])),
-    st.builds(e.Told, names, st.just("<root>"), st.just("asked")),
+    st.builds(e.Notified, names, st.just("<root>"), st.just("asked")),
     st.builds(e.Settled, names, st.sampled_from(["open", "healing", "healed"]), times),
     st.builds(e.SessionOpened, names, uids, ranks, times, st.sampled_from([{"line": 1}, {"file": "a.py"}])),
     st.builds(e.SessionClosed, names, times),

@@ -146,9 +146,9 @@ def test_a_failure_is_healed_when_all_its_ranks_are() -> None:
 
 def test_the_recipient_of_a_failure_is_named_once() -> None:
     made = all_left()
-    made.fold(e.Told("1", "a call", "asked"))
+    made.fold(e.Notified("1", "a call", "asked"))
     for number in range(2, 9):
-        made.fold(e.Told(str(number), "<root>", "shown"))
+        made.fold(e.Notified(str(number), "<root>", "shown"))
     assert only(made)["told"] == [["a call", "asked"], ["<root>", "shown"]]
 
 

@@ -1,6 +1,6 @@
-"""What front ends ask of a debugger, answered by stopped ranks: the debug adapter protocol on structured commands.
+"""Debug adapter protocol: requests of front ends, answered by stopped ranks through structured debugger commands.
 
-No I/O: ranks, sources and the way to front ends are given. Methods block for answers of ranks, for a bounded time.
+No I/O: ranks, sources and the connection to front ends are passed in. Methods wait for ranks, for a bounded time.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ CAPABILITIES = {
 
 
 class BreakpointRequests:
-    """All actors have them, those that come included, while the debugger is on."""
+    """Breakpoints of the mesh. While the debugger is on, all actors have them, new actors included."""
 
     def __init__(self, ranks: Ranks, gutter: Gutter, name: FileName) -> None:
         self._ranks = ranks
@@ -58,17 +58,17 @@ class BreakpointRequests:
         self.exceptions: dict[str, str] = {}  # filter -> the ranks that it is for, "" for all
 
     def arm(self) -> None:
-        """Has the ranks know what there is now."""
+        """Sends the current breakpoints to the ranks."""
         lines = self.gutter.of_mesh() if self.on else []
         self._ranks.arm(lines, self.exceptions.get("raised"), self.exceptions.get("uncaught"))
 
     def switch_on(self) -> None:
-        """Those that there are hold from now on."""
+        """Turns the debugger on and arms the breakpoints that are already set."""
         self.on = True
         self.arm()
 
     def switch_off(self) -> None:
-        """There are none any more, and what is stopped goes on first."""
+        """Removes all breakpoints and resumes everything that is stopped."""
         self.gutter.clear()
         self.exceptions = {}
         try:
@@ -78,15 +78,15 @@ class BreakpointRequests:
 
     def _do_setBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
         path = str((arguments.get("source") or {}).get("path") or "")
-        wanted = arguments.get("breakpoints")
-        if wanted is None:
-            wanted = [{"line": line} for line in arguments.get("lines") or ()]
-        marks = self.gutter.set(path, wanted)
+        requested = arguments.get("breakpoints")
+        if requested is None:
+            requested = [{"line": line} for line in arguments.get("lines") or ()]
+        marks = self.gutter.set(path, requested)
         self.arm()
         return {"breakpoints": [mark.row(path) for mark in marks]}
 
     def _do_setExceptionBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
-        known = [each["filter"] for each in FILTERS]
+        known = [item["filter"] for item in FILTERS]
         self.exceptions = {name: "" for name in arguments.get("filters") or () if name in known}
         for option in arguments.get("filterOptions") or ():
             if option.get("filterId") in known:
@@ -95,16 +95,16 @@ class BreakpointRequests:
         return {}
 
     def _do_monarchBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
-        """Those that there are, with what was said of them here."""
+        """All breakpoints, with their conditions and log messages."""
         rows = []
         for path, mark in self.gutter:
             more = self.gutter.more(path, mark.line.number)
-            told = {"condition": more.condition, "hitCondition": more.hit_condition, "log": more.log}
-            rows.append({**mark.row(path), "name": f"{self._name(path)}:{mark.line.number}", **told})
+            extras = {"condition": more.condition, "hitCondition": more.hit_condition, "log": more.log}
+            rows.append({**mark.row(path), "name": f"{self._name(path)}:{mark.line.number}", **extras})
         return {"breakpoints": rows}
 
     def _do_monarchBreakpoint(self, arguments: Message) -> Message:  # noqa: N802
-        """Says more of one than a gutter can."""
+        """Adds a condition or a log message to a breakpoint, which the editor's gutter cannot do."""
         words = (str(arguments.get(name) or "") for name in ("condition", "hitCondition", "log"))
         self.gutter.add(str(arguments.get("path") or ""), int(arguments.get("line") or 0), More(*words))
         self.arm()
@@ -112,8 +112,8 @@ class BreakpointRequests:
 
 
 class Adapter:
-    """One for each kernel, whichever front ends it has. `source_of` gives the text of a file or of a cell,
-    `named_here` the name that front ends know it by.
+    """The debug adapter of one kernel, shared by all its front ends. `source_of` gives the text of a file or of a cell,
+    `named_here` the file name that front ends use.
     """
 
     def __init__(
@@ -133,23 +133,23 @@ class Adapter:
 
     @property
     def attached(self) -> bool:
-        """Whether a front end has its debugger on."""
+        """True while a front end has its debugger on."""
         return self.breakpoints.on
 
     @property
     def client(self) -> str:
-        """The front end, as it names itself."""
+        """Client id of the front end, as sent in `initialize`."""
         return self.looking.client
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     def answer(self, command: str, arguments: Message) -> Message:
-        """The body of the answer. Raises Refused, and LookupError and ValueError with texts for people."""
+        """Body of the response. Raises Refused, and LookupError and ValueError with texts for people."""
         for part in (self, self.breakpoints, self.looking):
             method: Callable[[Message], Message] | None = getattr(part, f"_do_{command}", None)
             if method is not None:
                 return method(arguments)
-        raise Refused(f"the debugger of the mesh knows no request {command!r}")
+        raise Refused(f"the debugger of the mesh does not support the request {command!r}")
 
     def _do_initialize(self, arguments: Message) -> Message:
         self.looking.client = str(arguments.get("clientID") or "")
@@ -163,31 +163,31 @@ class Adapter:
         return {}
 
     def _do_disconnect(self, arguments: Message) -> Message:
-        """Nothing stops any more, and everything goes on. It is off only then: a cell that waits for what is stopped
-        would ask at its own prompt before.
+        """Removes breakpoints and resumes all ranks. `attached` turns false only then: before that, a cell that
+        waits for a stopped rank would open its own prompt.
         """
         if self.attached:
             self.breakpoints.switch_off()
         return {}
 
-    # -- who is looked at ----------------------------------------------------------------------------------------------
+    # -- focus ---------------------------------------------------------------------------------------------------------
 
     def _do_monarchThreads(self, arguments: Message) -> Message:  # noqa: N802
-        """Who can be looked at: groups, with their ranks."""
+        """Groups of stopped ranks that can be selected, with their ranks."""
         records = self.ranks.records()
         lead = self.focus.lead(records)
         rows = [
             {
-                "id": each.number,
-                "name": each.name,
-                "ranks": [{"session": record.session, "name": named([record])} for record in each.records],
+                "id": thread.number,
+                "name": thread.name,
+                "ranks": [{"session": record.session, "name": named([record])} for record in thread.records],
             }
-            for each in self.focus.threads(records)
+            for thread in self.focus.threads(records)
         ]
         return {"threads": rows, "pinned": self.focus.pinned, "lead": lead.session if lead is not None else ""}
 
     def _do_monarchFocus(self, arguments: Message) -> Message:  # noqa: N802
-        """Looks at another rank: one by its session, or the first of those that people mean."""
+        """Moves the focus to another rank: by its session, or to the first of the ranks that `ranks` selects."""
         records = self.ranks.records()
         session = arguments.get("session")
         if session:
@@ -200,13 +200,13 @@ class Adapter:
         return {"lead": meant[0].session, "name": named(meant[:1])}
 
     def overview(self) -> Message:
-        """What there is to see of stopped ranks and breakpoints beside a front end's own lists."""
+        """State of stopped ranks and breakpoints that a front end's own lists do not show."""
         return {**self.answer("monarchThreads", {}), **self.answer("monarchBreakpoints", {})}
 
-    # -- going on ------------------------------------------------------------------------------------------------------
+    # -- resuming ------------------------------------------------------------------------------------------------------
 
     def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.Answer]]:
-        """Lets the ranks of a thread go on, or step; which they were, and their answers."""
+        """Resumes or steps the ranks of a thread; returns these ranks and their answers."""
         meant = self.focus.meant(self.ranks.records(), int(arguments.get("threadId") or LEAD))
         if not meant:
             raise Refused("no rank is stopped")
@@ -215,8 +215,8 @@ class Adapter:
             by_depth.setdefault(max(0, len(record.stack) - 1), []).append(record)
         answers: dict[str, m.Answer] = {}
         for frame, records in by_depth.items():
-            told = self.ranks.ask(records, m.Go(session="", motion=_MOTIONS[command], frame=frame))
-            answers.update((record.session, answer) for record, answer in zip(records, told, strict=True))
+            replies = self.ranks.ask(records, m.Go(session="", motion=_MOTIONS[command], frame=frame))
+            answers.update((record.session, answer) for record, answer in zip(records, replies, strict=True))
         errors = [answer.error for answer in answers.values() if answer.error]
         if len(errors) == len(answers):
             raise Refused(errors[0])
@@ -245,10 +245,10 @@ class Adapter:
             raise Refused(why)
         return {}
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Message]:
-        """What front ends have to hear after something has stopped or gone on."""
+        """Events to send to front ends after a rank has stopped or resumed."""
         if not self.attached:
             return []
         records = self.ranks.records()
@@ -256,13 +256,13 @@ class Adapter:
         lead = self.focus.settle(records)
         if lead is not None:
             return [stopped_event(lead)]
-        if self.focus.has_gone(records):
+        if self.focus.has_resumed(records):
             return [{"event": "continued", "body": {"threadId": LEAD, "allThreadsContinued": True}}]
         return []
 
 
 def stopped_event(record: Stopped) -> Message:
-    """That a rank has stopped, as front ends are told."""
+    """The DAP `stopped` event for a rank."""
     reason = {"exception": "exception", "failure": "exception"}.get(record.event, "")
     if not reason:
         reason = record.reason if record.reason in ("step", "pause") else "breakpoint"

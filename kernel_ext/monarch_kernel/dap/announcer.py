@@ -1,4 +1,4 @@
-"""Tells front ends what has stopped and gone on, on a thread of its own, once those that step together have arrived."""
+"""Sends stopped and continued events to front ends, on its own thread, once ranks that step together have stopped."""
 
 import contextlib
 import logging
@@ -14,47 +14,47 @@ from .cluster import ClusterRanks
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]
-TOGETHER_S = 0.02  # ranks that stop within that time of each other are told of at once
+TOGETHER_S = 0.02  # ranks that stop within this time of each other are announced together
 LATEST_S = 0.1
-OTHERS_S = 0.25  # for the others of a group that steps, once the rank that is looked at has arrived
+OTHERS_S = 0.25  # for the rest of a group that steps, once the rank in focus has stopped
 
 
 class Announcer:
-    """Listens to what is stopped. Its thread ends with the debugger."""
+    """Watches the list of stopped ranks. Its thread ends with the debugger."""
 
-    def __init__(self, adapter: Adapter, ranks: ClusterRanks, tell: Callable[[Message], None]) -> None:
+    def __init__(self, adapter: Adapter, ranks: ClusterRanks, send: Callable[[Message], None]) -> None:
         self._adapter = adapter
         self._ranks = ranks
-        self._tell = tell
+        self._send = send
         self._changed = threading.Event()
         self._steps: tuple[Sequence[Stopped], Sequence[Answer]] | None = None
         self._unlisten: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
         self._held = 0
-        self._telling = threading.Lock()  # who is looked at stays the same while front ends are told of it
+        self._sending = threading.Lock()  # keeps the focus unchanged while events are sent
         self._seen: Message = {}
-        self.stands = False  # front ends were told of a rank that is stopped
+        self.shows_stopped = False  # the last event sent to front ends was `stopped`
 
     def listen(self) -> None:
-        """To the engine of now."""
+        """Subscribes to the current runtime's list of stopped ranks."""
         self._unlisten()
         controller = self._ranks.controller
         if controller is not None:
-            self._unlisten = controller.stopped.listen(self._happened)
+            self._unlisten = controller.stopped.listen(self._on_change)
 
     def close(self) -> None:
-        """Tells nothing any more."""
+        """Ends the thread; no event is sent afterwards."""
         self._closed = True
         self._unlisten()
         self._changed.set()
 
-    def _happened(self, kind: str, record: Stopped) -> None:
+    def _on_change(self, kind: str, record: Stopped) -> None:
         if kind != "looked" and self._adapter.attached:
             self.wake()
 
     def wake(self) -> None:
-        """Has it look soon, from any thread."""
+        """Requests an update of front ends, from any thread."""
         self._changed.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="monarch-dap-events", daemon=True)
@@ -62,32 +62,32 @@ class Announcer:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is told meanwhile: ranks are being let go on, one after the other, or another one is looked at."""
-        with self._telling:
+        """Blocks events while ranks are being resumed one after the other, or while the focus changes."""
+        with self._sending:
             self._held += 1
         try:
             yield
         finally:
-            with self._telling:
+            with self._sending:
                 self._held -= 1
             self.wake()
 
     def stepped(self, records: Sequence[Stopped], answers: Sequence[Answer]) -> None:
-        """These step, the one that is looked at first: they are waited for before anything is told."""
+        """Records a step of these ranks, the one in focus first: the next event waits for them."""
         self._steps = (records, answers)
 
-    def again(self) -> None:
-        """Front ends have to hear anew of what is stopped."""
-        with self._telling:
+    def resend(self) -> None:
+        """Sends the state of stopped ranks to front ends again."""
+        with self._sending:
             lead = self._adapter.focus.lead(self._ranks.records())
             if lead is not None:
                 self._adapter.focus.move(lead, pinned=self._adapter.focus.pinned)
         self.wake()
 
     def forget(self) -> None:
-        """Nobody is there to be told."""
-        self.stands, self._steps, self._seen = False, None, {}
-        self._adapter.focus.has_gone(())
+        """Resets the state that front ends were sent, when the debugger is switched off."""
+        self.shows_stopped, self._steps, self._seen = False, None, {}
+        self._adapter.focus.has_resumed(())
 
     def _run(self) -> None:
         while True:
@@ -96,14 +96,14 @@ class Announcer:
             if self._closed:
                 return
             try:
-                self._look()
+                self._publish()
             except Exception:
-                logger.exception("front ends could not be told of what is stopped")
+                logger.exception("stopped ranks could not be announced to front ends")
 
     def _is_held(self) -> bool:
         return self._held > 0
 
-    def _look(self) -> None:
+    def _publish(self) -> None:
         controller = self._ranks.controller
         if controller is None or self._is_held():
             return
@@ -114,14 +114,14 @@ class Announcer:
             controller.await_stops(records, answers, OTHERS_S)
         else:
             controller.stopped.settle(TOGETHER_S, LATEST_S)
-        with self._telling:
-            if self._is_held():  # meanwhile
+        with self._sending:
+            if self._is_held():  # since the check above
                 return
             for event in self._adapter.events():
-                self.stands = event["event"] == "stopped"
-                self._tell(event)
+                self.shows_stopped = event["event"] == "stopped"
+                self._send(event)
         if not self._adapter.attached:
             return
         seen, self._seen = self._seen, self._adapter.overview()
-        if seen != self._seen:  # who asks has this look again, and is not to be told to ask again
-            self._tell({"event": "monarchThreads", "body": {}})
+        if seen != self._seen:  # a request wakes this thread; unchanged state must not cause another one
+            self._send({"event": "monarchThreads", "body": {}})

@@ -1,4 +1,4 @@
-"""Requests of front ends on the control channel: to the adapter of the mesh, or to the kernel's own debugger."""
+"""Debug requests of front ends on the control channel, routed to the mesh's adapter or to the kernel's own debugger."""
 
 import asyncio
 import functools
@@ -16,7 +16,7 @@ from monarch_nb.settings import settings
 
 from ..files import cell_name
 from ..jupyter import (
-    hear_own_events,
+    forward_own_events,
     keep_empty_lines,
     leave_threads_running,
     own_debug_request,
@@ -33,7 +33,7 @@ from .looking import Sources
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]
-ANSWER_S = 8.0  # for an answer: the kernel takes no other control message meanwhile
+ANSWER_S = 8.0  # for an answer: the kernel takes no other control message while it waits
 _MOTIONS = ("continue", "next", "stepIn", "stepOut")
 _OF_A_THREAD = (*_MOTIONS, "stackTrace", "exceptionInfo")
 _OF_A_NUMBER = {"scopes": "frameId", "variables": "variablesReference", "setVariable": "variablesReference"}
@@ -42,33 +42,35 @@ _OF_THE_KERNEL = ("inspectVariables", "modules")
 
 
 class Presence:
-    """Pages that never say so, as those without the extension of JupyterLab, are taken to be there."""
+    """Watches whether the page that stopped ranks is still open. A page that never sends a heartbeat, as without the
+    JupyterLab extension, counts as open.
+    """
 
-    def __init__(self, holds: Callable[[], bool], gone: Callable[[float], None]) -> None:
-        """`holds()` says whether anything stands for the page; `gone(seconds)` is called, on a thread, when it has
-        been silent for that long meanwhile.
+    def __init__(self, holds: Callable[[], bool], lost: Callable[[float], None]) -> None:
+        """`holds()`: whether the page has stopped any rank; `lost(seconds)` is called, on a thread, when the page has
+        been silent for that long while it does.
         """
         self._holds = holds
-        self._gone = gone
-        self._heard = 0.0
+        self._lost = lost
+        self._last_seen = 0.0
         self._changed = threading.Condition()
         self._watched = False
 
     def beat(self) -> float:
-        """The page is there. Gives the seconds within which it has to say so again."""
+        """Records a heartbeat. Returns the seconds within which the next one is due."""
         with self._changed:
-            self._heard = time.monotonic()
+            self._last_seen = time.monotonic()
             if not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, name="monarch-dap-presence", daemon=True).start()
         return settings.debug_page_lease
 
-    def heard(self) -> None:
-        """The page has asked for something."""
-        self._heard = time.monotonic()
+    def seen(self) -> None:
+        """Records that the page has sent a request."""
+        self._last_seen = time.monotonic()
 
     def forget(self) -> None:
-        """Nobody is waited for."""
+        """Stops watching."""
         with self._changed:
             self._watched = False
             self._changed.notify_all()
@@ -76,94 +78,94 @@ class Presence:
     def _watch(self) -> None:
         with self._changed:
             while self._watched and self._holds():
-                silent = time.monotonic() - self._heard
+                silent = time.monotonic() - self._last_seen
                 if silent >= settings.debug_page_lease:
                     break
                 self._changed.wait(settings.debug_page_lease - silent)
-            else:  # it is heard again before anything stands for it
+            else:  # the next heartbeat starts another watch
                 self._watched = False
                 return
             self._watched = False
-        self._gone(silent)
+        self._lost(silent)
 
 
 class OwnDebugger:
-    """ipykernel's, where debugpy is installed. All its requests are made on the loop of the control thread."""
+    """ipykernel's debugger, where debugpy is installed. All its requests are made on the loop of the control thread."""
 
-    def __init__(self, kernel: Any, hear: Callable[[Message], None], idle: Callable[[], bool]) -> None:
-        """`hear` is called with its events; `idle` says whether no cell runs: it can be started only then."""
+    def __init__(self, kernel: Any, on_event: Callable[[Message], None], idle: Callable[[], bool]) -> None:
+        """`on_event` is called with its events; `idle()` is true while no cell runs: only then can it be started."""
         self._kernel = kernel
         self._debugger = own_debugger(kernel)
-        self._hear = hear
+        self._on_event = on_event
         self._idle = idle
         self._seq = 1 << 20
         self.stopped = False  # it has stopped the notebook's code
-        self._undo = [hear_own_events(kernel, self._heard)]
+        self._undo = [forward_own_events(kernel, self._received)]
         if self.started:
             self._spare_engine()
 
     def close(self) -> None:
-        """Front ends hear it without us again."""
+        """Restores the kernel's own way of sending events."""
         for undo in self._undo:
             undo()
         self._undo = []
 
     def _spare_engine(self) -> None:
-        """The engine must go on while the notebook's code is stopped: other hosts would take it for lost."""
+        """Keeps the runtime's threads running while the notebook's code is stopped: other hosts would call it lost."""
         if len(self._undo) == 1:
             self._undo.append(leave_threads_running("monarch"))
 
     @property
     def exists(self) -> bool:
-        """Whether there is one."""
+        """True where debugpy is installed."""
         return self._debugger is not None
 
     @property
     def started(self) -> bool:
-        """Whether it runs, which makes the notebook's code slower."""
+        """True while it runs, which makes the notebook's code slower."""
         return bool(getattr(self._debugger, "is_started", False))
 
     @property
     def breakpoints(self) -> dict[str, list[Message]]:
-        """Those that it has, by file."""
-        kept: dict[str, list[Message]] = getattr(self._debugger, "breakpoint_list", {})
-        return {path: list(rows) for path, rows in kept.items()}
+        """Its breakpoints, by file."""
+        by_file: dict[str, list[Message]] = getattr(self._debugger, "breakpoint_list", {})
+        return {path: list(rows) for path, rows in by_file.items()}
 
-    def _heard(self, event: Message) -> None:
+    def _received(self, event: Message) -> None:
         if event.get("event") == "stopped":
             self.stopped = True
         elif event.get("event") in ("continued", "terminated"):
             self.stopped = False
-        self._hear(event)
+        self._on_event(event)
 
     async def request(self, message: Message) -> Message | None:
-        """What it answers; None where there is none."""
+        """Its answer; None where there is no debugger."""
         answer = await own_debug_request(self._kernel, message)
         if answer is not None and message["command"] in ("continue", "disconnect"):
             self.stopped = False
         return answer
 
     async def do(self, command: str, arguments: Message | None = None) -> Message:
-        """The same for requests of our own."""
+        """Sends a request of our own; empty where there is no debugger."""
         self._seq += 1
         message = {"type": "request", "seq": self._seq, "command": command, "arguments": arguments or {}}
         return await self.request(message) or {}
 
     async def start(self) -> bool:
-        """Has it run; False where it cannot be started now. While a cell runs the kernel would wait for its end."""
+        """Starts it. False where that is not possible now: while a cell runs the kernel would wait for its end."""
         if self.started:
             return True
         if not self.exists or not self._idle():
             return False
         self._spare_engine()
-        told = {"clientID": "monarch", "adapterID": "python", "pathFormat": "path"}
-        begun = await self.do("initialize", {**told, "linesStartAt1": True, "columnsStartAt1": True})
-        return bool(begun.get("success")) and bool((await self.do("attach")).get("success"))
+        client = {"clientID": "monarch", "adapterID": "python", "pathFormat": "path"}
+        started = await self.do("initialize", {**client, "linesStartAt1": True, "columnsStartAt1": True})
+        return bool(started.get("success")) and bool((await self.do("attach")).get("success"))
 
 
 class DebugBridge:
-    """For one kernel. It answers for the mesh at once, also while a cell runs; the kernel's own debugger is started
-    when a breakpoint is set in code that the notebook itself runs.
+    """Debugger of one kernel. Requests for the mesh are answered at once, also while a cell runs; the kernel's own
+    debugger is started when a breakpoint is set in code that the notebook itself runs.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class DebugBridge:
         idle: Callable[[], bool],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`idle` says whether no cell runs; `say` tells people something in the cell."""
+        """`idle()` is true while no cell runs; `say` prints a message in the cell."""
         self._say = say
         self._shell = shell
         self._kernel: Any = getattr(shell, "kernel", None)
@@ -187,8 +189,8 @@ class DebugBridge:
             is_actor=self._is_actor,
             named_here=self._sources.named_here,
         )
-        self.announcer = Announcer(self.adapter, ranks, self._tell)
-        self._presence = Presence(self._holds, self._page_is_gone)
+        self.announcer = Announcer(self.adapter, ranks, self._send)
+        self._presence = Presence(self._holds, self._on_page_lost)
         self._pool = ThreadPoolExecutor(1, "monarch-dap")
         self._own: OwnDebugger | None = None
         self._adopts = False
@@ -198,10 +200,10 @@ class DebugBridge:
         self._seq = 0
         self._undo: list[Callable[[], None]] = []
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
+    # -- install and uninstall -----------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Answers requests from now on; without a kernel there are none. Comes before the engine's threads: the
+        """Takes over debug requests of the kernel, where there is one. Runs before the runtime's threads start: the
         kernel's own debugger may run already.
         """
         if not hasattr(self._kernel, "do_debug_request"):
@@ -214,7 +216,7 @@ class DebugBridge:
         self._adopts = self._own.started  # the bug button was pressed before the extension was loaded
 
     def uninstall(self) -> None:
-        """The kernel answers by itself again; what the mesh was stopped by goes."""
+        """Gives requests back to the kernel; breakpoints of the mesh are removed and stopped ranks resume."""
         for undo in self._undo:
             undo()
         self._undo = []
@@ -225,14 +227,14 @@ class DebugBridge:
         self._pool.shutdown(wait=False)
 
     def attach(self, engine: Runtime) -> None:
-        """To this engine, which is new."""
+        """Connects to a new runtime."""
         self.announcer.listen()
         if self._adopts:
             self._adopts = False
             threading.Thread(target=self._adopt, name="monarch-dap-adopt", daemon=True).start()
 
     def _adopt(self) -> None:
-        """Takes over what the kernel's own debugger was told before."""
+        """Takes over breakpoints that the kernel's own debugger received before."""
         assert self._own is not None
         for path, lines in self._own.breakpoints.items():
             self.adapter.gutter.set(path, lines)
@@ -242,9 +244,9 @@ class DebugBridge:
     # -- requests (the loop of the control thread) ---------------------------------------------------------------------
 
     async def handle(self, message: Message) -> Message | None:
-        """The answer to a request, within a bounded time."""
+        """The response to a request, within a bounded time."""
         self._loop = asyncio.get_running_loop()
-        self._presence.heard()
+        self._presence.seen()
         command = str(message.get("command") or "")
         arguments: Message = message.get("arguments") or {}
         try:
@@ -261,7 +263,7 @@ class DebugBridge:
 
     def _reply(self, message: Message, body: Message | None, error: str = "") -> Message:
         self._seq += 1
-        told = {
+        response = {
             "type": "response",
             "seq": self._seq,
             "request_seq": message.get("seq", 0),
@@ -269,10 +271,10 @@ class DebugBridge:
             "success": not error,
             "body": body or {},
         }
-        return {**told, "message": error} if error else told
+        return {**response, "message": error} if error else response
 
     async def _ours(self, command: str, arguments: Message) -> Message:
-        """What the adapter answers, on a thread: it blocks for answers of ranks."""
+        """The adapter's answer, computed on a thread because it blocks for answers of ranks."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, functools.partial(self.adapter.answer, command, arguments))
 
@@ -293,7 +295,7 @@ class DebugBridge:
         return body
 
     def _is_own(self, command: str, arguments: Message) -> bool:
-        """Whether the kernel's own debugger is meant: what it has stopped is looked at, or nothing of the mesh is."""
+        """True if the request is for the kernel's own debugger, judged by its numbers, or by what is stopped now."""
         assert self._own is not None
         if command in _OF_A_NUMBER:
             return not is_ours(arguments.get(_OF_A_NUMBER[command]))
@@ -317,13 +319,13 @@ class DebugBridge:
         by_file: dict[str, list[Message]] = {}
         for path, mark in self.adapter.gutter:
             by_file.setdefault(path, []).append({"line": mark.line.number})
-        # VS Code lets go on whatever it hears of here; a page that has no debugger on would switch it on for that.
+        # VS Code resumes every thread listed here; a page without a debugger would switch it on.
         seen = self.adapter.attached and self.adapter.client == "jupyterlab"
         return {
             "isStarted": self.adapter.attached,
             **self._sources.info(),
             "breakpoints": [{"source": path, "breakpoints": rows} for path, rows in by_file.items()],
-            "stoppedThreads": [1] if seen and (self.announcer.stands or self._own_stopped) else [],
+            "stoppedThreads": [1] if seen and (self.announcer.shows_stopped or self._own_stopped) else [],
             "richRendering": True,
             "exceptionPaths": ["Python Exceptions"],
             "copyToGlobals": True,
@@ -334,14 +336,14 @@ class DebugBridge:
         return self._own is not None and self._own.stopped
 
     async def _do_monarchAlive(self, arguments: Message, message: Message) -> Message:  # noqa: N802
-        """The page is there, and says so again within `seconds`, for as long as anything is stopped."""
+        """Heartbeat of the page, due again within `seconds` for as long as a rank is stopped."""
         return {"seconds": self._presence.beat()}
 
     def _holds(self) -> bool:
         return self.adapter.attached and any(record.in_the_way for record in self.adapter.ranks.records())
 
-    def _page_is_gone(self, silent: float) -> None:
-        """Nobody is there to let go on what is stopped."""
+    def _on_page_lost(self, silent: float) -> None:
+        """Resumes stopped ranks whose page has closed."""
         held = [record for record in self.adapter.ranks.records() if record.in_the_way]
         if self._loop is None or not held:
             return
@@ -358,7 +360,7 @@ class DebugBridge:
     async def _do_attach(self, arguments: Message, message: Message) -> Message:
         self._undo.append(keep_empty_lines(self._shell))
         body = await self._ours("attach", arguments)
-        self._tell({"event": "initialized"})
+        self._send({"event": "initialized"})
         self.announcer.wake()
         return body
 
@@ -375,7 +377,7 @@ class DebugBridge:
             self._late.clear()
             self._presence.forget()
             self.announcer.forget()
-            self._tell({"event": "terminated"})
+            self._send({"event": "terminated"})
 
     async def _do_setBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
         assert self._own is not None
@@ -401,7 +403,7 @@ class DebugBridge:
     async def _hand_over(self) -> None:
         """Gives the kernel's own debugger its breakpoints, once it can be started."""
         assert self._own is not None
-        async with self._handing:  # the cell that its start is ends, too
+        async with self._handing:  # its start ends a cell, which calls this again
             if self.adapter.attached and await self._own.start():
                 await self._hand(self._own)
 
@@ -409,27 +411,27 @@ class DebugBridge:
         while self._late:
             path = self._late.pop()
             rows = self.adapter.gutter.of_notebook(path)
-            wanted = {"source": {"path": path}, "breakpoints": rows, "sourceModified": False}
-            await own.do("setBreakpoints", wanted)
+            request = {"source": {"path": path}, "breakpoints": rows, "sourceModified": False}
+            await own.do("setBreakpoints", request)
 
     def cell_ends(self) -> None:
-        """At the end of each cell, on its thread: what waited for the kernel to be idle is done then."""
+        """Runs at the end of each cell, on its thread: does what had to wait for an idle kernel."""
         if self._late and self._loop is not None and self.adapter.attached:
             asyncio.run_coroutine_threadsafe(self._hand_over(), self._loop)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: Message) -> None:
+    def _send(self, event: Message) -> None:
         self._seq += 1
         send_debug_event(self._kernel, {"type": "event", "seq": self._seq, **event})
 
     def _own_event(self, event: Message) -> None:
         """An event of the kernel's own debugger, on the control thread."""
         if event.get("event") == "initialized":
-            return  # ours was told
+            return  # front ends have the adapter's own `initialized`
         send_debug_event(self._kernel, event)
         if event.get("event") == "continued":
-            self.announcer.again()  # ranks that are stopped come into sight
+            self.announcer.resend()  # stopped ranks are visible again
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -437,8 +439,8 @@ class DebugBridge:
         return cell_name(self._shell, self._sources.named_here(file)) or file.rpartition("/")[2]
 
     def _is_actor(self, name: str) -> bool:
-        """Whether a class of the notebook is one of actors."""
-        found: Any = self._shell.user_ns.get(name.partition(".")[0])
+        """True for a class of the notebook that is an actor class."""
+        value: Any = self._shell.user_ns.get(name.partition(".")[0])
         for part in name.split(".")[1:]:
-            found = getattr(found, part, None)
-        return isinstance(found, type) and issubclass(found, Actor)
+            value = getattr(value, part, None)
+        return isinstance(value, type) and issubclass(value, Actor)

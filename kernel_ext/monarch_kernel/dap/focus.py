@@ -1,4 +1,4 @@
-"""Which of the stopped ranks a front end looks at, and the others as its further threads. Pure."""
+"""The stopped rank that a front end shows, and the other ones as further threads. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from monarch_nb.debug import Stopped
 from monarch_nb.debug.render import FileName, Group, grouped, named, short
 
-LEAD = 1  # the thread of the rank that is looked at: front ends have no other one
+LEAD = 1  # the thread number of the rank in focus, the only one that front ends always have
 
 
 @dataclass(frozen=True)
 class Thread:
-    """Ranks as one thread of a front end."""
+    """Ranks that a front end shows as one thread."""
 
     number: int
     name: str
@@ -19,22 +19,22 @@ class Thread:
 
 
 class Focus:
-    """One rank is looked at; commands go to all that are where it is, or to it alone if it is pinned."""
+    """The rank in focus. Commands go to all ranks at the same location, or to this rank alone if it is pinned."""
 
-    def __init__(self, name: FileName = short) -> None:
-        self._name = name  # what people call a file
+    def __init__(self, file_name: FileName = short) -> None:
+        self._file_name = file_name  # display name of a file
         self._lead = ""  # its session
         self._stop = 0
-        self._place: tuple[str, int] = ("", 0)  # its actor
-        self._peers: frozenset[str] = frozenset()  # the sessions that were where it was
+        self._actor: tuple[str, int] = ("", 0)
+        self._peers: frozenset[str] = frozenset()  # sessions of ranks at the same location
         self.pinned = False
 
     def lead(self, records: Sequence[Stopped]) -> Stopped | None:
-        """The rank that is looked at, if it stands."""
+        """The rank in focus, None if it is not stopped."""
         return next((record for record in records if record.session == self._lead), None)
 
     def group(self, records: Sequence[Stopped]) -> tuple[Stopped, ...]:
-        """Those that are where it is, itself first."""
+        """Ranks at the location of the rank in focus, which comes first."""
         lead = self.lead(records)
         if lead is None:
             return ()
@@ -42,14 +42,14 @@ class Focus:
         return (lead, *(record for record in peers if record is not lead))
 
     def meant(self, records: Sequence[Stopped], thread: int) -> tuple[Stopped, ...]:
-        """To whom a command for a thread goes."""
+        """Ranks that a command for a thread goes to."""
         if thread == LEAD:
             group = self.group(records)
             return group[:1] if self.pinned else group
-        return next((each.records for each in self.threads(records) if each.number == thread), ())
+        return next((group.records for group in self.threads(records) if group.number == thread), ())
 
     def threads(self, records: Sequence[Stopped]) -> list[Thread]:
-        """The rank that is looked at, then the others that are where it is, then the other groups."""
+        """The rank in focus, then other ranks at its location, then the other groups."""
         lead = self.lead(records)
         parts: list[tuple[Stopped, ...]] = [] if lead is None else [(lead,)]
         for group in grouped(records):
@@ -61,25 +61,26 @@ class Focus:
 
     def title(self, records: Sequence[Stopped]) -> str:
         """`trainers gpus=1-7 · train.py:42`."""
-        at = records[0].frame
+        frame = records[0].frame
         threads = Group(tuple(records)).thread
         thread = f", thread {threads}" if threads else ""
-        return f"{named(records)}{thread} · {self._name(at.file)}:{at.line}"
+        return f"{named(records)}{thread} · {self._file_name(frame.file)}:{frame.line}"
 
-    # -- how it moves -------------------------------------------------------------------------------------------------
+    # -- movement -----------------------------------------------------------------------------------------------------
 
     def move(self, record: Stopped, *, pinned: bool) -> None:
-        """Looks at this rank from now on."""
-        self._lead, self._stop, self._place = record.session, 0, record.place
+        """Moves the focus to this rank."""
+        self._lead, self._stop, self._actor = record.session, 0, record.place
         self.pinned = pinned
 
     def settle(self, records: Sequence[Stopped]) -> Stopped | None:
-        """After something has stopped or gone on: the rank that is looked at if front ends have to hear of it, since
-        it is another one, or stands anew. Where it has gone on, those that were with it come next, then the most.
+        """Updates the focus after a rank has stopped or resumed. Returns the rank in focus if front ends need an event,
+        because it is a different rank or has stopped again. If it has resumed, its peers come next, then the largest
+        group.
         """
         lead = self.lead(records)
         if lead is None:
-            again = [record for record in records if record.place == self._place and record.in_the_way]
+            again = [record for record in records if record.place == self._actor and record.in_the_way]
             peers = [record for record in records if record.session in self._peers]
             groups = sorted(grouped(records), key=lambda group: -len(group.records))
             if not again and self.pinned:
@@ -88,12 +89,12 @@ class Focus:
         if lead is None:
             return None
         changed = (lead.session, lead.number) != (self._lead, self._stop)
-        self._lead, self._stop, self._place = lead.session, lead.number, lead.place
+        self._lead, self._stop, self._actor = lead.session, lead.number, lead.place
         self._peers = frozenset(record.session for record in self.group(records))
         return lead if changed else None
 
-    def has_gone(self, records: Sequence[Stopped]) -> bool:
-        """Whether the rank that front ends were told of stands no more; they are to be told once."""
+    def has_resumed(self, records: Sequence[Stopped]) -> bool:
+        """True once after the rank that front ends show as stopped has resumed."""
         if not self._stop or self.lead(records) is not None:
             return False
         self._stop = 0

@@ -1,4 +1,4 @@
-"""The breakpoints that front ends have set in files and cells, with what was added to them here. Pure."""
+"""Breakpoints that front ends have set in files and cells, with the conditions added to them. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ COMPILED = (".so", ".pyd", ".dylib", ".dll", ".pyc")  # files that hold no lines
 
 @dataclass(frozen=True)
 class Mark:
-    """One breakpoint as it was asked for, and the line that it has got."""
+    """A breakpoint as it was requested, and the line it was moved to."""
 
-    wanted: Message  # a SourceBreakpoint
+    requested: Message  # a SourceBreakpoint
     line: Line
     number: int = 0
     error: str = ""
 
     def row(self, path: str) -> Message:
-        """As front ends are told of it."""
-        about = {"id": self.number, "verified": not self.error, "line": self.line.number, "source": {"path": path}}
-        return {**about, "message": self.error} if self.error else about
+        """The DAP Breakpoint that front ends receive."""
+        body = {"id": self.number, "verified": not self.error, "line": self.line.number, "source": {"path": path}}
+        return {**body, "message": self.error} if self.error else body
 
 
 @dataclass(frozen=True)
 class More:
-    """What JupyterLab's gutter cannot say of a breakpoint: a condition, which may begin with `@ranks`; and the like."""
+    """Properties that JupyterLab's gutter cannot set: a condition (it may begin with `@ranks`), a hit count, a log."""
 
     condition: str = ""
     hit_condition: str = ""
@@ -38,7 +38,7 @@ class More:
 
 
 class Gutter:
-    """By file. `lines_of` gives the lines of a file that can be stopped at."""
+    """Breakpoints by file. `lines_of` gives the lines of a file that can have breakpoints."""
 
     def __init__(self, lines_of: Callable[[str], Lines]) -> None:
         self._lines_of = lines_of
@@ -51,12 +51,12 @@ class Gutter:
             for mark in marks:
                 yield path, mark
 
-    def set(self, path: str, wanted: Sequence[Message]) -> list[Mark]:
-        """Those of a file, in place of those before."""
+    def set(self, path: str, requested: Sequence[Message]) -> list[Mark]:
+        """Replaces the breakpoints of a file."""
         lines = self._lines_of(path)
         marks = []
-        for each in wanted:
-            mark = Mark(each, lines.at(int(each.get("line") or 1)))
+        for request in requested:
+            mark = Mark(request, lines.at(int(request.get("line") or 1)))
             self._last += 1
             marks.append(replace(mark, number=self._last, error=_no_lines(path) or _wrong(self._filled(path, mark))))
         self._files[path] = marks
@@ -65,43 +65,43 @@ class Gutter:
         return marks
 
     def clear(self) -> None:
-        """Takes all away; what was added to them is kept for when they come back."""
+        """Removes all breakpoints; their conditions are stored until they are set again."""
         self._files.clear()
 
     def add(self, path: str, line: int, more: More) -> None:
-        """Says more of a breakpoint. Raises ValueError for what means nothing, LookupError where there is none."""
+        """Sets properties of a breakpoint. Raises ValueError for invalid ones, LookupError without a breakpoint."""
         marks = self._files.get(path, [])
-        at = next((at for at, mark in enumerate(marks) if mark.line.number == line), None)
-        if at is None:
+        index = next((index for index, mark in enumerate(marks) if mark.line.number == line), None)
+        if index is None:
             raise LookupError(f"there is no breakpoint at line {line} of {path}")
         error = _no_lines(path) or _wrong(more)
         if error:
             raise ValueError(error)
         self._more[path, line] = more
-        marks[at] = replace(marks[at], error="")
+        marks[index] = replace(marks[index], error="")
 
     def more(self, path: str, line: int) -> More:
-        """What is said of a breakpoint."""
+        """Properties added to a breakpoint, empty by default."""
         return self._more.get((path, line), More())
 
     def _filled(self, path: str, mark: Mark) -> More:
-        told = mark.wanted
+        request = mark.requested
         more = self.more(path, mark.line.number)
         return More(
-            str(told.get("condition") or more.condition),
-            str(told.get("hitCondition") or more.hit_condition),
-            str(told.get("logMessage") or more.log),
+            str(request.get("condition") or more.condition),
+            str(request.get("hitCondition") or more.hit_condition),
+            str(request.get("logMessage") or more.log),
         )
 
     def of_mesh(self) -> list[BreakLine]:
-        """Those that ranks are to have: not those of code that only the notebook runs."""
-        wanted = []
+        """Breakpoints for the ranks, without those in code that only the notebook runs."""
+        lines = []
         for path, mark in self:
             if mark.error or mark.line.whose == "notebook":
                 continue
             more = self._filled(path, mark)
             ranks, condition = ranks_in(more.condition)
-            wanted.append(
+            lines.append(
                 BreakLine(
                     file=path,
                     line=mark.line.number,
@@ -112,29 +112,27 @@ class Gutter:
                     log=more.log,
                 )
             )
-        return wanted
+        return lines
 
     def of_notebook(self, path: str) -> list[Message]:
-        """Those of a file that the kernel's own debugger is to have: not those in the methods of actors, nor those
-        that name ranks.
-        """
-        mine = []
+        """Breakpoints of a file for the kernel's own debugger: none in methods of actors, none that name ranks."""
+        rows = []
         for mark in self._files.get(path, ()):
             more = self._filled(path, mark)
             if mark.line.whose == "actors" or mark.error or ranks_in(more.condition)[0]:
                 continue
-            told = {"condition": more.condition, "hitCondition": more.hit_condition, "logMessage": more.log}
-            mine.append({"line": mark.line.number, **{name: text for name, text in told.items() if text}})
-        return mine
+            extras = {"condition": more.condition, "hitCondition": more.hit_condition, "logMessage": more.log}
+            rows.append({"line": mark.line.number, **{name: text for name, text in extras.items() if text}})
+        return rows
 
     @property
     def files(self) -> list[str]:
-        """The files that have any."""
+        """Files that have breakpoints."""
         return list(self._files)
 
 
 def ranks_in(condition: str) -> tuple[str, str]:
-    """The ranks that a condition is about, and the rest of it: `@gpus=0:4 loss > 1`, as at the prompt."""
+    """The ranks that a condition names, and the rest of it: `@gpus=0:4 loss > 1`, as at the prompt."""
     text = condition.strip()
     if not text.startswith("@"):
         return "", text
@@ -147,7 +145,7 @@ def _no_lines(path: str) -> str:
 
 
 def _wrong(more: More) -> str:
-    """What is wrong with it, in words; "" mostly."""
+    """The error in the properties of a breakpoint, "" if they are valid."""
     condition = ranks_in(more.condition)[1]
     try:
         passed_often_enough(more.hit_condition, 0)

@@ -1,4 +1,4 @@
-"""Lines of source that can be stopped at, and whose code they are. Pure."""
+"""Source lines that can have breakpoints, and the kind of code they belong to. Pure."""
 
 import ast
 import bisect
@@ -14,56 +14,56 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Line:
-    """One line that can be stopped at: whose code it is, and of which class of actors."""
+    """A line that can have a breakpoint: the kind of its code, and its actor class."""
 
     number: int
-    whose: Whose = "anybody"  # that of a class of actors, of a function that any may call, or at the top
+    whose: Whose = "anybody"  # methods of an actor class, a function that any code may call, or the top level
     actor: str = ""
 
 
 class Lines:
-    """Those of one text. Where it cannot be compiled, each line is taken for one that can be stopped at."""
+    """Lines of one text. If it does not compile, every line can have a breakpoint."""
 
     def __init__(self, text: str, is_actor: Callable[[str], bool] = lambda name: False) -> None:
-        """`is_actor(name)` says whether a class is one of actors, where the text itself does not tell."""
+        """`is_actor(name)` says whether a class is an actor class, where the text does not show it."""
         self._is_actor = is_actor
         self._classes: list[tuple[int, int, str]] = []
-        self._functions: list[tuple[int, int, int]] = []  # where it begins, its first line that is run, its end
+        self._functions: list[tuple[int, int, int]] = []  # first line, first executed line, last line
         try:
             tree = ast.parse(text)
             code = compile(text, "<lines>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError):
             self._run: list[int] = []
             return
-        self._look(tree, "")
-        every = [code, *_inner(code)]
-        inside = {line for each in every if each.co_flags & NEW_LOCALS for line in _lines_of(each)}
-        outside = {line for each in every if not each.co_flags & NEW_LOCALS for line in _lines_of(each)}
+        self._visit(tree, "")
+        codes = [code, *_inner(code)]
+        inside = {line for code in codes if code.co_flags & NEW_LOCALS for line in _lines_of(code)}
+        outside = {line for code in codes if not code.co_flags & NEW_LOCALS for line in _lines_of(code)}
         heads = {line for begin, first, _ in self._functions for line in range(begin, first)}
         self._run = sorted((inside | outside) - (heads - inside))
 
-    def _look(self, tree: ast.AST, prefix: str) -> None:
+    def _visit(self, tree: ast.AST, prefix: str) -> None:
         for node in ast.iter_child_nodes(tree):
             if isinstance(node, ast.ClassDef):
                 name = prefix + node.name
                 if _looks_like_actors(node) or self._is_actor(name):
                     self._classes.append((node.lineno, node.end_lineno or node.lineno, name))
-                self._look(node, f"{name}.")
+                self._visit(node, f"{name}.")
             elif isinstance(node, Function):
                 begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 self._functions.append((begin, _body(node), node.end_lineno or node.lineno))
-                self._look(node, f"{prefix}{node.name}.<locals>.")
+                self._visit(node, f"{prefix}{node.name}.<locals>.")
             else:
-                self._look(node, prefix)
+                self._visit(node, prefix)
 
     def at(self, number: int) -> Line:
-        """The line that is meant by one that was clicked: itself, or the next that is run."""
+        """The line for a click on line `number`: this line, or the next one that is executed."""
         if self._run:
             for begin, first, _ in self._functions:
                 if begin <= number < first:
                     number = first
-            at = bisect.bisect_left(self._run, number)
-            number = self._run[min(at, len(self._run) - 1)]
+            index = bisect.bisect_left(self._run, number)
+            number = self._run[min(index, len(self._run) - 1)]
         actor = max((each for each in self._classes if each[0] <= number <= each[1]), default=None)
         inside = any(first <= number <= end for _, first, end in self._functions)
         if actor is not None and inside:
@@ -72,7 +72,7 @@ class Lines:
 
 
 def _body(node: Function) -> int:
-    """The first line of a function that is run: a docstring is not."""
+    """The first executed line of a function, which is not its docstring."""
     first = node.body[0]
     value = first.value if isinstance(first, ast.Expr) else None
     is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)

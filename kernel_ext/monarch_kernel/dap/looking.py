@@ -1,4 +1,4 @@
-"""Requests that look at stopped ranks: threads, frames, variables, values, sources."""
+"""Requests that inspect stopped ranks: threads, frames, variables, values, sources."""
 
 import html
 import linecache
@@ -17,7 +17,7 @@ from .asked import Message, Ranks, Refused
 from .focus import LEAD, Focus
 from .handles import Handle, Handles
 
-VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is told by its type
+VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is described by its type
 EVALUATE_S = 5.0
 SEEN = 64  # ranks whose values a rich view compares
 LONGEST = 4 << 20  # bytes of a file that are shown
@@ -25,7 +25,7 @@ SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their val
 
 
 class LookRequests:
-    """Each blocks for answers of ranks. `client` is the front end, as it names itself."""
+    """Inspection requests. Each blocks for answers of ranks. `client` is the id of the front end."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LookRequests:
 
     def _do_threads(self, arguments: Message) -> Message:
         threads = self._focus.threads(self._ranks.records())
-        return {"threads": [{"id": each.number, "name": each.name} for each in threads]}
+        return {"threads": [{"id": thread.number, "name": thread.name} for thread in threads]}
 
     def _do_stackTrace(self, arguments: Message) -> Message:  # noqa: N802
         meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
@@ -53,20 +53,20 @@ class LookRequests:
         record = meant[0]
         rows = [
             {
-                "id": self.handles.number(Handle(record.session, record.number, at, edition=self._edition)),
+                "id": self.handles.number(Handle(record.session, record.number, index, edition=self._edition)),
                 "name": frame.function,
                 "line": frame.line,
                 "column": 1,
                 "source": {"name": short(frame.file), "path": self._named_here(frame.file), "sourceReference": 0},
             }
-            for at, frame in enumerate(record.stack)
+            for index, frame in enumerate(record.stack)
         ][::-1]
         start = int(arguments.get("startFrame") or 0)
         count = int(arguments.get("levels") or 0) or len(rows)
         return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
 
     def _at(self, number: object) -> tuple[Stopped, Handle]:
-        """The rank and the frame, or the reference, of a number; of the rank that is looked at without one."""
+        """The rank and frame, or reference, of a number; those of the rank in focus if `number` is None."""
         records = self._ranks.records()
         handle = self.handles.get(number)
         if number is None:
@@ -156,7 +156,7 @@ class LookRequests:
         record, handle = self._at(arguments.get("srcFrameId"))
         source, target = (str(arguments.get(f"{end}VariableName") or "") for end in ("src", "dst"))
         if not (source.isidentifier() and target.isidentifier()):
-            raise Refused("names of variables are wanted")
+            raise Refused("copyToGlobals needs names of variables")
         text = f"globals()[{target!r}] = {source}"
         self._asked(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
         return {"value": target}
@@ -166,15 +166,15 @@ class LookRequests:
         name = str(arguments.get("variableName") or "")
         if not name.isidentifier():
             return {"data": {}, "metadata": {}}
-        group = [each for each in self._focus.group(self._ranks.records()) if each.session != record.session]
-        seen = [record, *group[: SEEN - 1]]
+        group = [peer for peer in self._focus.group(self._ranks.records()) if peer.session != record.session]
+        ranks = [record, *group[: SEEN - 1]]
         depth = len(record.stack)
-        seen = [each for each in seen if len(each.stack) == depth]
+        ranks = [rank for rank in ranks if len(rank.stack) == depth]
         command = m.GetVariables(session="", frame=handle.frame, names=(name,), limit=VARIABLES_S)
         pairs = []
-        for each, answer in zip(seen, self._ranks.ask(seen, command), strict=True):
-            told = answer.variables[0].value if answer.variables else None
-            pairs.append((each, m.Answer(session=each.session, value=told, error=answer.error)))
+        for rank, answer in zip(ranks, self._ranks.ask(ranks, command), strict=True):
+            value = answer.variables[0].value if answer.variables else None
+            pairs.append((rank, m.Answer(session=rank.session, value=value, error=answer.error)))
         if pairs[0][1].value is None:
             return {"data": {}, "metadata": {}}
         return _rich(name, pairs)
@@ -195,36 +195,36 @@ class LookRequests:
             if any(frame.file == path for frame in record.stack):
                 answer = self._asked(record, m.GetSource(session="", file=path))
                 return {"content": answer.content if isinstance(answer, m.Source) else "", "mimeType": "text/x-python"}
-        raise Refused(f"the source of {path} is not to be had")
+        raise Refused(f"the source of {path} is not available")
 
 
 class Sources:
-    """Cells are known by the files that their code is said to come from; those that were dumped are written there, for
-    debuggers that read files.
+    """Cells, known by the file names in their code objects. Dumped cells are written to these files, for debuggers that
+    read files.
     """
 
     def __init__(self) -> None:
         self._cells: dict[str, str] = {}
 
     def dump(self, code: str) -> str:
-        """Keeps the text of a cell; gives its file."""
+        """Stores the text of a cell; returns its file."""
         path = cell_file(code)
         self._cells[path] = code
         try:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(path).write_text(code, encoding="utf-8")
-        except OSError:  # a full disk: whoever reads files does without
+        except OSError:  # a full disk: debuggers that read files do without
             pass
         return path
 
     def named_here(self, path: str) -> str:
-        """The file of a cell as this kernel names it: a mesh may come from a kernel before, which has run the same."""
+        """This kernel's file name for a cell: a mesh may come from an earlier kernel, which has run the same cell."""
         name = os.path.basename(path)
-        same = (each for each in self._cells if each != path and os.path.basename(each) == name)
+        same = (cell for cell in self._cells if cell != path and os.path.basename(cell) == name)
         return path if path in self._cells else next(same, path)
 
     def text(self, path: str) -> str | None:
-        """The text of a file or a cell; None where it is not to be had here."""
+        """Text of a file or a cell; None where it is not available."""
         known = self._cells.get(path)
         if known is not None:
             return known
@@ -238,32 +238,32 @@ class Sources:
 
     @staticmethod
     def info() -> dict[str, object]:
-        """How front ends find the file of a cell."""
+        """Data from which front ends compute the file of a cell."""
         prefix, suffix, seed = cell_files()
         return {"hashMethod": "Murmur2", "hashSeed": seed, "tmpFilePrefix": prefix, "tmpFileSuffix": suffix}
 
 
-def _variable(told: Variable, reference: int, *, by_type: bool) -> Message:
-    """A variable. `by_type`: the front end shows a value that is no scalar by its type, which says too little."""
-    shown = told.value.text
-    kind = shown if by_type and told.value.type not in SCALARS else told.value.type
-    row: Message = {"name": told.name, "value": shown, "type": kind, "variablesReference": reference}
-    if told.named:
-        row["namedVariables"] = told.named
-    if told.indexed:
-        row["indexedVariables"] = told.indexed
-    if told.expression:
-        row["evaluateName"] = told.expression
+def _variable(variable: Variable, reference: int, *, by_type: bool) -> Message:
+    """A DAP Variable. With `by_type` the front end shows only the type of values that are not scalars."""
+    shown = variable.value.text
+    kind = shown if by_type and variable.value.type not in SCALARS else variable.value.type
+    row: Message = {"name": variable.name, "value": shown, "type": kind, "variablesReference": reference}
+    if variable.named:
+        row["namedVariables"] = variable.named
+    if variable.indexed:
+        row["indexedVariables"] = variable.indexed
+    if variable.expression:
+        row["evaluateName"] = variable.expression
     return row
 
 
 def _rest(count: int) -> Message:
-    """Stands for variables that were not asked for."""
+    """A row that stands for variables that were not requested."""
     return {"name": "…", "value": f"{count} more", "type": f"{count} more", "variablesReference": 0}
 
 
 def _text_of_answer(answer: Answer) -> str:
-    """What there is to read in one."""
+    """The readable text of an answer."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
         parts.append(answer.value.text)
@@ -271,7 +271,7 @@ def _text_of_answer(answer: Answer) -> str:
 
 
 def _rich(name: str, pairs: Sequence[tuple[Stopped, Answer]], own_html: str = "") -> Message:
-    """A value as a page: what it looks like on the rank that is looked at, and its differences on the others."""
+    """A value as HTML: that of the rank in focus, and how the other ranks differ."""
     first = pairs[0][1]
     plain = first.error or (first.value.text if first.value is not None else "None")
     parts = []
@@ -309,6 +309,6 @@ def _by_rank(pairs: Sequence[tuple[Stopped, Answer]]) -> str:
         by_text.setdefault(text, []).append(record)
     rows = "".join(
         f"<tr><td>{html.escape(named(records))}</td><td>{html.escape(text[:400])}</td></tr>"
-        for text, records in sorted(by_text.items(), key=lambda each: len(each[1]))
+        for text, records in sorted(by_text.items(), key=lambda group: len(group[1]))
     )
     return f"<table><tr><th>ranks</th><th>value</th></tr>{rows}</table>"

@@ -210,9 +210,9 @@ class DebugMagics(Magics):
         """
         where = read_place("%stacks", line)
         part = where.of(self._session.find(where.name))
-        texts = [debug.stacks(one) for one in (part, *workers_on(part))]
-        told = [text for text in texts if not re.fullmatch(r"\d+  idle .*", text)]
-        return Listing("\n".join(told) or texts[0])
+        texts = [debug.stacks(mesh) for mesh in (part, *workers_on(part))]
+        busy = [text for text in texts if not re.fullmatch(r"\d+  idle .*", text)]
+        return Listing("\n".join(busy) or texts[0])
 
     @line_magic
     def freeze(self, line: str) -> None:

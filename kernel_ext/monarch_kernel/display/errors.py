@@ -1,5 +1,5 @@
-"""Errors of and through the engine as the output of a cell: the cell's own lines, what happened, and none of the
-engine's frames. `%tb` shows them all, and so does a cell after `%xmode Verbose`."""
+"""Output of a cell for errors of the library and of calls: the cell's own lines and the error, without the library's
+frames. `%tb` shows these, and so does a cell after `%xmode Verbose`."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ _CELL = "_monarch_cell"  # attribute of a SyntaxError in a cell that was to run 
 
 
 class Errors:
-    """Takes IPython's one place for custom exceptions, and leaves to who was there before what is theirs."""
+    """IPython's custom exception handler. Exceptions that another handler was set for still go there."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Errors:
         stopped: Callable[[Future[Any]], str],
     ) -> None:
         self._shell = shell
-        self._stopped = stopped  # what has become of an awaited call, where that is known
-        self._notice_of = notice_of  # what is to be told of the failure that is behind an error
+        self._stopped = stopped  # describes what happened to an awaited call, where that is known
+        self._notice_of = notice_of  # the notice for the failure behind an error
         self._announce = announce  # called before the text of such an error
         self._raised = raised  # called before the text of what an endpoint raised
         self._before: tuple[Any, Any] = (shell.custom_exceptions, getattr(shell, "CustomTB", None))
 
     def install(self) -> None:
-        """From now on these errors are shown our way."""
+        """Registers the handler."""
         self._shell.set_custom_exc((*_SHOWN, *self._before[0]), self._show)
 
     def uninstall(self) -> None:
-        """As it was before."""
+        """Restores the handler that was set before."""
         types_before, handler = self._before
         self._shell.set_custom_exc((), None)
         self._shell.custom_exceptions, self._shell.CustomTB = types_before, handler
@@ -86,11 +86,11 @@ class Errors:
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, tb  # for %debug and %mpm
         try:
             if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-                told = fate(error, tb, self._stopped)
-                if told:
-                    stop = KeyboardInterrupt(told)
+                text = fate(error, tb, self._stopped)
+                if text:
+                    stop = KeyboardInterrupt(text)
                     error.args = stop.args  # what headless runners quote
-                    lines = [f"{ansi('KeyboardInterrupt', 'title')}: {told}"]
+                    lines = [f"{ansi('KeyboardInterrupt', 'title')}: {text}"]
                     show_error(shell, KeyboardInterrupt, stop, lines)
                     return lines
             if isinstance(error, SyntaxError) and hasattr(error, _CELL):
@@ -109,7 +109,7 @@ class Errors:
                 return last_lines(shell)
             if isinstance(error, ActorError) and error.origin is not None:
                 self._raised(error)
-        except Exception:  # nobody is helped by an error about showing an error
+        except Exception:  # an error while showing an error must not hide it
             lines = format_exception(error)
         lines = [harmless(line) for line in lines]
         show_error(shell, kind, error, lines)
@@ -117,7 +117,7 @@ class Errors:
 
     @staticmethod
     def _folds(shell: Any, error: BaseException, tb: types.TracebackType | None) -> bool:
-        """Whether an error that is not one of the engine's own kinds is shown without the engine's frames."""
+        """True for an error of other code that is shown without the library's frames."""
         if isinstance(error, (SyntaxError, UsageError)) or shell.InteractiveTB.mode == "Verbose":
             return False
         return is_mistake(_frames(tb), _OWN)
@@ -134,12 +134,12 @@ class Errors:
         # None is left out by number, as old versions do: their own are not among them any more.
         stand_in = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
         frames = shell.InteractiveTB.structured_traceback(stand_in, stand_in(), without_own(tb), tb_offset=0)
-        return [*frames[:-1], story(error, shell, notice)]
+        return [*frames[:-1], error_text(error, shell, notice)]
 
 
 @contextlib.contextmanager
 def cell_syntax() -> Iterator[None]:
-    """A SyntaxError in here is about a cell for the ranks: only its own line is shown."""
+    """Marks a SyntaxError raised inside as one of a cell for the ranks: only its own line is shown."""
     try:
         yield
     except SyntaxError as error:
@@ -150,8 +150,8 @@ def cell_syntax() -> Iterator[None]:
 def fate(
     error: BaseException, tb: types.TracebackType | None, stopped: Callable[[Future[Any]], str] = lambda future: ""
 ) -> str:
-    """What has become of a call whose waiting was interrupted; "" if it was no wait of ours."""
-    if isinstance(error.__cause__, KeyboardInterrupt):  # told by who waited
+    """State of a call whose wait was interrupted; "" if the error did not interrupt one."""
+    if isinstance(error.__cause__, KeyboardInterrupt):  # the waiter described it
         return text_of(error)
     notes = getattr(error, "__notes__", None)
     if notes:
@@ -164,11 +164,11 @@ def fate(
 
 
 def without_own(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the engine's frames; as it is when there are no others."""
+    """The traceback without the library's frames; unchanged when there are no others."""
     parts = _parts(tb)
     new: types.TracebackType | None = None
-    for place in reversed(without_engine(_frames(tb), _OWN, _THROUGH)):
-        part = parts[place]
+    for index in reversed(without_engine(_frames(tb), _OWN, _THROUGH)):
+        part = parts[index]
         new = types.TracebackType(new, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return new or tb
 
@@ -194,7 +194,7 @@ def _linked(error: BaseException) -> BaseException | None:
 
 
 def _likeness(error: BaseException) -> tuple[object, ...]:
-    """Equal for errors that are the same to people: type, text and where it was raised."""
+    """A key that is equal for errors with the same type, text and location."""
     last = _parts(error.__traceback__)[-1:]
     return type(error), text_of(error), *((part.tb_frame.f_code, part.tb_lineno) for part in last)
 
@@ -202,8 +202,8 @@ def _likeness(error: BaseException) -> tuple[object, ...]:
 def _folded(
     error: BaseException, tb: types.TracebackType | None, seen: frozenset[object] = frozenset()
 ) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
-    """An error as IPython is to show it: a stand-in with its name and text, without the engine's frames, and without
-    causes that were caught inside of the engine."""
+    """The arguments for IPython: a stand-in with the error's name and text, without the library's frames and without
+    causes that were caught inside the library."""
     text = text_of(error)
     kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__, "__str__": lambda _: text})
     stand_in = kind()
@@ -211,17 +211,17 @@ def _folded(
         stand_in.add_note(text_of(note))
     stand_in.__traceback__ = without_own(tb)
     linked, seen, links = _linked(error), seen | {_likeness(error)}, 0
-    while linked is not None and _likeness(linked) in seen and links < _LINKS:  # the engine has tried a second time
+    while linked is not None and _likeness(linked) in seen and links < _LINKS:  # the library has tried a second time
         linked, links = _linked(linked), links + 1
     if linked is not None and links < _LINKS and without_engine(_frames(linked.__traceback__), _OWN, _THROUGH):
-        other = _folded(linked, linked.__traceback__, seen)[1]
-        stand_in.__cause__, stand_in.__context__ = other if error.__cause__ else None, other
+        cause = _folded(linked, linked.__traceback__, seen)[1]
+        stand_in.__cause__, stand_in.__context__ = cause if error.__cause__ else None, cause
         stand_in.__suppress_context__ = error.__cause__ is not None
     return kind, stand_in, stand_in.__traceback__
 
 
-def story(error: BaseException, shell: Any, notice: Notice | None = None) -> str:
-    """What happened, to be read last and alone."""
+def error_text(error: BaseException, shell: Any, notice: Notice | None = None) -> str:
+    """The text of an error, which people read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):
         return f"{name}: {_actor_error(error, shell)}"

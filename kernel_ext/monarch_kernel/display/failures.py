@@ -1,4 +1,4 @@
-"""Failures as HTML: a card where nobody waited, a line above an error that tells the rest."""
+"""Failures as HTML: a card where nobody waited, a bar above an error that has the details."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .html import facts, folded, framed, heading, lab_button
 
 
 def ansi(text: str, style: str) -> str:
-    """Colours of a terminal, which notebooks show as well."""
+    """Terminal colours, which notebooks show as well."""
     codes = {"title": "1", "dim": "2", "strong": "1"}  # the error box is red already
     return f"\033[{codes[style]}m{text}\033[0m" if style in codes else text
 
@@ -17,14 +17,14 @@ def ansi(text: str, style: str) -> str:
 def failure_bundle(failure: Record) -> dict[str, Any]:
     """A failure as a display of its own."""
     parts = [heading(failure["title"]), facts(rows(failure))]
-    story = failure.get("traceback")
-    if story:
-        parts.append(folded("traceback", story, opened=len(story.splitlines()) < 16))
-    for at, (where, lines) in enumerate(tails(failure)):
+    trace = failure.get("traceback")
+    if trace:
+        parts.append(folded("traceback", trace, opened=len(trace.splitlines()) < 16))
+    for index, (where, lines) in enumerate(tails(failure)):
         named = (
             f"the last lines of {where}" if where else "its last lines" if len(failure["ranks"]) < 2 else "last lines"
         )
-        parts.append(folded(named, "\n".join(lines[-20:]), opened=at == 0))
+        parts.append(folded(named, "\n".join(lines[-20:]), opened=index == 0))
     if failure.get("dump"):
         parts.append(folded("where it crashed", "\n".join(failure["dump"]), opened=True))
     parts += [facts([("next", failure["next"])]), _heal_button(failure)]
@@ -32,7 +32,7 @@ def failure_bundle(failure: Record) -> dict[str, Any]:
 
 
 def failure_bar(failure: Record) -> dict[str, Any]:
-    """One line about a failure, above an error that tells all of it."""
+    """One line about a failure, above the error that describes it."""
     return {
         "text/plain": failure["title"],
         "text/html": framed(heading(failure["title"]), _heal_button(failure), kind="mnb-f"),
@@ -40,18 +40,18 @@ def failure_bar(failure: Record) -> dict[str, Any]:
 
 
 def raised_bar(error: ActorError) -> dict[str, Any]:
-    """One line about a call that has raised, above an error that tells all of it."""
+    """One line about a call that raised, above its error."""
     head = raised_title(error)
     return {"text/plain": head, "text/html": framed(heading(head), kind="mnb-f")}
 
 
 def raised_title(error: ActorError) -> str:
-    """Which call failed, and on which ranks."""
+    """The call that failed, and its ranks."""
     return error.summary.partition("\n")[0].removeprefix("Actor call ").rstrip(".")
 
 
 def _heal_button(failure: Record) -> str:
-    """Heals what it hit, in JupyterLab with the panel."""
+    """A button that heals the mesh, in JupyterLab with the panel."""
     if not failure.get("mesh"):
         return ""
     return lab_button(f"Heal {failure['name']}", "monarch-nb:heal", {"mesh": failure["mesh"]})

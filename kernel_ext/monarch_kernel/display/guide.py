@@ -36,7 +36,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
 def _row(finding: "Finding") -> str:
     from monarch_nb.doctor.finding import MARKS
 
-    told = f"{MARKS[finding.level]} {finding.about}"
+    title = f"{MARKS[finding.level]} {finding.about}"
     advice = f"<div><b>{escape(finding.advice)}</b></div>" if finding.advice else ""
     mark = swatch(_LOOKS[finding.level])
-    return f"<tr><td{LEFT}>{mark}{escape(told)}</td><td{LEFT}>{escape(finding.found)}{advice}</td></tr>"
+    return f"<tr><td{LEFT}>{mark}{escape(title)}</td><td{LEFT}>{escape(finding.found)}{advice}</td></tr>"

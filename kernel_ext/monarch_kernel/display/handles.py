@@ -58,13 +58,13 @@ class HandleForms:
         )
 
     def text(self, tensor: Any) -> str:
-        """The same as text."""
+        """The text form."""
         stream = tensor.reference.stream
         name = self._name(tensor)
-        told = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
+        text = text_of(placement_of(tensor.meta), name, lost_ranks(stream))
         if stream.lost is not None:
-            return f"{told}\n  {_first_line(stream.lost)}"
-        return f"{told}\n  {', '.join(f'{what}: {call}' for what, call in _calls(name))}"
+            return f"{text}\n  {_first_line(stream.lost)}"
+        return f"{text}\n  {', '.join(f'{what}: {call}' for what, call in _calls(name))}"
 
     def module(self, module: Any) -> str | None:
         """Its parameters and buffers that are sharded; None, which shows it as ever, where none are."""

@@ -1,4 +1,4 @@
-"""Hosts that are about to be taken away, each told once, in the cell that runs or ran last."""
+"""Hosts that are about to be taken away, each announced once, in the cell that runs or ran last."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from .html import framed
 
 
 def show_notice(front: Front, before: Callable[[], None], event: HostNoticed | HostKept | HostStory) -> None:
-    """Shows it, from any thread; does not block. `before` is called first: what was printed comes before."""
+    """Shows a notice, from any thread; does not block. `before` is called first, so that earlier output comes first."""
     cell = front.parent
 
     def show() -> None:

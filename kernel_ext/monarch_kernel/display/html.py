@@ -57,8 +57,8 @@ def framed(*parts: str, kind: str = "") -> str:
 
 def heading(title: str, *facts: str) -> str:
     """The first line: what it is, and a few facts about it."""
-    told = " · ".join(f'<span class="mnb-s">{escape(fact)}</span>' for fact in facts if fact)
-    return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if told else ""}{told}</div>'
+    shown = " · ".join(f'<span class="mnb-s">{escape(fact)}</span>' for fact in facts if fact)
+    return f'<div class="mnb-h"><b>{escape(title)}</b>{" · " if shown else ""}{shown}</div>'
 
 
 def swatch(state: str) -> str:
@@ -89,8 +89,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 def lab_button(label: str, command: str, arguments: dict[str, Any]) -> str:
     """A button that runs a command of the JupyterLab panel, whose style sheet shows it; hidden elsewhere."""
     # `hidden` with a value: where a notebook is not trusted, JupyterLab drops our styles and attributes that are empty.
-    told = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
-    return f'<button type="button" class="mnb-lab" hidden="hidden" {told}>{escape(label)}</button>'
+    data = f'data-commandlinker-command="{escape(command)}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
+    return f'<button type="button" class="mnb-lab" hidden="hidden" {data}>{escape(label)}</button>'
 
 
 def folded(summary: str, text: str, *, opened: bool = False) -> str:

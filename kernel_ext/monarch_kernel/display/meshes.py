@@ -1,4 +1,4 @@
-"""Meshes as small grids along their dimensions, coloured by how each rank is."""
+"""Meshes as small grids along their dimensions, coloured by the state of each rank."""
 
 from collections import Counter
 from html import escape
@@ -14,7 +14,7 @@ from .html import LEFT, STATES, framed, heading, lab_button, swatch, table
 ACROSS = 32  # ranks in one line
 LINES = 16  # of a grid; more are summed up
 SIGNS = {"failed": "✕", "healing": "↻", "paused": "■", "unresponsive": "…"}  # not by colour only
-TOLD = 4  # failed ranks with a line of their own
+DETAILED = 4  # failed ranks with a line of their own
 MANY = 256  # ranks; more are shown by their hosts, and what differs among them as a table
 CELLS = 512  # of the hosts: where there are more, a cell stands for several
 
@@ -56,11 +56,11 @@ def host_grid(view: MeshView) -> str:
     for rank in view.ranks:
         by_host.setdefault(rank.host, []).append(rank)
     hosts = list(by_host)
-    each = -(-len(hosts) // CELLS)
-    cells = [_host_cell(hosts[at : at + each], by_host) for at in range(0, len(hosts), each)]
-    rows = "".join(f"<tr>{''.join(cells[at : at + ACROSS])}</tr>" for at in range(0, len(cells), ACROSS))
-    told = f"a cell is {each} hosts" if each > 1 else "a cell is a host"
-    note = f'<div class="mnb-s">{told}, in the colour of its worst rank</div>'
+    per_cell = -(-len(hosts) // CELLS)
+    cells = [_host_cell(hosts[start : start + per_cell], by_host) for start in range(0, len(hosts), per_cell)]
+    rows = "".join(f"<tr>{''.join(cells[start : start + ACROSS])}</tr>" for start in range(0, len(cells), ACROSS))
+    legend = f"a cell is {per_cell} hosts" if per_cell > 1 else "a cell is a host"
+    note = f'<div class="mnb-s">{legend}, in the colour of its worst rank</div>'
     return f'<table class="mnb-g"><tbody>{rows}</tbody></table>{note}'
 
 
@@ -68,13 +68,13 @@ def _host_cell(hosts: list[str], by_host: dict[str, list[RankView]]) -> str:
     states = Counter(rank.state for host in hosts for rank in by_host[host])
     worst = min(states, key=WORST_FIRST.index)
     named = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-    told = f"{named[:60]}: {', '.join(f'{count} {state}' for state, count in states.most_common())}"
+    title = f"{named[:60]}: {', '.join(f'{count} {state}' for state, count in states.most_common())}"
     text = f"{states[worst]}{SIGNS[worst]}" if worst in SIGNS else "&nbsp;"
-    return f'<td class="mnb-{worst}" style="background-color:{STATES[worst][0]}" title="{escape(told)}">{text}</td>'
+    return f'<td class="mnb-{worst}" style="background-color:{STATES[worst][0]}" title="{escape(title)}">{text}</td>'
 
 
 def differences(view: MeshView) -> str:
-    """Which ranks are alike, and where those are that are not as most."""
+    """Groups of ranks that are alike, and where those are that differ from most."""
     if view.stopped:
         return ""
     listed = table(("ranks", "state", "what", "where"), kind_rows(view))
@@ -96,8 +96,8 @@ def grid(view: MeshView) -> str:
     lines = []
     for start in range(0, len(view.ranks), across):
         ranks = view.ranks[start : start + across]
-        for at in range(0, across, ACROSS):
-            lines.append((_outer(view, ranks[0], at, across), ranks[at : at + ACROSS]))
+        for offset in range(0, across, ACROSS):
+            lines.append((_outer(view, ranks[0], offset, across), ranks[offset : offset + ACROSS]))
     rows = [
         f"<tr><th>{escape(label)}</th>{''.join(_cell(view, rank) for rank in ranks)}</tr>"
         for label, ranks in lines[:LINES]
@@ -107,43 +107,43 @@ def grid(view: MeshView) -> str:
     return f'<table class="mnb-g"><tbody>{"".join(rows)}</tbody></table>{more}'
 
 
-def _outer(view: MeshView, first: RankView, at: int, across: int) -> str:
+def _outer(view: MeshView, first: RankView, offset: int, across: int) -> str:
     outer = " ".join(f"{label}={index}" for label, index in zip(view.labels[:-1], first.point[:-1], strict=False))
     inner = view.labels[-1] if view.labels else ""
     if across > ACROSS:
-        inner = f"{inner} {at}–{min(at + ACROSS, across) - 1}"
+        inner = f"{inner} {offset}–{min(offset + ACROSS, across) - 1}"
     return " ".join(filter(None, (outer, inner)))
 
 
 def _cell(view: MeshView, rank: RankView) -> str:
-    place = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True)) or "one"
-    told = [place, rank.state + (f": {rank.detail}" if rank.detail else ""), f"host {rank.host}"]
+    coordinates = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True)) or "one"
+    facts = [coordinates, rank.state + (f": {rank.detail}" if rank.detail else ""), f"host {rank.host}"]
     if rank.pid:
-        told.append(f"pid {rank.pid}")
+        facts.append(f"pid {rank.pid}")
     text = str(rank.point[-1] if rank.point else rank.rank)
     sign = SIGNS.get(rank.state, "")
     # Front ends that do not trust a notebook take its style sheets away.
     style = f"background-color:{STATES[rank.state][0]}"
-    return f'<td class="mnb-{rank.state}" style="{style}" title="{escape(" · ".join(told))}">{text}{sign}</td>'
+    return f'<td class="mnb-{rank.state}" style="{style}" title="{escape(" · ".join(facts))}">{text}{sign}</td>'
 
 
 def legend(view: MeshView) -> str:
-    """How many ranks are in each state that occurs."""
+    """Rank counts by state."""
     parts = [f'{swatch(state)}<span class="mnb-s">{count} {state}</span>' for state, count in view.counts.items()]
     return f"<div>{'&ensp;'.join(parts)}</div>"
 
 
 def troubles(view: MeshView) -> str:
-    """What has happened to the first failed ranks, and what to do."""
+    """Details of the first failed ranks, and what to do."""
     failed = view.having("failed")
     if not failed or view.stopped:
         return ""
     rows = []
-    for rank in failed[:TOLD]:
-        place = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True))
-        rows.append((place or view.name, rank.detail))
-    if len(failed) > TOLD:
-        rows.append(("…", f"{len(failed) - TOLD} more"))
+    for rank in failed[:DETAILED]:
+        coordinates = ", ".join(f"{label}={index}" for label, index in zip(view.labels, rank.point, strict=True))
+        rows.append((coordinates or view.name, rank.detail))
+    if len(failed) > DETAILED:
+        rows.append(("…", f"{len(failed) - DETAILED} more"))
     advice = f'<div class="mnb-s">{_advice(view)}</div>'
     return (
         table(("failed", "why"), rows) + advice + lab_button(f"Heal {view.name}", "monarch-nb:heal", {"mesh": view.uid})

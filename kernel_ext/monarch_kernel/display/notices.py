@@ -25,6 +25,8 @@ GATHER_S = 0.1  # without another rank that fails of the same
 SETTLE_S = 0.6  # that the text of an error waits at most for other ranks that fail of the same, or a card for an error
 KEPT = 256  # events of which is known where they were shown
 
+KEPT = 256  # events whose display is remembered
+
 
 class Notice(Struct, frozen=True):
     """A failure for the text of an error; `brief` says where all of it was shown already, "" if it was not."""
@@ -45,7 +47,7 @@ class _Shown(Struct):
 
 
 class _Due(Struct):
-    """A failure that nobody waited for and that is to be shown."""
+    """An unawaited failure that is to be shown."""
 
     failure: MeshFailure
     cell: Any
@@ -54,20 +56,20 @@ class _Due(Struct):
 
 
 class Notices:
-    """Shows failures that nobody waited for, from any thread, and says what errors have to tell of others."""
+    """Shows failures that nobody waited for, from any thread, and provides notices for errors of calls."""
 
     def __init__(self, front: Front, store: Store, widgets: "Widgets", before: Callable[[], None]) -> None:
         self._front = front
         self._store = store
         self._widgets = widgets
-        self._before = before  # called before anything is shown: what was printed comes first
+        self._before = before  # called before anything is shown, so that earlier output comes first
         self._due: list[_Due] = []
         self._shown: dict[str, _Shown] = {}
         self._lock = threading.RLock()
         front.ending.append(self.flush)
 
     def close(self) -> None:
-        """Shows what is due, and nothing any more."""
+        """Shows what is due; nothing is shown afterwards."""
         if self.flush in self._front.ending:
             self._front.ending.remove(self.flush)
         self.flush()
@@ -75,24 +77,24 @@ class Notices:
     # -- failures that nobody waited for ----------------------------------------------------------------------------
 
     def show(self, failure: MeshFailure) -> None:
-        """Has a failure shown in a moment, with those that belong to it; does not block."""
+        """Shows a failure in a moment, with others of the same event; does not block."""
         with self._lock:
             self._due.append(_Due(failure, self._front.parent, self._front.running, time.monotonic()))
             if len(self._due) == 1:
                 self._later()
 
     def _later(self) -> None:
-        timer = threading.Timer(GATHER_S, self._look)
+        timer = threading.Timer(GATHER_S, self._show_due)
         timer.daemon = True
         timer.start()
 
     def flush(self) -> None:
-        """Shows what is due, all of it."""
-        self._look(final=True)
+        """Shows all that is due."""
+        self._show_due(final=True)
 
-    def _look(self, *, final: bool = False) -> None:
+    def _show_due(self, *, final: bool = False) -> None:
         with self._lock:
-            due: dict[str, list[_Due]] = {}  # by the event they belong to; "" those that no owner hears of
+            due: dict[str, list[_Due]] = {}  # by event; "" for failures that no owner receives
             for failed in self._due:
                 due.setdefault(self._event(failed.failure), []).append(failed)
             events = {key: self._store.failure(key) for key in due if key}
@@ -106,7 +108,7 @@ class Notices:
             for key, failures in due.items():
                 event = events.get(key)
                 if event is not None:
-                    self._tell(key, event, failures[0].cell)
+                    self._show_event(key, event, failures[0].cell)
                     continue
                 for failure in gathered(failed.failure for failed in failures):
                     self._front.display(failure_bundle(record(failure, time.time())), cell=failures[0].cell)
@@ -120,33 +122,33 @@ class Notices:
         return self._store.event_of(failure.failure_id) if failure.failure_id else ""
 
     def _waits(self, key: str, event: Record | None, due: list[_Due]) -> bool:
-        """Whether the error of a call, which is on its way, is about to tell this."""
+        """True if the error of a call, which is on its way, is about to report this event."""
         called = event is not None and any(who == "a call" for who, _ in event["told"])
         return called and key not in self._shown and time.monotonic() - due[0].since < SETTLE_S
 
-    def _tell(self, key: str, event: Record, cell: Any) -> None:
+    def _show_event(self, key: str, event: Record, cell: Any) -> None:
         shown = self._shown.get(key)
         if shown is not None and len(event["ranks"]) <= shown.ranks:
             return
         update = shown is not None and bool(shown.display)
         if shown is None:
-            shown = self._keep(key, _Shown(cell, True, 0))
+            shown = self._remember(key, _Shown(cell, True, 0))
         shown.ranks, shown.display = len(event["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
         self._front.display(self._form(key, event, bar=not shown.card), shown.display, update=update, cell=shown.cell)
 
     def _form(self, key: str, event: Record, *, bar: bool) -> Bundle:
         return {**(failure_bar(event) if bar else failure_bundle(event)), **self._widgets.failure(key, bar=bar)}
 
-    def _keep(self, key: str, shown: _Shown) -> _Shown:
+    def _remember(self, key: str, shown: _Shown) -> _Shown:
         self._shown[key] = shown
         while len(self._shown) > KEPT:
             del self._shown[next(iter(self._shown))]
         return shown
 
-    # -- failures that an error tells -------------------------------------------------------------------------------
+    # -- failures that an error reports -----------------------------------------------------------------------------
 
     def error(self, failure: MeshFailure) -> Notice:
-        """What the error of a call has to tell of its failure; blocks for a moment, in which others may join it."""
+        """The notice for the error of a call; blocks for a moment, in which other ranks may join the event."""
         key, event = self._settled(failure)
         if event is None:
             return Notice(record(failure, time.time()))
@@ -154,7 +156,7 @@ class Notices:
             self._due = [failed for failed in self._due if self._event(failed.failure) != key]
             shown = self._shown.get(key)
             if shown is None or not shown.card:
-                self._keep(key, _Shown(self._front.parent, False, len(event["ranks"])))
+                self._remember(key, _Shown(self._front.parent, False, len(event["ranks"])))
                 return Notice(event, key)
             if shown.cell is self._front.parent:
                 return Notice(event, key, "above", False)
@@ -165,7 +167,7 @@ class Notices:
             )
 
     def bar(self, notice: Notice) -> None:
-        """What can be done about a failure, above the error that tells it; nothing where there are no live displays."""
+        """Shows the actions for a failure above its error; nothing where there are no live displays."""
         live = self._widgets.failure(notice.key, bar=True) if notice.key and notice.barred else {}
         if not live or not self._front.in_cell:
             return
@@ -177,7 +179,7 @@ class Notices:
         self._front.display({**failure_bar(notice.record), **live}, name)
 
     def _settled(self, failure: MeshFailure) -> tuple[str, dict[str, Any] | None]:
-        """The event that a failure belongs to, once no more ranks join it; None if it belongs to none."""
+        """The event of a failure, once no more ranks join it; None if it belongs to none."""
         if not failure.failure_id:
             return "", None
         begun = since = time.monotonic()
@@ -186,7 +188,7 @@ class Notices:
             with self._lock:
                 key = self._event(failure)
                 if key and key not in self._shown:  # from here on no card is made of it
-                    self._keep(key, _Shown(self._front.parent, False, sys.maxsize))
+                    self._remember(key, _Shown(self._front.parent, False, sys.maxsize))
             event = self._store.failure(key) if key else None
             now = time.monotonic()
             count = -1 if event is None else len(event["ranks"])

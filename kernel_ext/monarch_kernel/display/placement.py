@@ -18,7 +18,7 @@ from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_t
 
 from .html import framed, heading, table
 
-_LINKED = 256  # blocks that are lit together with their ranks; of more, each only tells what it is
+_LINKED = 256  # blocks that are lit together with their ranks; with more, each only describes itself
 _SHEET = 6  # what is seen of a sheet behind
 _HATCH = 8  # pixels between the lines over parts that are not reduced yet
 _INK = "#858585"  # of an image's texts: it knows nothing of the page, and this is legible on white and on black
@@ -26,7 +26,7 @@ _FLAT = f"""<style>text{{font:11px system-ui,sans-serif;fill:{_INK}}}.j{{font-si
 .p text{{text-anchor:middle;dominant-baseline:central}}.n rect{{fill:none;stroke:{_INK};stroke-dasharray:3 2}}
 .sheet{{fill:none;stroke:{_INK}}}.hatch{{stroke:#000;stroke-opacity:.33;stroke-width:1.2;fill:none}}
 .lost{{stroke:rgb(218,54,51);stroke-width:2.5;fill:none}}</style>""".replace("\n", "")
-_TOLD = re.compile("<title>.*?</title>", re.DOTALL)
+_TITLE = re.compile("<title>.*?</title>", re.DOTALL)
 STYLE = """
 .mnb-p .mnb-flat{display:none}.mnb-p [hidden]{display:block}
 .mnb-p .mnb-pics[hidden]{display:flex;flex-wrap:wrap;gap:10px 44px;align-items:flex-start;margin:4px 0 2px}
@@ -64,7 +64,7 @@ def placement_html(
         if linked
         else ""
     )
-    told = (
+    descriptions = (
         "".join(
             f'<span class="b{at}">{escape(placement.describe(at, name))}</span>' for at in range(len(placement.blocks))
         )
@@ -88,7 +88,7 @@ def placement_html(
         head,
         f'<div class="mnb-flat">{_flat(*tensor)}{_flat(*mesh, gone)}</div>',
         f'<div class="mnb-pics" hidden="hidden">{_svg(*tensor, linked)}{_svg(*mesh, linked, gone)}</div>',
-        f'<div class="mnb-say" hidden="hidden"><span class="hint">{hint}</span>{told}</div>' if linked else "",
+        f'<div class="mnb-say" hidden="hidden"><span class="hint">{hint}</span>{descriptions}</div>' if linked else "",
         table(("mesh", "placement", ""), dimension_rows(placement)) if placement.labels else "",
         ", ".join(f'<span class="mnb-s">{escape(what)}:</span> <code>{escape(code)}</code>' for what, code in calls),
         kind="mnb-p",
@@ -97,7 +97,7 @@ def placement_html(
 
 def _flat(drawing: Drawing, label: str, lost: frozenset[int] = frozenset()) -> str:
     """The picture as an image of its own."""
-    svg = _TOLD.sub("", _svg(drawing, "", False, lost)).replace(">", f">{_FLAT}", 1)
+    svg = _TITLE.sub("", _svg(drawing, "", False, lost)).replace(">", f">{_FLAT}", 1)
     image = _image(svg, drawing.width, drawing.height, label)
     return f'<span style="display:inline-block;vertical-align:top;margin:4px 44px 4px 0">{image}</span>'
 
@@ -105,8 +105,8 @@ def _flat(drawing: Drawing, label: str, lost: frozenset[int] = frozenset()) -> s
 def _image(svg: str, width: float, height: float, alt: str = "") -> str:
     """An SVG where SVG is taken away."""
     drawn = base64.b64encode(svg.encode()).decode("ascii")
-    told = f'width="{_n(width)}" height="{_n(height)}" alt="{escape(alt)}" style="vertical-align:middle"'
-    return f'<img {told} src="data:image/svg+xml;base64,{drawn}">'
+    attributes = f'width="{_n(width)}" height="{_n(height)}" alt="{escape(alt)}" style="vertical-align:middle"'
+    return f'<img {attributes} src="data:image/svg+xml;base64,{drawn}">'
 
 
 def _svg(drawing: Drawing, label: str, linked: bool, lost: frozenset[int] = frozenset()) -> str:
@@ -141,8 +141,8 @@ def _piece(piece: Piece, linked: bool, lost: frozenset[int]) -> str:
         if lost.intersection(piece.ranks)
         else ""
     )
-    told = piece.told + (" · lost" if cross else "")
-    return f'<g class="p {_classes(piece.blocks, linked)}">{box}{hatch}{text}{cross}<title>{escape(told)}</title></g>'
+    title = piece.told + (" · lost" if cross else "")
+    return f'<g class="p {_classes(piece.blocks, linked)}">{box}{hatch}{text}{cross}<title>{escape(title)}</title></g>'
 
 
 def _side(side: Side, linked: bool) -> str:

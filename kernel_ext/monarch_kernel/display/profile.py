@@ -28,7 +28,7 @@ FileName = Callable[[str], str]
 _DEEP = 40  # rows
 _LEAST = 0.003  # of the width: what is narrower is left out
 _NAMED = 0.025  # of the width: what is narrower has no room for its name
-_TOLD = 0.15  # what is narrower has none for its share beside it
+_SHARED = 0.15  # of the width: what is narrower has no room for its share beside the name
 _FRAME = "font-size:11px;line-height:17px;white-space:nowrap;font-family:monospace"
 _ROW = "display:flex;gap:1px;margin:1px 0 0 0;padding:0;list-style:none"
 KINDS = {  # the colour, and how opaque it is where all of the time was waiting and where all of it was computing
@@ -44,7 +44,7 @@ def profile_html(profile: "Profile", name: FileName) -> str:
     drawn = [_group(profile, group, name) for group in groups[:_MOST_GROUPS]]
     if len(groups) > _MOST_GROUPS:
         drawn.append(f'<div class="mnb-s">{len(groups) - _MOST_GROUPS} more groups are in the text below</div>')
-    notes = "".join(f'<div class="mnb-n">! {escape(note)}</div>' for note in profile.told())
+    notes = "".join(f'<div class="mnb-n">! {escape(note)}</div>' for note in profile.warnings())
     return framed(
         f"<style>{STYLE}</style>",
         heading(f"Profile of {profile.name}", *profile.heading()),
@@ -159,19 +159,19 @@ def _box(node: "Node", ranks: Sequence[int], name: FileName, whole: float) -> st
     from monarch_nb.profiling.result import line_text
     from monarch_nb.profiling.tree import WAITS
 
-    place, share, computed = node.place, node.share(ranks), node.on_processor(ranks)
-    kind = "waits for messages" if place == WAITS else "your functions" if place.users else "libraries"
-    told = (
-        place.function,
-        line_text(place.file, node.line, name),
+    location, share, computed = node.place, node.share(ranks), node.on_processor(ranks)
+    kind = "waits for messages" if location == WAITS else "your functions" if location.users else "libraries"
+    facts = (
+        location.function,
+        line_text(location.file, node.line, name),
         f"calls itself, {node.deep} deep" if node.deep > 1 else "",
         f"{share:.1%} of the time",
         f"{computed:.0%} of that computing",
     )
     ink = "" if share / whole > _NAMED else ";color:transparent"
-    size = "opacity:.6" if share / whole > _TOLD else "display:none"
+    size = "opacity:.6" if share / whole > _SHARED else "display:none"
     return (
-        f'<div title="{escape(" · ".join(filter(None, told)))}" style="background-color:{_colour(kind, computed)};'
+        f'<div title="{escape(" · ".join(filter(None, facts)))}" style="background-color:{_colour(kind, computed)};'
         f'padding-left:4px;overflow:hidden;text-overflow:ellipsis{ink}">{escape(node.name)} '
         f'<span style="{size}">{share:.0%}</span></div>'
     )

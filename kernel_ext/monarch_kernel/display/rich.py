@@ -62,10 +62,10 @@ def side_by_side(parts: Sequence[tuple[str, str]], *, indented: bool = False) ->
 def _image(kind: str, text: str, metadata: Mapping[str, Any]) -> str:
     about = metadata.get(kind)
     sizes = about if isinstance(about, dict) else {}
-    told = "".join(
+    attributes = "".join(
         f' {name}="{int(sizes[name])}"' for name in ("width", "height") if isinstance(sizes.get(name), int | float)
     )
-    return f'<img src="data:{kind};base64,{escape(text)}"{told}>'
+    return f'<img src="data:{kind};base64,{escape(text)}"{attributes}>'
 
 
 def _text(form: Any) -> str:

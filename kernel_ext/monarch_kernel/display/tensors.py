@@ -50,8 +50,8 @@ def _mesh(summary: Summary) -> list[str]:
         parts.append(f'<div class="mnb-s">… and {hidden} smaller ones</div>')
     if summary.lost:
         return parts
-    told = memory_lines(summary)[1:]
-    parts += [_memory(summary), *(f'<div class="mnb-s">{escape(line)}</div>' for line in told)]
+    lines = memory_lines(summary)[1:]
+    parts += [_memory(summary), *(f'<div class="mnb-s">{escape(line)}</div>' for line in lines)]
     parts.append(f"<div>{escape(moved_text(summary.moved))}</div>")
     if summary.moved:
         parts.append(table(MOVED, moved_cells(summary), mono=(0,)))
@@ -101,8 +101,8 @@ def _memory(summary: Summary) -> str:
         f"<tr><th{LEFT}>{rank}</th><td{LEFT}>{_bar(held / top)} {size_text(held)}</td></tr>"
         for rank, held in enumerate(summary.live)
     )
-    told = f"live by rank: {size_text(min(summary.live))} to {size_text(top)}"
-    return f"<details><summary>{told}</summary><table><tbody>{bars}</tbody></table></details>"
+    title = f"live by rank: {size_text(min(summary.live))} to {size_text(top)}"
+    return f"<details><summary>{title}</summary><table><tbody>{bars}</tbody></table></details>"
 
 
 def _bar(share: float) -> str:

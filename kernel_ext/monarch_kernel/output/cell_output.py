@@ -19,8 +19,8 @@ FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 SILENCE_SECONDS = 1.0  # the end of a cell waits for lines written before its replies while they come,
 LIMIT_SECONDS = 10.0  # and for no longer than that
 STALE_SECONDS = 1.0  # a line without end is shown after that long
-FOLD_SECONDS = 0.5  # how often what is held back is told,
-CALM_SECONDS = 2.0  # and where what was said cannot be replaced, when no more of it was for that long
+FOLD_SECONDS = 0.5  # how often the counts of withheld output are shown,
+CALM_SECONDS = 2.0  # and, where shown text cannot be replaced, how long output must pause before they are
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class CellOutput:
     # -- what is held back ------------------------------------------------------------------------------------------
 
     def _due(self, skipped: dict[str, int], all_of_it: bool) -> dict[str, Held]:
-        """What was held back and is to be told now. Under the lock."""
+        """Withheld output whose count is to be shown now. Under the lock."""
         now = time.monotonic()
         for address, count in skipped.items():
             lost = count - self._skipped.get(address, 0)

@@ -2,18 +2,18 @@
 
 from .naming import handle_type, name_of, names_of, variables
 from .parts import parts_on, workers_on
+from .reporter import TENSOR_REPORTER, all_streams, mesh_ranks, streams
 from .table import Tensors
-from .telling import TELLING, all_streams, place_of, streams
 
 __all__ = [
-    "TELLING",
+    "TENSOR_REPORTER",
     "Tensors",
     "all_streams",
     "handle_type",
+    "mesh_ranks",
     "name_of",
     "names_of",
     "parts_on",
-    "place_of",
     "streams",
     "variables",
     "workers_on",

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, state_of
 
 from .naming import handle_type, variables
-from .telling import all_streams
+from .reporter import all_streams
 
 _OF_CELLS = {"rank", "point", "mesh"}  # what cells on processes have themselves
 
@@ -49,6 +49,6 @@ def _names(source: str) -> set[str]:
     """Variables that occur in a cell."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # of which running it tells
+    except SyntaxError:  # running it reports the error
         return set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -1,4 +1,4 @@
-"""Live views of the cluster: widgets in cells and whatever else opens a comm; docs/protocol.md is what they speak."""
+"""Live views of the cluster: widgets in cells and other users of a comm; docs/protocol.md describes the messages."""
 
 import logging
 import os
@@ -32,19 +32,19 @@ class Views:
         self._requests = Requests(session, VIEWS, session.file_name)
         self._inbox = Inbox()
         self._views: list[View] = []
-        self._past_cells: set[View] = set()  # those whose messages do not wait for the cell that runs
+        self._past_cells: set[View] = set()  # views whose messages do not wait for the running cell
         self._engine: Runtime | None = None
         self._unfollow: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Takes comms from now on; without a kernel there are none."""
+        """Accepts comms, where there is a kernel."""
         self._unfollow = VIEWS.follow(self._changed, self._changed)
         manager = getattr(self._kernel, "comm_manager", None)
         if manager is not None:
             manager.register_target(TARGET, self._opened)
 
     def uninstall(self) -> None:
-        """Closes all of them."""
+        """Closes all views."""
         if self._unfollow is not None:
             self._unfollow()
         manager = getattr(self._kernel, "comm_manager", None)
@@ -57,7 +57,7 @@ class Views:
         self._inbox.close()
 
     def attach(self, engine: Runtime | None) -> None:
-        """Shows this engine from now on; its store listens, so that what fails before anybody looks is known too."""
+        """Shows this runtime from now on; its store listens, so that earlier failures are known to later viewers."""
         self._engine = engine
         if engine is not None:
             collector = store_of(engine).collector
@@ -70,7 +70,7 @@ class Views:
             self._inbox.put(lambda view=view: view.attach(engine))  # type: ignore[misc]
 
     def _serve(self, engine: Runtime) -> None:
-        """A terminal can show it too, also while a cell blocks."""
+        """Serves `monarch-nb top`, also while a cell blocks."""
         name = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
         if self._kernel is None:
             return
@@ -80,15 +80,15 @@ class Views:
             logger.warning("monarch-nb top cannot show this kernel's cluster", exc_info=True)
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
-        """A view behind a comm; `custom` for the comm of a widget."""
+        """Creates the view of a comm; `custom` for the comm of a widget."""
         view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS, lambda: self._silent(view))
         self._views.append(view)
         self._inbox.put(lambda: view.attach(self._engine))
         return view
 
     def receive(self, view: View, message: Any) -> None:
-        """What a front end sent, on any thread."""
-        view.hear()
+        """Handles a message of a front end, on any thread."""
+        view.seen()
         if threading.current_thread() is threading.main_thread():
             self._past_cells.discard(view)
         else:  # of a subshell
@@ -98,12 +98,12 @@ class Views:
 
     def _silent(self, view: View) -> None:
         if self._busy() and view not in self._past_cells:
-            view.hear()  # what it says waits for the cell
+            view.seen()  # its messages wait for the cell
         else:
-            self._inbox.put(view.rest)
+            self._inbox.put(view.pause)
 
     def disconnect(self, view: View) -> None:
-        """A front end is gone."""
+        """Removes the view of a front end that has gone."""
         self._past_cells.discard(view)
         if view in self._views:
             self._views.remove(view)

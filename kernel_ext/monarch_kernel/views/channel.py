@@ -35,8 +35,8 @@ def pieces(message: Message, size: Size, most: int = LARGEST) -> Iterator[Messag
         case "metrics":
             yield from _points(message, size, most)
         case "reply":
-            told = f"the answer has {size(message) >> 20} MB, which is more than a page is sent: ask for fewer ranks"
-            yield {"type": "reply", "id": message.get("id"), "ok": False, "error": told}
+            text = f"the answer has {size(message) >> 20} MB, which is more than a page is sent: ask for fewer ranks"
+            yield {"type": "reply", "id": message.get("id"), "ok": False, "error": text}
         case _:
             yield message
 
@@ -113,7 +113,7 @@ class Channel:
     def send(self, message: Message) -> None:
         """Sends from any thread. Not through the comm: there the cell, and the subshell, are those of the thread.
 
-        A view counts what it hears: a message "alive" says how many others were sent before it.
+        A view counts the messages that it receives: a message "alive" says how many others were sent before it.
         """
         with self._sending:
             if message["type"] == "alive":

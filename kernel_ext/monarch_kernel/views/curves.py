@@ -1,4 +1,4 @@
-"""Metrics of a mesh as curves: what a front end that watches them is told, and `%metrics`."""
+"""Metrics of a mesh as curves: the data of a front end that watches them, and `%metrics`."""
 
 import threading
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from .bundle import bundled
 from .channel import Message
 from .live import LiveView, Shown
 
-TELLING_S = 0.1
+SEND_S = 0.1
 Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the rank, step, when, value)
 
 
 class Curves:
-    """Sends what is there, then what comes, as the view has asked by the message `watch`. Ends with `close`."""
+    """Sends stored points, then new ones, for a `watch` message. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
         self._engine = engine
@@ -38,15 +38,15 @@ class Curves:
         self._lock = threading.Lock()
         self._planned = self._closed = False
         points = engine.feature(POINTS)
-        self._stop = points.listen(self._came)
+        self._stop = points.listen(self._on_points)
         send({"type": "metrics", "id": self._id, "reset": True, "points": rows(points, state)})
 
     def close(self) -> None:
-        """Sends nothing any more."""
+        """Stops sending."""
         self._closed = True
         self._stop()
 
-    def _came(self, points: list[Point]) -> None:
+    def _on_points(self, points: list[Point]) -> None:
         state = self._state
         with self._lock:
             for point in points:
@@ -58,9 +58,9 @@ class Curves:
             if self._planned or not self._waiting:
                 return
             self._planned = True
-        self._engine.later(TELLING_S, self._tell)
+        self._engine.later(SEND_S, self._send_points)
 
-    def _tell(self) -> None:
+    def _send_points(self) -> None:
         with self._lock:
             points, self._waiting = self._waiting, {}
             self._planned = False
@@ -69,8 +69,8 @@ class Curves:
 
 
 def rows(points: Points, state: Any) -> Rows:
-    """All that is kept of a mesh, and of the actors on it if it is of procs."""
-    index = {base: at for at, base in enumerate(state.region.ranks())}
+    """All stored points of a mesh, and of the actors on it if it is of procs."""
+    index = {base: index for index, base in enumerate(state.region.ranks())}
     by_name: Rows = {}
     for uid in (state.uid, *(state.actors if isinstance(state, ProcState) else ())):
         for name, ranks in points.of(uid).items():
@@ -81,7 +81,7 @@ def rows(points: Points, state: Any) -> Rows:
 
 
 def metrics(session: Session, line: str) -> Metrics:
-    """Show what the actors of a mesh tell with monarch.telemetry.log, as curves.
+    """Show what the actors of a mesh report with monarch.telemetry.log, as curves.
 
     %metrics NAME
 

@@ -21,7 +21,7 @@ from .bundle import bundled
 from .channel import Message
 from .live import LiveView, Shown
 
-TELLING_S = 0.05  # between two pictures
+SEND_S = 0.05  # between two pictures
 _MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "until": "until"}
 
 
@@ -70,13 +70,13 @@ class StoppedView:
             self._changed.clear()
             if self._closed or self._engine.closed:
                 return
-            self._tell(None)
+            self._send_picture(None)
             records = self._controller.stopped.records()
             if records:  # who is missing is asked of the processes, which takes a moment
-                self._tell(missing(self._controller, records, self._name))
-            time.sleep(TELLING_S)
+                self._send_picture(missing(self._controller, records, self._name))
+            time.sleep(SEND_S)
 
-    def _tell(self, rest: Any) -> None:
+    def _send_picture(self, rest: Any) -> None:
         sizes, others = rest if rest is not None else ({}, ())
         picture = picture_of(
             self._controller.stopped.records(),
@@ -97,7 +97,7 @@ class StoppedView:
 
 
 class DebugRequests:
-    """Answers the requests `debug` and `post_mortem`. Blocks while ranks do as they are told, for a bounded time."""
+    """Answers the requests `debug` and `post_mortem`. Blocks while ranks carry out commands, for a bounded time."""
 
     def __init__(self, name: FileName) -> None:
         self._name = name

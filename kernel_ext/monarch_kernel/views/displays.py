@@ -58,7 +58,7 @@ class LogView:
 
 
 def metrics_html(metrics: Metrics) -> str:
-    """The static form of what actors have told."""
+    """The static form of the metrics that actors reported."""
     lines = repr(metrics).split("\n")
     if len(lines) < 2:
         return framed(f'<div class="mnb-s">{lines[0].strip("<>")}</div>')
@@ -67,7 +67,7 @@ def metrics_html(metrics: Metrics) -> str:
 
 
 def failures(session: Session, line: str) -> Failures:
-    """Show what has failed so far: when, why, who was told, what it wrote last, and what to do.
+    """Show what has failed so far: when, why, who was notified, the last lines of output, and what to do.
 
     %failures
     """

@@ -15,7 +15,7 @@ from .displays import LogView
 from .live import LiveView, Shown
 from .meshes import options_of
 
-TELLING_S = 0.1
+SEND_S = 0.1
 MOST = 2000  # lines of one message
 FIRST = 500
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -24,7 +24,7 @@ Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
 
 class Lines:
-    """Sends what is there, then what comes, as the view has asked by the message `watch`. Ends with `close`."""
+    """Sends stored lines, then new ones, for a `watch` message. Ends with `close`."""
 
     def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
         self._engine = engine
@@ -54,12 +54,12 @@ class Lines:
         send({"type": "logs", "id": self._id, "reset": True, "lines": first[-most:]})
 
     def close(self) -> None:
-        """Sends nothing any more."""
+        """Stops sending."""
         self._closed = True
         self._stop()
 
     def _lines(self, index: int, written: Iterable[Written]) -> Iterator[Line]:
-        """Those that are wanted."""
+        """Lines that match the view's filter."""
         for block in written:
             if block.level < self._level:
                 continue
@@ -82,9 +82,9 @@ class Lines:
             if self._planned or not self._waiting:
                 return
             self._planned = True
-        self._engine.later(TELLING_S, self._tell)
+        self._engine.later(SEND_S, self._send_lines)
 
-    def _tell(self) -> None:
+    def _send_lines(self) -> None:
         with self._lock:
             lines, skipped = list(self._waiting), self._skipped
             self._waiting.clear()

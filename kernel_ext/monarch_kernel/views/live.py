@@ -1,4 +1,4 @@
-"""What a live view is: a front end, what it watches, which values it shows, and the magic that shows it."""
+"""Live views: a front end, the topic it watches, the values it shows, and the magic that shows it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from .channel import Message
 
 @dataclass(frozen=True)
 class Watch:
-    """One front end that watches a view's topic; `message` is how it asked, as docs/protocol.md has it."""
+    """A front end that watches a view's topic; `message` is its request, as docs/protocol.md describes it."""
 
     engine: Runtime
     send: Callable[[Message], None]
     message: Message
-    file_name: FileName  # what people call a file
+    file_name: FileName  # display name of a file
 
-    def tell(self, **content: Any) -> None:
-        """Sends JSON to that front end, under the topic and the id that it has given. From any thread."""
+    def publish(self, **content: Any) -> None:
+        """Sends JSON to the front end, under the topic and the id of its request. From any thread."""
         self.send({"type": self.message.get("topic"), "id": self.message.get("id"), **content})
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One value in a widget: the options that its front end reads, and a key by which it is shown again."""
+    """A value in a widget: the options that its front end reads, and a key under which it is shown again."""
 
     options: dict[str, Any] = field(default_factory=dict)
     key: object = None  # what has the same key is one widget; None makes another one each time
@@ -35,13 +35,13 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveView:
-    """One way to look at the cluster. `register` puts it into widgets, magics, and the side panel."""
+    """A custom way to look at the cluster. `register` adds it to widgets, magics, and the side panel."""
 
     name: str  # of the topic that it watches, and of its magic
     script: Callable[[], str]  # an ES module whose default export is anywidget's `{render({model, el})}`
     style: Callable[[], str] = str
     title: str = ""  # of its section in the panel, which has sections of its own for the views that come with it
-    feed: Callable[[Watch], Callable[[], None]] | None = None  # begins to tell a front end; what it gives ends that
+    feed: Callable[[Watch], Callable[[], None]] | None = None  # begins to publish to a front end; its result ends that
     shows: Mapping[type | str, Callable[[Any], Shown]] = field(
         default_factory=dict
     )  # by the type of what a cell displays, or its name
@@ -84,7 +84,7 @@ class LiveViews:
             raise
 
     def unregister(self, name: str) -> None:
-        """Takes a view away. What is displayed already stays, and is told nothing more. Raises LookupError."""
+        """Removes a view. What is displayed already stays, without updates. Raises LookupError."""
         view = self._views.pop(name, None)
         if view is None:
             raise LookupError(f"there is no view {name!r}")
@@ -92,7 +92,7 @@ class LiveViews:
             remove(view)
 
     def follow(self, add: Callable[[LiveView], None], remove: Callable[[LiveView], None]) -> Callable[[], None]:
-        """Calls `add` with each view there is and each that comes, `remove` with those that go, until the result is."""
+        """Calls `add` with each view present and future, `remove` with each one removed, until the result is called."""
         follower = (add, remove)
         self._followers.append(follower)
         for view in self:

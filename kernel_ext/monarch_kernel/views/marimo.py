@@ -20,7 +20,7 @@ class Pages:
 
     def __init__(self) -> None:
         shell = SimpleNamespace(user_ns={}, compile=SimpleNamespace(format_code_name=lambda file: None))
-        # What a page says waits for the cell that runs; marimo tells nobody whether one does.
+        # Messages of a page wait for the running cell; marimo does not say whether one runs.
         self._views = Views(shell, Session(shell), lambda: True)
         self._widgets = Widgets(shell, self._views)
         self._engine: Any = None

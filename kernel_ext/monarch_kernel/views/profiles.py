@@ -18,7 +18,7 @@ LARGEST = 1 << 20  # characters of one: all of them are one message, and proxies
 
 
 class Taken:
-    """Those of this process, the newest first."""
+    """The profiles of this process, the newest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Taken:
         self._watches: list[Watch] = []
 
     def add(self, profile: "Profile", html: str) -> None:
-        """One was shown in a cell; shown twice in a row it is one."""
+        """Adds a profile that a cell shows; the same profile twice in a row is added once."""
         title = f"{profile.name} · {profile.seconds:.1f} s · {time.strftime('%H:%M:%S')}"
         if len(html) > LARGEST:
             html = f'<div class="mnb">{len(html) >> 20} MB: it is in the cell alone</div>'
@@ -40,13 +40,13 @@ class Taken:
             del self._profiles[KEPT:]
             watches = tuple(self._watches)
         for watch in watches:
-            self._tell(watch)
+            self._publish(watch)
 
     def feed(self, watch: Watch) -> Callable[[], None]:
-        """Tells a front end what there is, and what comes, until the result is called."""
+        """Publishes the profiles and each new one to a front end until the result is called."""
         with self._lock:
             self._watches.append(watch)
-        self._tell(watch)
+        self._publish(watch)
 
         def end() -> None:
             with self._lock:
@@ -54,10 +54,10 @@ class Taken:
 
         return end
 
-    def _tell(self, watch: Watch) -> None:
+    def _publish(self, watch: Watch) -> None:
         with self._lock:
             profiles = list(self._profiles)
-        watch.tell(profiles=profiles)
+        watch.publish(profiles=profiles)
 
 
 TAKEN = Taken()

@@ -24,7 +24,7 @@ from .live import LiveViews
 from .tensors import placement, values
 
 STACKS = 16  # of one request
-STACK_S = 1.5  # a process that has not told within that time is looked at from outside
+STACK_S = 1.5  # a process that has not answered within this time is inspected from outside
 MOST_LINES = 2000
 
 

@@ -16,7 +16,7 @@ from monarch_nb.tensor.verbs import AskValues
 
 from ..display.handles import lost_ranks
 from ..session import Session
-from ..tensors import TELLING, Tensors, all_streams, name_of, names_of, place_of, variables
+from ..tensors import TENSOR_REPORTER, Tensors, all_streams, mesh_ranks, name_of, names_of, variables
 from .bundle import bundled
 from .live import LiveView, Shown, Watch
 
@@ -35,7 +35,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
         if entry is not None:
             name = names_of(variables()).get((stream.number, number), "")
-            return {"placement": document(placement_of(entry.meta), name), **place_of(procs)}
+            return {"placement": document(placement_of(entry.meta), name), **mesh_ranks(procs)}
     raise LookupError("this tensor is gone")
 
 
@@ -83,17 +83,18 @@ def tensors(session: Session, line: str) -> Tensors:
     if set(words) - {"--sync"}:
         raise UsageError("%tensors takes --sync only; a tensor alone in a cell shows where it lies")
     engine = runtime()
-    TELLING.tell(engine, session.file_name, wait_s=ANSWER_S)
+    TENSOR_REPORTER.update(engine, session.file_name, wait_s=ANSWER_S)
     return Tensors(engine, waits=bool(words))
 
 
 def _shown(tensor: Any) -> Shown:
     stream = tensor.reference.stream
-    told = document(placement_of(tensor.meta), name_of(variables(), tensor))
-    place = next((place_of(procs) for one, procs in all_streams() if one is stream), {})
+    placement = document(placement_of(tensor.meta), name_of(variables(), tensor))
+    ranks = next((mesh_ranks(procs) for other, procs in all_streams() if other is stream), {})
     of = [str(stream.number), tensor.reference.number]
     return Shown(
-        {"placement": told, "of": of, **place}, ("tensor", stream.number, tensor.reference.number, told["name"])
+        {"placement": placement, "of": of, **ranks},
+        ("tensor", stream.number, tensor.reference.number, placement["name"]),
     )
 
 
@@ -104,8 +105,8 @@ def _list(listed: Tensors) -> Shown:
 
 
 def _feed(watch: Watch) -> Callable[[], None]:
-    watch.tell()  # that it is heard: what there is comes through the store
-    return TELLING.watch(watch.engine, watch.file_name)
+    watch.publish()  # confirms the subscription: the data comes through the store
+    return TENSOR_REPORTER.watch(watch.engine, watch.file_name)
 
 
 TENSORS = LiveView(

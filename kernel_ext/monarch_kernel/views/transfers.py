@@ -1,4 +1,4 @@
-"""Which way bytes go: what moves between the memory of processes, live: `%transfers`, and a section of the panel."""
+"""Transfers between the memory of processes, live: `%transfers`, and a section of the panel."""
 
 import threading
 from collections.abc import Callable
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from monarch_nb.rdma import TransferTable
 
 TABLE = "monarch_nb.rdma.table.TransferTable"  # named, not imported: the data plane is loaded when it is used
-RDMA: Feature[object] = Feature("rdma")  # the same
-AGAIN_S = 1.0  # rates become nothing when nothing moves any more
+RDMA: Feature[object] = Feature("rdma")  # named, not imported, for the same reason
+AGAIN_S = 1.0  # rates fall to zero when nothing moves any more
 
 
-class TransferTelling:
-    """Has the store know what moves, while somebody looks. The one of this process."""
+class TransferReporter:
+    """Puts transfers into the store while somebody watches. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watchers = 0
         self._running = False
-        self._told: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
 
     def watch(self, engine: Runtime) -> Callable[[], None]:
         """Keeps the store up to date until the result is called."""
@@ -41,21 +41,21 @@ class TransferTelling:
             self._again(engine)
         return self._leave
 
-    def tell(self, engine: Runtime) -> dict[str, dict[str, Any]]:
-        """Tells what there is now, where it has changed; gives all of it."""
+    def update(self, engine: Runtime) -> dict[str, dict[str, Any]]:
+        """Puts changed transfers into the store; returns all of them."""
         records: dict[str, dict[str, Any]] = {}
-        if engine.features.loaded(RDMA) is not None:  # else nobody here or anywhere has used it
+        if engine.features.loaded(RDMA) is not None:  # otherwise no process has used it
             from monarch_nb.rdma import transfers
 
             records = transfers().records
         put = store_of(engine).put
         with self._lock:
-            for key in self._told.keys() - records.keys():
+            for key in self._reported.keys() - records.keys():
                 put(TransfersSeen(key, {}))
             for key, record in records.items():
-                if self._told.get(key) != record:
+                if self._reported.get(key) != record:
                     put(TransfersSeen(key, record))
-            self._told = records
+            self._reported = records
         return records
 
     def _again(self, engine: Runtime) -> None:
@@ -63,7 +63,7 @@ class TransferTelling:
             if not self._watchers or engine.closed:
                 self._running = False
                 return
-        self.tell(engine)
+        self.update(engine)
         engine.later(AGAIN_S, lambda: self._again(engine))
 
     def _leave(self) -> None:
@@ -71,7 +71,7 @@ class TransferTelling:
             self._watchers -= 1
 
 
-TELLING = TransferTelling()
+REPORTER = TransferReporter()
 
 
 def show_transfers(session: Session, line: str) -> "TransferTable":
@@ -89,12 +89,12 @@ def show_transfers(session: Session, line: str) -> "TransferTable":
 
 
 def _feed(watch: Watch) -> Callable[[], None]:
-    watch.tell()  # that it is heard: what there is comes through the store
-    return TELLING.watch(watch.engine)
+    watch.publish()  # confirms the subscription: the data comes through the store
+    return REPORTER.watch(watch.engine)
 
 
 def _shown(_: "TransferTable") -> Shown:
-    return Shown({"transfers": TELLING.tell(runtime())}, "transfers")
+    return Shown({"transfers": REPORTER.update(runtime())}, "transfers")
 
 
 TRANSFERS = LiveView(

@@ -1,4 +1,4 @@
-"""One view: what it watches and what it asks for, as docs/protocol.md has it."""
+"""A view: the topics that it watches and its requests, as docs/protocol.md describes them."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ SILENT_S = 180.0
 
 
 class View:
-    """Speaks with one front end. Its methods are called on one thread, `send` from any."""
+    """The connection to one front end. Its methods are called on one thread, `send` from any."""
 
     def __init__(
         self,
@@ -31,36 +31,36 @@ class View:
         views: LiveViews,
         silent: Callable[[], None] = lambda: None,
     ) -> None:
-        """`silent` is called, on any thread, where there is something to say to a page that has long said nothing."""
+        """`silent` is called, on any thread, when there is something to send to a page that has long been silent."""
         self._out = send
         self._silent = silent
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
         self._views = views
         self._requests = requests
         self._engine: Runtime | None = None
         self._cluster: Any = None  # ends the watch
         self._listening: Any = None
-        self._watches: dict[str, Message] = {}  # what is watched, for an engine that comes later
+        self._watches: dict[str, Message] = {}  # watched topics, kept for the next runtime
         self._ends: dict[str, Callable[[], None]] = {}
-        self._titled: list[dict[str, str]] = []  # what it was told of views with a section of their own
+        self._titled: list[dict[str, str]] = []  # views with a section of their own, as last sent
         self._asked: dict[str, Message | None] = {}  # requests, the latest last, with their answers
 
     def _send(self, message: Message) -> None:
         self._out(message)
-        if time.monotonic() - self._heard > SILENT_S:
+        if time.monotonic() - self._last_seen > SILENT_S:
             self._silent()
 
-    def hear(self) -> None:
-        """The page is there. From any thread."""
-        self._heard = time.monotonic()
+    def seen(self) -> None:
+        """Records that the page is alive. From any thread."""
+        self._last_seen = time.monotonic()
 
-    def rest(self) -> None:
-        """Says nothing more of what is watched until the page is heard of again."""
-        if time.monotonic() - self._heard > SILENT_S:
+    def pause(self) -> None:
+        """Stops sending watched topics until the next message of the page."""
+        if time.monotonic() - self._last_seen > SILENT_S:
             self._leave()
 
     def attach(self, engine: Runtime | None) -> None:
-        """Speaks of this engine from now on; what was watched is watched there."""
+        """Switches to this runtime; watched topics are watched there."""
         if engine is self._engine and engine is not None:
             return
         self._leave()
@@ -73,14 +73,14 @@ class View:
                 self._watch(message)
 
     def name_views(self) -> None:
-        """Tells the panel which sections to add for views that are not its own, or no longer."""
+        """Sends the panel the sections of custom views, if they have changed."""
         titled = [{"name": view.name, "title": view.title} for view in self._views if view.title]
         if self._engine is not None and titled != self._titled:
             self._titled = titled
             self._send({"type": "views", "views": titled})
 
     def close(self) -> None:
-        """The front end is gone."""
+        """Ends all watches: the front end has gone."""
         self._leave()
         self._watches.clear()
         self._engine = None
@@ -94,7 +94,7 @@ class View:
         self._ends.clear()
 
     def receive(self, message: Message) -> None:
-        """Takes what the front end sent."""
+        """Handles a message of the front end."""
         kind = message.get("type")
         if kind == "watch":
             key = self._key(message)
@@ -141,7 +141,7 @@ class View:
         if topic == "cluster":
             store = store_of(engine)
             if self._cluster is not None:
-                store.again(self._listening)
+                store.resend(self._listening)
             else:
                 self._listening = self._send
                 self._cluster = store.watch(self._listening)

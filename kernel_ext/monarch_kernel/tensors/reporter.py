@@ -1,6 +1,6 @@
-"""Tells the store of sharded tensors: a summary of each mesh of them, while somebody looks, a few times a second.
+"""Reports sharded tensors to the store: a summary of each mesh of them, a few times a second, while somebody watches.
 
-No operation tells anything: what there is is read from the tables that the streams keep anyway.
+Operations report nothing themselves: the summary is read from the tables that the streams maintain anyway.
 """
 
 import logging
@@ -20,25 +20,25 @@ from monarch_nb.tensor.verbs import Used
 
 from .naming import names_of, variables
 
-TELLING_S = 0.4  # between two summaries
+REPORT_S = 0.4  # between two summaries
 ASKING_S = 2.0  # between two questions to ranks
 logger = logging.getLogger(__name__)
 
 
-class TensorTelling:
-    """The one of this process. `file_name` is what people call a file."""
+class TensorReporter:
+    """Puts summaries of sharded tensors into the store. One per process. `file_name` gives a file's display name."""
 
     def __init__(self) -> None:
         self._watchers = 0
         self._lock = threading.Lock()
         self._running = False
-        self._told: dict[str, dict[str, Any]] = {}  # as the store has it
+        self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
         self._asked: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
-        self._known: dict[int, Sequence[Used]] = {}  # what came of it
+        self._known: dict[int, Sequence[Used]] = {}  # the answers
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
 
     def begin_cell(self) -> None:
-        """What is moved from now on is another cell's. What the last one that moved anything did stays in sight."""
+        """Starts the movements of a new cell. Those of the last cell that moved anything stay visible."""
         for stream, _ in streams():
             done = (stream.table.movements(), stream.table.synchronisations())
             if any(done):
@@ -55,11 +55,11 @@ class TensorTelling:
             self._again(engine, file_name)
         return self._leave
 
-    def tell(self, engine: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
-        """Tells what there is now, where it has changed. Waits so long for ranks to tell how much they use."""
+    def update(self, engine: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
+        """Puts changed summaries into the store. Waits up to `wait_s` for the memory use of ranks."""
         self._ask(engine, anew=wait_s > 0)
         names = names_of(variables())
-        told: dict[str, dict[str, Any]] = {}
+        records: dict[str, dict[str, Any]] = {}
         for stream, procs in all_streams():
             table = stream.table
             live = table.live()
@@ -83,36 +83,36 @@ class TensorTelling:
                 lost=stream.lost or "",
                 gone=stream.held.gone,
             )
-            told[str(stream.number)] = {**summary.record, **place_of(procs)}
+            records[str(stream.number)] = {**summary.record, **mesh_ranks(procs)}
         put = store_of(engine).put
         with self._lock:
-            for key in self._told.keys() - told.keys():
+            for key in self._reported.keys() - records.keys():
                 put(TensorsSeen(key, {}))
-            for key, record in told.items():
-                if self._told.get(key) != record:
+            for key, record in records.items():
+                if self._reported.get(key) != record:
                     put(TensorsSeen(key, record))
-            self._told = told
+            self._reported = records
 
     def _ask(self, engine: Runtime, *, anew: bool) -> None:
-        """Asks ranks how much they use, where they are not being asked already."""
+        """Requests the memory use of ranks, where no request is pending."""
         now = time.monotonic()
         here = dict.fromkeys(stream.number for stream, _ in streams())
         for stream, procs in streams():
             _, since = self._asked.get(stream.number, (None, 0.0))
             if anew or now - since > ASKING_S:
                 if anew:
-                    stream.flush_aside()  # what is asked for counts, too
+                    stream.flush_aside()  # the count includes operations issued so far
                 self._asked[stream.number] = Asked(engine, procs, stream.number), now
         for number in self._asked.keys() - here.keys():
             del self._asked[number]
             self._known.pop(number, None)
 
     def _used(self, number: int, wait_s: float) -> "Sequence[Used] | None":
-        """What ranks have told last; None of those that are gone."""
+        """The last answer of the ranks; None for streams that have ended."""
         asked = self._asked.get(number)
-        found = asked[0].answered(wait_s) if asked is not None else None
-        if found is not None:
-            self._known[number] = found
+        answer = asked[0].answered(wait_s) if asked is not None else None
+        if answer is not None:
+            self._known[number] = answer
         return self._known.get(number)
 
     def _again(self, engine: Runtime, file_name: FileName) -> None:
@@ -121,10 +121,10 @@ class TensorTelling:
                 self._running = False
                 return
         try:
-            self.tell(engine, file_name)
+            self.update(engine, file_name)
         except Exception:  # modules and tables may change while they are read: the next summary is whole again
             logger.debug("tensors were not summed up", exc_info=True)
-        engine.later(TELLING_S, lambda: self._again(engine, file_name))
+        engine.later(REPORT_S, lambda: self._again(engine, file_name))
 
     def _leave(self) -> None:
         with self._lock:
@@ -132,24 +132,24 @@ class TensorTelling:
 
 
 def all_streams() -> list[tuple[Any, ProcMesh]]:
-    """Those of all meshes of tensors, and their processes; of those whose contents are lost, too.
+    """Streams of all meshes of tensors with their processes, those with lost contents included.
 
-    None are there, and torch is not imported, before somebody makes one.
+    Empty, without an import of torch, until the first one is made.
     """
     module = sys.modules.get("monarch_nb.tensor.device")
     return [] if module is None else module.streams()
 
 
 def streams() -> list[tuple[Any, ProcMesh]]:
-    """Those that still have their tensors."""
+    """Streams that still have their tensors."""
     return [(stream, procs) for stream, procs in all_streams() if stream.lost is None]
 
 
-def place_of(procs: ProcMesh) -> dict[str, Any]:
-    """The processes of a mesh of tensors as views have them: the uid of their mesh, and their indices in it."""
+def mesh_ranks(procs: ProcMesh) -> dict[str, Any]:
+    """The processes of a mesh of tensors as views name them: the uid of their mesh, and their indices in it."""
     state = state_of(procs)
     whole = {base: index for index, base in enumerate(state.region.ranks())}
     return {"mesh": state.uid, "ranks": [whole[base] for base in region_of(procs).ranks()]}
 
 
-TELLING = TensorTelling()
+TENSOR_REPORTER = TensorReporter()
