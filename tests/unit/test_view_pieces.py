@@ -190,11 +190,11 @@ def test_a_silent_page_gets_nothing_until_it_speaks_again(
         procs = machines.hosts().spawn_procs(per_host={"gpus": 2}, name="seen")
         procs.initialized.get(10)
         assert not silent
-        view.rest()  # too early
+        view.pause()  # too early
         monkeypatch.setattr("monarch_kernel.views.view.SILENT_S", -1.0)
         view.receive({"type": "alive"})
         assert silent
-        view.rest()
+        view.pause()
         heard = len(sent)
         store_of(engine).put(Turned(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
         assert len(store_of(engine).document()["ranks"]) == 1
