@@ -69,7 +69,7 @@ describe("ranks", () => {
 
   it("are told with their actors, and actors with their process", () => {
     const proc = Object.fromEntries(factsOf(CLUSTER, "p", PROCS, 3));
-    expect(proc).toMatchObject({ state: "busy with trainers.step, 10 s", host: "node2", process: "pid 12 · CPU 50 % · 1.0 GB", trainers: "Trainer · busy with step · 2 waiting" });
+    expect(proc).toMatchObject({ state: "busy with trainers.step, 10 s", host: "node2", process: "pid 12 · CPU 50 % · 1.0 GB Pss", trainers: "Trainer · busy with step · 2 waiting" });
     const actor = Object.fromEntries(factsOf(CLUSTER, "a", ACTORS, 1));
     expect(actor).toMatchObject({ process: proc.process, "stopped at": "train.py:3 in step" });
     expect(words({ stopped: "by you" }, { state: "busy" })).toBe("stopped");

@@ -176,7 +176,7 @@ def _share() -> None:
     """
     gc.collect()
     gc.freeze()
-    for finalizer in tuple(getattr(weakref.finalize, "_registry", ())):
+    for finalizer in tuple(vars(weakref.finalize).get("_registry", ())):  # Python has no public list of them
         finalizer.atexit = False
 
 
