@@ -50,7 +50,6 @@ from monarch_nb.wire import agent_of
 R = TypeVar("R")
 QUIET_S = 1.0  # real seconds without a delivery after which actors are not waited for any more
 SETTLES_S = 30.0  # real seconds for all that falls due at one moment
-STANDS_S = 0.5  # real seconds without a delivery after which time goes on beside a busy actor, as real time does
 _LOOK_S = 0.0005
 
 
@@ -71,10 +70,7 @@ class _MemoryOperations(ProcessOperations):
 
 
 class MemoryPace:
-    """Lets time pass while code outside actors waits: at once where all others wait too.
-
-    While an actor has something to do, time stands still, so that nothing depends on how busy the machine is. It goes
-    on as real time does where the actor takes longer than `STANDS_S`.
+    """Lets time pass while code outside actors waits: at once where all others wait too, else as real time does.
 
     `guard` is entered for each wait of this process, with the time-out of `Future.get`, which is real time: the
     simulated time does not run ahead of it by more.
@@ -150,8 +146,7 @@ class MemoryPace:
             self._pass_while_waited_for()
 
     def _pass_while_waited_for(self) -> None:
-        before, seen, then = -1, -1, wall.monotonic()
-        stands_until = then + STANDS_S
+        before, then = -1, wall.monotonic()
         while not self._closed:
             wall.sleep(_LOOK_S)
             with self._changed:
@@ -162,11 +157,9 @@ class MemoryPace:
             then, earlier = wall.monotonic(), then
             now, due = self._time.monotonic(), self._time.next_due
             at_rest = before >= 0 and before == deliveries
-            if at_rest or seen != self._time.deliveries:
-                seen, stands_until = self._time.deliveries, then + STANDS_S
             if at_rest and due is not None and due <= limit:
                 now = max(now, due)  # and no further: what comes of it takes its own time
-            elif at_rest or then >= stands_until:
+            else:
                 now += then - earlier
             self._time.pass_to(now)
 
