@@ -23,8 +23,8 @@ const PLACEMENT: PlacementData = {
   bytes: "64 B",
   rows: [["data=4", "Shard(0)", "cuts dimension 0"]],
   blocks: ["t[0:2, :] · 2×4 · ranks 0-1", "t[2:4, :] · 2×4 · rank 2"],
-  tensor: drawing([box(0, 0, { blocks: [0], told: "t[0:2, :] · 2×4 · ranks 0-1" }), box(0, 10, { blocks: [1], told: "t[2:4, :] · 2×4 · rank 2" })]),
-  mesh: drawing([0, 1, 2, 3].map((rank) => box(10 * rank, 0, { ranks: [rank], blocks: [[0], [0], [1], []][rank] as number[], told: `rank ${rank}`, text: String(rank) }))),
+  tensor: drawing([box(0, 0, { blocks: [0], description: "t[0:2, :] · 2×4 · ranks 0-1" }), box(0, 10, { blocks: [1], description: "t[2:4, :] · 2×4 · rank 2" })]),
+  mesh: drawing([0, 1, 2, 3].map((rank) => box(10 * rank, 0, { ranks: [rank], blocks: [[0], [0], [1], []][rank] as number[], description: `rank ${rank}`, text: String(rank) }))),
 };
 
 describe("keys", () => {

@@ -87,8 +87,8 @@ class Effective:
 
     # Sharded tensors
     tensor_gather = text(
-        "tell",
-        "what operations do that need whole tensors on every rank: tell (a warning, once for each), allow, refuse",
+        "warn",
+        "what operations do that need whole tensors on every rank: warn (once for each operation), allow, refuse",
     )
 
     # Debugging

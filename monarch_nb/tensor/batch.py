@@ -1,58 +1,58 @@
-"""What is sent to workers together, and what is told of it."""
+"""Batches of commands, and the interfaces between a stream and its observers."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 from monarch_nb.runtime import Future
-from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.origin import CallSite
 
-# A command, and the line that issued it. The object of an `OBJECT` command stands in it until it is sent.
-Item = tuple[tuple[Any, ...], "Place | Sites | None"]
+# A command, and the call site that issued it. The object of an `OBJECT` command is part of it until it is sent.
+Item = tuple[tuple[Any, ...], "CallSite | CallSites | None"]
 
 
 class Batch:
-    """Commands that were sent together, from the first operation's number on, and where each was issued."""
+    """Commands that were sent together: number of the first operation, and the call site of each."""
 
-    def __init__(self, first: int, places: list[Place | None], nbytes: int, future: Future[Any]) -> None:
-        self.first, self.places, self.nbytes, self.future = first, places, nbytes, future
+    def __init__(self, first: int, sites: list[CallSite | None], nbytes: int, future: Future[Any]) -> None:
+        self.first, self.sites, self.nbytes, self.future = first, sites, nbytes, future
 
 
-class Sites(tuple[Place | None, ...]):
-    """Where the operations were issued that one command runs again."""
+class CallSites(tuple[CallSite | None, ...]):
+    """Call sites of the operations that one replay command runs."""
 
     __slots__ = ()
 
 
 class Watcher(Protocol):
-    """Sees what is issued, at the moment it is."""
+    """Observes commands as they are issued."""
 
-    def issued(self, command: tuple[Any, ...], where: Place | None) -> None:
-        """A command."""
+    def issued(self, command: tuple[Any, ...], where: CallSite | None) -> None:
+        """Called with each command that is issued."""
 
-    def asked(self, what: str, where: Place | None) -> None:
-        """The program waits for the workers."""
+    def asked(self, what: str, where: CallSite | None) -> None:
+        """Called when the program waits for a value."""
 
 
 class Group(Protocol):
-    """The process group that a stream's operations run in, as the stream needs it."""
+    """The process group in which the operations of a stream run."""
 
     @property
     def over(self) -> int:
-        """The generation that is now, if it has been ended: what is sent to it would not run. -1 while it goes on."""
+        """The current generation if it was ended, so that commands sent to it would not run; else -1."""
 
     def regroup(self, over: int) -> None:
-        """Goes on to the generation after `over`. Blocks. Raises DeviceMeshError where processes are missing."""
+        """Makes the generation after `over`. Blocks. Raises DeviceMeshError if processes are missing."""
 
     def revive(self, stream: Any) -> None:
-        """Has a lost stream go on, if the mesh has been healed. Blocks. Raises ContentsLostError if not."""
+        """Resumes a lost stream if the mesh was healed, else raises ContentsLostError. Blocks."""
 
 
-def flat(places: Iterable[Place | Sites | None]) -> list[Place | None]:
-    """Where each operation was issued."""
-    found: list[Place | None] = []
-    for one in places:
-        if type(one) is Sites:
-            found += one
+def flat(sites: Iterable[CallSite | CallSites | None]) -> list[CallSite | None]:
+    """One call site for each operation."""
+    flattened: list[CallSite | None] = []
+    for site in sites:
+        if type(site) is CallSites:
+            flattened += site
         else:
-            found.append(cast("Place | None", one))
-    return found
+            flattened.append(cast("CallSite | None", site))
+    return flattened

@@ -1,10 +1,10 @@
-"""What travels to the workers of a mesh: operations as short runs of numbers, everything else as objects.
+"""Commands to the workers of a mesh: operations as short sequences of numbers, everything else as objects.
 
 A batch is one list of numbers and the objects that its `OBJECT` commands take, in order. An operation is
-`[plan, (seed), tensors…, floats…, results…]`: tensors by number, floats as they are. What the plan does with them, and
-how many there are, was told once, in its `Define`. A tensor that nobody refers to any more is `[FREE, number]`, in the
-same order, so that workers need no more memory than a program that runs locally. What is asked for comes back with the
-answer to its batch.
+`[plan, (seed), tensors…, floats…, results…]`: tensors by number, floats as values. The meaning of a plan, and the
+lengths of these parts, are sent once, as a `Define`. `[FREE, number]` frees an unreferenced tensor, in order with the
+operations, so that workers need no more memory than a program that runs locally. Requested values are part of the reply
+to the batch.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ import msgspec
 from monarch_nb.tensor.propagation import Layout, Meta, Program
 from monarch_nb.wire import msgpack_decoder
 
-OBJECT = -1  # the next of the batch's objects
+OBJECT = -1  # the next object of the batch
 FREE = -2
-WHOLE = -3  # asks for the whole of a tensor: `[WHOLE, number]`, rank 0 of the mesh answers
-NUMBER = -4  # asks for its one element, likewise
-SHARDS = -5  # asks for each rank's part of it
+WHOLE = -3  # requests a whole tensor: `[WHOLE, number]`; rank 0 of the mesh sends it
+NUMBER = -4  # requests the only element of a tensor, in the same way
+SHARDS = -5  # requests the shard of each rank
 REPLAY = -6  # runs a compiled step: `[REPLAY, program, operations, inputs, outputs, seed, inputs…, outputs…]`
-FIRST_MAKING = -16  # plans that make something of nothing count down from here, those of operations up from 1
-_MAKINGS = 1024  # plans of these that workers know; a new plan replaces the oldest
+FIRST_MAKING = -16  # plans of factories count down from here, those of operations up from 1
+_MAKINGS = 1024  # factory plans that workers store; a new plan replaces the oldest
 
 Number = int | float
 
@@ -33,7 +33,7 @@ decode_numbers = msgpack_decoder(list[Number]).decode
 
 @dataclass(frozen=True)
 class Open:
-    """The first command of a stream: the ranks of the world that its mesh is made of, row by row."""
+    """The first command of a stream: the ranks of its mesh in the process group, row-major."""
 
     layout: Layout
     ranks: tuple[int, ...]
@@ -41,7 +41,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Define:
-    """Tells what a plan does. `scalars` floats come with each call; `made` are the metas of what it makes."""
+    """Defines a plan. Each call passes `scalars` floats; `made` are the metas of the results."""
 
     number: int
     operation: str
@@ -53,9 +53,9 @@ class Define:
 
 @dataclass(frozen=True)
 class Making:
-    """Tells a plan that makes a tensor of nothing, placed as its meta says.
+    """Defines a plan that makes a tensor without tensor inputs, placed as `made` says.
 
-    With `in_parts` each worker makes no more than its own part: the first argument of the operation is the size.
+    With `in_parts` each worker makes its own part only: the first argument of the operation is the size.
     """
 
     number: int
@@ -64,12 +64,12 @@ class Making:
     kwargs: dict[str, Any]
     made: Meta
     in_parts: bool
-    seeded: tuple[int, ...] | None = None  # the mesh dimensions along which ranks draw other numbers
+    seeded: tuple[int, ...] | None = None  # the mesh dimensions along which ranks draw different numbers
 
 
 @dataclass(frozen=True)
 class Put:
-    """A tensor of the controller, of which each worker keeps its part."""
+    """Sends a tensor of the controller, of which each worker stores its shard."""
 
     tensor: Any
     placements: tuple[Any, ...]
@@ -78,7 +78,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Locals:
-    """What each rank has of a tensor, in the order of ranks; equal ones are the same object."""
+    """Sends the shards of a tensor in rank order; equal shards are the same object."""
 
     tensors: tuple[Any, ...]
     made: Meta
@@ -87,7 +87,7 @@ class Locals:
 
 @dataclass(frozen=True)
 class Revive:
-    """Gives a tensor whose contents are lost new memory, for whoever writes to all of it next."""
+    """Allocates a tensor whose contents are lost, before all of it is overwritten."""
 
     made: Meta
     result: int
@@ -95,7 +95,7 @@ class Revive:
 
 @dataclass(frozen=True)
 class Run:
-    """Runs a function on each rank. Tensors of the mesh among its arguments come as the rank's part of them."""
+    """Runs a function on each rank, with the shards of tensors among its arguments."""
 
     function: Any
     args: tuple[Any, ...]
@@ -104,7 +104,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """Has each rank make its part of a tensor, by `function(part, *args)`: `part` has a slice for each dimension."""
+    """Makes a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
     function: Any
     args: tuple[Any, ...]
@@ -114,26 +114,26 @@ class Parts:
 
 @dataclass(frozen=True)
 class TensorOf:
-    """Stands for a tensor of the mesh in the arguments of a `Run`: a rank's part of it, or all of what a rank knows."""
+    """Placeholder of a tensor in the arguments of a `Run`, replaced by a shard or a DTensor."""
 
     number: int
-    sharded: bool = False  # comes as a DTensor
+    sharded: bool = False  # as a DTensor
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What follows is of another cell of the program."""
+    """Starts the commands of another cell of the program."""
 
     number: int
 
 
 def nbytes_of(command: object) -> int:
-    """Bytes of the local tensors that a command takes along."""
+    """Bytes of local tensors in a command."""
     match command:
         case Put():
             return int(command.tensor.nbytes)
         case Locals():
-            return sum(each.nbytes for each in {id(one): one for one in command.tensors}.values())
+            return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in command.tensors}.values())
     return 0
 
 
@@ -141,7 +141,7 @@ Command = Open | Define | Making | Put | Locals | Parts | Revive | Run | Cell
 
 
 class Makings:
-    """Which plans that make something of nothing the workers of a stream know, by what they make."""
+    """Numbers of the factory plans that the workers of a stream store."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -149,15 +149,15 @@ class Makings:
         self._count = count()
 
     def find(self, key: object) -> int | None:
-        """The number of a plan that workers know; None of another."""
+        """The number of a stored plan, or None."""
         return self._numbers.get(key)
 
-    def free(self) -> int:
-        """A number for a new plan; the plan that had it before is forgotten."""
+    def next_number(self) -> int:
+        """A number for a new plan, which replaces the plan that had it before."""
         number = FIRST_MAKING - next(self._count) % _MAKINGS
         self._numbers.pop(self._keys.pop(number, None), None)
         return number
 
-    def told(self, key: object, number: int) -> None:
-        """From now on, workers know the plan by the number."""
+    def add(self, key: object, number: int) -> None:
+        """Records that workers store a plan under a number."""
         self._numbers[key], self._keys[number] = number, key

@@ -21,7 +21,7 @@ def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Another handle of the same tensor."""
     tensor = args[0]
     if tensor.requires_grad and is_leaf(tensor):
-        tensor.reference.stream.held.note_leaf(tensor.reference.number, tensor)
+        tensor.reference.stream.held.register_leaf(tensor.reference.number, tensor)
     return MeshTensor(tensor.meta, tensor.reference)
 
 
@@ -61,7 +61,7 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = upload(stream, source, replicated(stream.layout))
     elif _shows_same_elements(target, source):
         return target  # as PyTorch does: no address is written, so an expanded tensor may be copied onto itself
-    stream.held.refuse_gone((source.reference.number,))
+    stream.held.require_contents((source.reference.number,))
     refill(target)
     return issue(func, (target, source), kwargs)
 

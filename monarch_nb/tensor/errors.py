@@ -1,11 +1,11 @@
-"""What goes wrong with sharded tensors, and what it is called."""
+"""Exceptions of sharded tensors, and their texts."""
 
 from collections.abc import Mapping, Sequence
 
 from monarch_nb._about import more
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.tensor.failure import Failure, ranks_text
-from monarch_nb.tensor.origin import Origin, Place, origin_of
+from monarch_nb.tensor.origin import CallSite, Origin, origin_of
 from monarch_nb.wire import ActorError, RemoteException
 
 RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
@@ -14,13 +14,13 @@ RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or ten
 class TensorError(ActorError, RuntimeError):
     """An operation failed on the workers. The mesh stays usable; what the operation should have made is lost.
 
-    `operation` is its name ("" where none failed, but was cut off), `origin` the line of the program that issued it
-    (None where that is not known), `failures` the workers' errors by rank.
+    `operation` is its name ("" if a failure elsewhere cut it off), `origin` the line of the program that issued it, if
+    known, `failures` the workers' errors by rank.
     """
 
     def __init__(self, operation: str, origin: Origin | None, failures: Sequence[Failure], mesh: str = "") -> None:
         first = failures[0]
-        told = RemoteException(first.type_name, first.text, first.story, "it was told in words")
+        remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")
         ranks = ranks_text([failure.rank for failure in failures])
         where = f"{ranks} of {mesh}" if mesh else ranks
         if operation:
@@ -29,66 +29,66 @@ class TensorError(ActorError, RuntimeError):
             summary = f"this needs a tensor that was lost on {where}: {first.text}\n  restore it: {RESTORE}"
         if origin is not None:
             summary += f"\n  issued at {origin}"
-        super().__init__(told, summary, formatted=[first.story])
+        super().__init__(remote, summary, formatted=[first.traceback])
         self.operation, self.origin = operation, origin
-        self.failures = {failure.rank: RemoteException(failure.type_name, failure.text, failure.story, "")
+        self.failures = {failure.rank: RemoteException(failure.type_name, failure.text, failure.traceback, "")
                          for failure in failures}  # fmt: skip
-        self._told = (operation, origin, tuple(failures), mesh)
+        self._arguments = (operation, origin, tuple(failures), mesh)
 
-    def again(self) -> "TensorError":
-        """The same error, to be raised once more."""
-        return TensorError(*self._told)
+    def copy(self) -> "TensorError":
+        """An equal error without the traceback of this one."""
+        return TensorError(*self._arguments)
 
     def __str__(self) -> str:
         return self.summary
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TensorError, self._told
+        return TensorError, self._arguments
 
 
 class ContentsLostError(DeviceMeshError):
-    """The shards of a tensor are gone: a process that held one has died, or the mesh was healed since."""
+    """Shards of a tensor are lost, since a process that held one has died or the mesh was healed."""
 
 
 def by_operation(failures: Sequence[Failure]) -> Mapping[int, list[Failure]]:
-    """Failures by the operation that failed, in order, each with those of all ranks."""
-    found: dict[int, list[Failure]] = {}
-    for failure in sorted(failures, key=lambda one: (one.number, one.rank)):
-        found.setdefault(failure.number, []).append(failure)
-    return found
+    """Groups failures by operation, in order of operations and ranks."""
+    grouped: dict[int, list[Failure]] = {}
+    for failure in sorted(failures, key=lambda failure: (failure.number, failure.rank)):
+        grouped.setdefault(failure.number, []).append(failure)
+    return grouped
 
 
-def ended(reason: str) -> str:
-    """Why nothing can be done with the tensors of a mesh that was stopped."""
+def stopped_text(reason: str) -> str:
+    """Error text for tensors of a mesh that was stopped."""
     return f"the mesh was stopped: {reason}"
 
 
-def gone(mesh: str, reason: str) -> str:
-    """Why nothing can be done with the tensors of a mesh, and what to do."""
+def lost_text(mesh: str, reason: str) -> str:
+    """Error text for tensors of a mesh that lost a process, with the remedy."""
     return (
         f"the tensors of {mesh} are gone: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back; then "
         "restore them" + more("manual/tensors.md#failures-and-what-is-lost")
     )
 
 
-def moved(mesh: str, how: str) -> str:
-    """Why nothing can be done with the tensors of a mesh whose processes have become others, and what to do."""
+def replaced_text(mesh: str, how: str) -> str:
+    """Error text for tensors of a mesh whose processes were replaced, with the remedy."""
     return (
         f"the tensors of {mesh} are gone: {mesh} has {how}. Make a mesh for tensors on what it has now, with "
         "Mesh.of(procs), and restore them" + more("manual/elastic.md#shrinking")
     )
 
 
-def broken(mesh: str, error: SupervisionError, places: Sequence[Place | None]) -> SupervisionError:
-    """What is raised where somebody waits for operations that were issued at these places, and a process is gone."""
-    origin = next((found for each in places if (found := origin_of(each)) is not None), None)
+def broken_mesh(mesh: str, error: SupervisionError, sites: Sequence[CallSite | None]) -> SupervisionError:
+    """The error for a wait on operations issued at these call sites, on a mesh that lost a process."""
+    origin = next((origin for site in sites if (origin := origin_of(site)) is not None), None)
     text = f"mesh {mesh} is broken" + (f"; it was at operations of {origin}" if origin is not None else "")
-    story = str(error) if error.failure is None else error.failure.report()
-    return SupervisionError(f"{text}\n{story}", failure=error.failure)
+    details = str(error) if error.failure is None else error.failure.report()
+    return SupervisionError(f"{text}\n{details}", failure=error.failure)
 
 
 def too_old(version: str) -> ImportError:
-    """The error for a PyTorch without what sharded tensors are built on: a backend written in Python, and DTensor."""
+    """The error for a PyTorch that lacks backends written in Python."""
     return ImportError(
         f"sharded tensors need PyTorch 2.10 or later, and this is {version}; everything else works with it. "
         "pip install -U torch"

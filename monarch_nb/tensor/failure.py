@@ -1,4 +1,4 @@
-"""An operation that failed on one rank, as the worker tells it. Needs no torch: it is in engine messages, too."""
+"""Report of an operation that failed on one rank. Does not import torch, since it is part of runtime messages."""
 
 from collections.abc import Sequence
 
@@ -6,27 +6,27 @@ import msgspec
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """What failed where."""
+    """A failed operation, and the rank on which it failed."""
 
-    number: int  # which operation of the mesh's stream
+    number: int  # of the operation in the stream of its mesh
     operation: str
     rank: int
     type_name: str
     text: str
-    story: str  # its formatted traceback
+    traceback: str  # formatted
     stream: int = 0
 
     @property
     def line(self) -> str:
-        """Type and first line of its text."""
+        """Type and first line of the error text."""
         first = next(iter(self.text.strip().splitlines()), "")
         return f"{self.type_name}: {first}" if first else self.type_name
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 2`, or `ranks 0, 1 and 5 more`."""
-    each = sorted(set(ranks))
-    if len(each) == 1:
-        return f"rank {each[0]}"
-    shown = ", ".join(map(str, each[:4]))
-    return f"ranks {shown}" + (f" and {len(each) - 4} more" if len(each) > 4 else "")
+    distinct = sorted(set(ranks))
+    if len(distinct) == 1:
+        return f"rank {distinct[0]}"
+    shown = ", ".join(map(str, distinct[:4]))
+    return f"ranks {shown}" + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")

@@ -11,8 +11,8 @@ from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.tensor.commands import Define, Put
 from monarch_nb.tensor.device import mesh_of
-from monarch_nb.tensor.notices import heed
-from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.notices import check_notices
+from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
@@ -216,7 +216,7 @@ def current(tensor: MeshTensor) -> int:
     number = tensor.reference.number
     stream = tensor.reference.stream
     if number in stream.held.stale:
-        make_again(stream, (number,), place())
+        make_again(stream, (number,), call_site())
     return number
 
 
@@ -265,20 +265,20 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
 
 def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
     """Issues a plan on tensors of one mesh."""
-    where = place()
+    where = call_site()
     if _is_threaded():
         _thread(False)
     if stream.lost is not None:
-        stream.come_back()
+        stream.resume_if_healed()
     numbers = [tensor.reference.number for tensor in given]
     held = stream.held
     for tensor in given:
         if tensor.requires_grad and is_leaf(tensor):
-            held.note_leaf(tensor.reference.number, tensor)
-    if held.gone:
-        held.refuse_gone(numbers)
+            held.register_leaf(tensor.reference.number, tensor)
+    if held.lost:
+        held.require_contents(numbers)
     if plan.notices:
-        heed(stream, plan, where)
+        check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
     if plan.writes:
@@ -289,8 +289,8 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
     is_shared = plan.rebinds and look_at_reshape(
         plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
     )
-    if plan.number not in stream.told:
-        stream.tell_plan(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
+    if plan.number not in stream.defined:
+        stream.define(Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes))
     device, entries, ended, following = stream.device, held.entries, held.ended.append, held.next
     made = []
     results = []
@@ -385,7 +385,7 @@ def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> Mesh
 
     Raises TypeError for a sparse or quantized one.
     """
-    where = place()
+    where = call_site()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(
             f"a tensor of layout {tensor.layout} and type {tensor.dtype} cannot be cut over processes: give a dense "
@@ -395,8 +395,8 @@ def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> Mesh
     reference = stream.hold(meta, where)
     local = tensor.detach().cpu().contiguous()
     if local.nbytes <= _COPIED:
-        stream.tell(Put(local.clone(), meta.placements, reference.number))
+        stream.issue_object(Put(local.clone(), meta.placements, reference.number))
     else:
-        stream.tell(Put(local, meta.placements, reference.number))
+        stream.issue_object(Put(local, meta.placements, reference.number))
         stream.flush()
     return MeshTensor(meta, reference)

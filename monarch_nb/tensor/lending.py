@@ -26,18 +26,18 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
     by_mesh: dict[Stream, dict[str, TensorOf]] = {}
     for name, tensor in tensors.items():
         stream = tensor.reference.stream
-        stream.come_back()
-        stream.held.refuse_gone((tensor.reference.number,))
+        stream.resume_if_healed()
+        stream.held.require_contents((tensor.reference.number,))
         by_mesh.setdefault(stream, {})[name] = TensorOf(current(tensor))
     try:
         with rewriting(tensor.reference for tensor in tensors.values()):
-            for stream, told in by_mesh.items():
-                stream.run_everywhere(Run(_lend, (told,), {}))
+            for stream, references in by_mesh.items():
+                stream.run_everywhere(Run(_lend, (references,), {}))
             yield
     finally:
-        for stream, told in by_mesh.items():
-            with suppress(DeviceMeshError, TensorError):  # of which the next operation tells, too
-                stream.run_everywhere(Run(_take_back, (list(told),), {}))
+        for stream, references in by_mesh.items():
+            with suppress(DeviceMeshError, TensorError):  # which the next operation reports, too
+                stream.run_everywhere(Run(_take_back, (list(references),), {}))
 
 
 def _lend(tensors: dict[str, Any]) -> None:

@@ -17,10 +17,10 @@ from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories
 from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, Open, Parts, Run, TensorOf
-from monarch_nb.tensor.errors import ended
+from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
-from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.processes import processes_of, shrunk
 from monarch_nb.tensor.propagation import Layout, Meta, Propagator, replicated
 from monarch_nb.tensor.sharding import locals_of, placements_of, put_together
@@ -124,12 +124,12 @@ class Mesh(MeshTrait):
         conversions.register()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
-        processes, opening = self._processes, Open(layout, self._processes.places(region))
+        processes, opening = self._processes, Open(layout, self._processes.members_of(region))
         send = processes.sender(region)
         stream = Stream(self._procs.name, propagator, device.new_device(), send, processes)
-        processes.use(stream, opening)
+        processes.add_stream(stream, opening)
         device.occupy(stream, self._procs, self._finder())
-        stream.tell(opening)
+        stream.issue_object(opening)
         return stream
 
     def _finder(self) -> Callable[[Stream], "Mesh"]:
@@ -167,8 +167,8 @@ class Mesh(MeshTrait):
         placements = placements_of(sharding_spec, self.layout, parts[0].dim())
         meta = put_together(parts, self.layout, placements)
         sent = {id(part): part.detach().cpu().contiguous().clone() for part in parts}
-        reference = self.stream.hold(meta, place())
-        self.stream.tell(Locals(tuple(sent[id(part)] for part in parts), meta, reference.number))
+        reference = self.stream.hold(meta, call_site())
+        self.stream.issue_object(Locals(tuple(sent[id(part)] for part in parts), meta, reference.number))
         if sum(part.nbytes for part in sent.values()) > _LARGE:
             self.stream.flush()
         return MeshTensor(meta, reference)
@@ -253,8 +253,8 @@ class Mesh(MeshTrait):
         """
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
-        reference = self.stream.hold(meta, place())
-        self.stream.tell(Parts(function, args, meta, reference.number))
+        reference = self.stream.hold(meta, call_site())
+        self.stream.issue_object(Parts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
 
     # -- programs ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Mesh(MeshTrait):
         each returned; blocks. Raises TensorError with what it raised, on which ranks.
         """
         written: list[MeshTensor] = []
-        sent = Run(function, _told(args, written), _told(kwargs, written))
+        sent = Run(function, _as_references(args, written), _as_references(kwargs, written))
         with rewriting(tensor.reference for tensor in written):
             return self.stream.run_everywhere(sent)
 
@@ -293,7 +293,7 @@ class Mesh(MeshTrait):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Ends its processes, and its tensors with them."""
-        self.stream.lose(ended(reason))
+        self.stream.lose(stopped_text(reason))
         return self._procs.stop(reason)
 
     def __enter__(self) -> Self:
@@ -310,15 +310,15 @@ class Mesh(MeshTrait):
         return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
 
 
-def _told(value: Any, found: list[MeshTensor]) -> Any:
+def _as_references(value: Any, found: list[MeshTensor]) -> Any:
     if isinstance(value, MeshTensor):
-        value.reference.stream.held.refuse_gone((value.reference.number,))
+        value.reference.stream.held.require_contents((value.reference.number,))
         found.append(value)
         return TensorOf(current(value))
     if isinstance(value, dict):
-        return {key: _told(one, found) for key, one in value.items()}
+        return {key: _as_references(one, found) for key, one in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_told(one, found) for one in value)
+        return type(value)(_as_references(one, found) for one in value)
     return value
 
 

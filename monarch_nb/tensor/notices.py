@@ -1,47 +1,47 @@
-"""What a user hears of operations that work, but at a cost: once for each, with the line."""
+"""Warnings about operations that work at a cost, once for each operation, with the line of the program."""
 
 import warnings
 
 from monarch_nb.settings import settings
-from monarch_nb.tensor.origin import Place, origin_of
+from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import NoRuleError, Notice, Plan, user_line
 from monarch_nb.tensor.stream import Stream
 
-__all__ = ["GatherWarning", "heed", "is_refused", "tell"]
+__all__ = ["GatherWarning", "check_notices", "is_refused", "warn_once"]
 
-CHOICES = ("tell", "allow", "refuse")
+CHOICES = ("warn", "allow", "refuse")
 
 
 class GatherWarning(UserWarning):
-    """An operation on sharded tensors ran on whole ones, which every process gathered. Its results are right.
+    """An operation on sharded tensors gathered them on every process. Its results are correct.
 
-    Said once for each operation of a mesh. `configure(tensor_gather="allow")` says nothing, "refuse" makes it an error.
+    Issued once for each operation of a mesh. `configure(tensor_gather="allow")` silences it, "refuse" raises.
     """
 
 
 def is_refused() -> bool:
-    """Whether the user wants an error instead. Raises ValueError for a setting that means nothing."""
+    """Returns whether the setting `tensor_gather` refuses gathering. Raises ValueError for an unknown value."""
     if settings.tensor_gather not in CHOICES:
         raise ValueError(f"tensor_gather={settings.tensor_gather!r}: one of {', '.join(map(repr, CHOICES))}")
     return settings.tensor_gather == "refuse"
 
 
-def heed(stream: Stream, plan: Plan, where: Place | None) -> None:
-    """Tells the notices of a plan that is to be issued. Raises NoRuleError where gathering is refused."""
+def check_notices(stream: Stream, plan: Plan, where: CallSite | None) -> None:
+    """Issues the warnings of a plan. Raises NoRuleError if gathering is refused."""
     if is_refused():
         notice = plan.notices[0]
         raise NoRuleError(
             notice.operation,
             notice.text.partition(": ")[2],
-            'Redistribute its inputs yourself, or allow it: monarch.config.configure(tensor_gather="tell")',
+            'Redistribute its inputs yourself, or allow it: monarch.config.configure(tensor_gather="warn")',
             user_line(),
         )
     for notice in plan.notices:
-        tell(stream, notice, where)
+        warn_once(stream, notice, where)
 
 
-def tell(stream: Stream, notice: Notice, where: Place | None) -> None:
-    """A warning at the user's line, once for each operation of a mesh."""
+def warn_once(stream: Stream, notice: Notice, where: CallSite | None) -> None:
+    """Warns at the user's line, once for each operation of a mesh."""
     if notice.operation in stream.noticed or settings.tensor_gather == "allow":
         return
     stream.noticed.add(notice.operation)

@@ -1,4 +1,4 @@
-"""Which line of the user's program issued an operation."""
+"""Finds the line of the user's program that issued an operation."""
 
 import linecache
 import os
@@ -19,8 +19,8 @@ _LIBRARIES = (
 )
 _is_library: dict[str, bool] = {}  # by file name
 
-# Where a frame stands: cheap to take, and its line is worked out when somebody asks.
-Place = tuple[CodeType, int]
+# A frame's position: cheap to record; its line is computed on demand.
+CallSite = tuple[CodeType, int]
 
 
 class Origin(NamedTuple):
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The text of the line, "" where it is not to be had."""
+        """The text of the line; "" if it is not available."""
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
@@ -40,35 +40,35 @@ class Origin(NamedTuple):
         return f"{where}\n    {self.source}" if self.source else where
 
 
-def place(depth: int = 1) -> Place | None:
-    """Where the innermost frame above the caller stands that is no library's; None where there is none."""
+def call_site(depth: int = 1) -> CallSite | None:
+    """Position of the innermost frame above the caller that belongs to no library; None if there is none."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
         library = _is_library.get(code.co_filename)
         if library is None:
-            library = _is_library[code.co_filename] = _judged(code.co_filename)
+            library = _is_library[code.co_filename] = _is_library_file(code.co_filename)
         if not library:
             return code, frame.f_lasti
         frame = frame.f_back
     return None
 
 
-def _judged(file: str) -> bool:
+def _is_library_file(file: str) -> bool:
     return file.startswith(_LIBRARIES)
 
 
-def origin_of(place: Place | None) -> Origin | None:
-    """The line that a place stands for."""
-    if place is None:
+def origin_of(site: CallSite | None) -> Origin | None:
+    """The source line of a call site."""
+    if site is None:
         return None
-    code, instruction = place
+    code, instruction = site
     line = next((line for start, line in _lines(code) if start >= instruction), code.co_firstlineno)
     return Origin(code.co_filename, line, code.co_qualname)
 
 
 def _lines(code: CodeType) -> Iterator[tuple[int, int]]:
-    """The last instruction of each piece of code, and its line."""
+    """Yields the last instruction of each code range, and its line."""
     for _, end, line in code.co_lines():
         if line is not None:
             yield end - 1, line

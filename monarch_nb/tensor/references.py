@@ -1,4 +1,4 @@
-"""Who still refers to a tensor on the workers, and what becomes of those that nobody refers to."""
+"""Reference counting of tensors on the workers, with memory shared by views."""
 
 import threading
 import weakref
@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 from monarch_nb.tensor.batch import Item
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
-from monarch_nb.tensor.origin import Place, origin_of
+from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta, Plan
 
 if TYPE_CHECKING:
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """Stands for a tensor on the workers, in all handles of it: with the last of them, the tensor goes.
+    """A tensor on the workers, shared by all its handles; the tensor is freed after the last of them.
 
-    `stream` is that of its mesh, `number` its name there. `memory` it shares with its views, and with what it is a view
-    of; None where there are none. `copied` says how it is made again, where it is a view that has memory of its own on
-    the workers. `is_view` is true of any view. `offset` is where it would begin in that memory, in bytes,
-    if nothing were cut.
+    `number` identifies the tensor in its stream. `memory` is shared with its views and its base, None without them.
+    `copied` says how to make a view again that has memory of its own on the workers. `offset` is the offset in the
+    shared memory in bytes, as it would be if nothing were sharded.
     """
 
     __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "offset", "stream")
@@ -39,9 +38,9 @@ class Reference:
 
 
 class Memory:
-    """What a tensor and its views are to the program.
+    """Logical memory of a tensor and its views.
 
-    `copies` have memory of their own on the workers. `reshaped` had their shape changed in place.
+    `copies` are views with memory of their own on the workers. `reshaped` had their shape changed in place.
     """
 
     __slots__ = ("__weakref__", "copies", "reshaped")
@@ -52,29 +51,29 @@ class Memory:
 
 
 class Copied(NamedTuple):
-    """From which tensor a view was copied that cuts a sharded dimension: by which plans, and which of their results."""
+    """Origin of a copied view, i.e. one that cuts a sharded dimension: its base, and plans with indices of results."""
 
     base: Reference
     steps: tuple[tuple[Plan, int], ...]
 
 
 class LiveEntry(weakref.ref[Reference]):
-    """What the controller knows of a tensor. It tells of the end of its reference by `ended`, which gets the entry.
+    """Entry of a live tensor; calls `ended(entry)` when its reference is garbage-collected.
 
-    That is a weak reference and no finalizer, since Ctrl-C may come in a finalizer, which then is cut off.
+    A weak reference with a callback, not a finalizer, since Ctrl-C can abort a finalizer.
     """
 
-    __slots__ = ("meta", "number", "place")
+    __slots__ = ("call_site", "meta", "number")
 
     number: int
     meta: Meta
-    place: Place | None
+    call_site: CallSite | None
 
     def __new__(  # noqa: D102
-        cls, reference: Reference, ended: Callable[["LiveEntry"], None], meta: Meta, place: Place | None
+        cls, reference: Reference, ended: Callable[["LiveEntry"], None], meta: Meta, call_site: CallSite | None
     ) -> "LiveEntry":
         entry = super().__new__(cls, reference, ended)
-        entry.number, entry.meta, entry.place = reference.number, meta, place
+        entry.number, entry.meta, entry.call_site = reference.number, meta, call_site
         return entry
 
     def __init__(self, *arguments: Any) -> None:
@@ -82,75 +81,75 @@ class LiveEntry(weakref.ref[Reference]):
 
 
 class Held:
-    """What workers keep for a stream, by number. `entries` are the tensors, also for those who display them."""
+    """What workers hold for a stream, by number. `entries` are the tensors, also for displays."""
 
     def __init__(self, entries: dict[int, LiveEntry]) -> None:
         self.entries = entries
-        self.aside: dict[int, LiveEntry] = {}  # what workers keep under a number, and is no tensor
-        self.ended: deque[LiveEntry] = deque()  # of what nobody refers to any more
-        self.gone: dict[int, str] = {}  # tensors whose contents are, and why; nothing can be done with them
-        self.stale: dict[int, Copied] = {}  # what is to be made again before it is used
-        self.leaves: dict[int, TensorWeakRef] = {}  # handles that gather gradients, from their first operation on
-        self.next = count(1).__next__  # numbers
+        self.objects: dict[int, LiveEntry] = {}  # other objects on the workers
+        self.ended: deque[LiveEntry] = deque()  # unreferenced, not freed yet
+        self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
+        self.stale: dict[int, Copied] = {}  # views that have to be made again before use
+        self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
+        self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations
 
-    def hold(self, stream: "Stream", meta: Meta, where: Place | None) -> Reference:
-        """A reference to a tensor that the next command makes."""
+    def hold(self, stream: "Stream", meta: Meta, where: CallSite | None) -> Reference:
+        """Returns a reference to a tensor that the next command makes."""
         reference = Reference(stream, self.next())
         self.entries[reference.number] = LiveEntry(reference, self.ended.append, meta, where)
         return reference
 
-    def hold_aside(self, stream: "Stream") -> Reference:
-        """A reference to what the next command makes, which is no tensor."""
+    def hold_object(self, stream: "Stream") -> Reference:
+        """Returns a reference to an object other than a tensor that the next command makes."""
         reference = Reference(stream, self.next())
-        self.aside[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
+        self.objects[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
         return reference
 
-    def note_leaf(self, number: int, handle: Any) -> None:
-        """A handle takes part in an operation, and gathers gradients."""
+    def register_leaf(self, number: int, handle: Any) -> None:
+        """Records a handle that takes part in an operation and accumulates gradients."""
         known = self.leaves.get(number)
         if known is None or known.ref() is not handle:
             self.leaves[number] = TensorWeakRef(handle)
 
     def is_alone(self, reference: Reference) -> bool:
-        """Whether nothing else that is held shows the same memory."""
+        """Returns whether no other live tensor shares the memory of this one."""
         memory = reference.memory
-        others = (entry() for entry in tuple(self.entries.values())) if memory is not None else ()
-        return all(other is None or other is reference or other.memory is not memory for other in others)
+        live = (entry() for entry in tuple(self.entries.values())) if memory is not None else ()
+        return all(known is None or known is reference or known.memory is not memory for known in live)
 
-    def free(self, tell: Callable[[Item], None]) -> None:
-        """Has workers let go of what nobody refers to any more.
+    def free(self, issue: Callable[[Item], None]) -> None:
+        """Issues commands that free what is unreferenced.
 
-        Ctrl-C may cut this off: what was being freed is then freed once more, which workers do not mind. To hold it
-        back would cost each operation as much as the rest of this does.
+        Ctrl-C may abort this, after which a number is freed twice, which is harmless. Deferring Ctrl-C would double the
+        cost for each operation.
         """
         ended = self.ended
         with self._freeing:
             while ended:
                 entry = ended[0]
                 number = entry.number
-                tell(((FREE, number), None))
+                issue(((FREE, number), None))
                 if self.entries.pop(number, None) is None:
-                    self.aside.pop(number, None)
-                self.gone.pop(number, None)
+                    self.objects.pop(number, None)
+                self.lost.pop(number, None)
                 self.stale.pop(number, None)
                 self.leaves.pop(number, None)
                 if ended and ended[0] is entry:
                     ended.popleft()
 
-    def all_gone(self, why: str, tell: Callable[[Item], None]) -> None:
-        """The contents of all tensors are; what is left of them on workers is let go of."""
-        self.gone = dict.fromkeys(tuple(self.entries), why)
-        for number in self.gone:
-            tell(((FREE, number), None))
+    def mark_all_lost(self, why: str, issue: Callable[[Item], None]) -> None:
+        """Marks the contents of all tensors as lost, and frees the rest of them on the workers."""
+        self.lost = dict.fromkeys(tuple(self.entries), why)
+        for number in self.lost:
+            issue(((FREE, number), None))
 
-    def refuse_gone(self, numbers: Iterable[int]) -> None:
-        """Raises ContentsLostError where contents of one of these tensors are gone."""
+    def require_contents(self, numbers: Iterable[int]) -> None:
+        """Raises ContentsLostError if the contents of one of these tensors are lost."""
         for number in numbers:
-            why = self.gone.get(number)
+            why = self.lost.get(number)
             if why is not None:
                 entry = self.entries[number]
-                made = origin_of(entry.place)
+                made = origin_of(entry.call_site)
                 raise ContentsLostError(
                     f"the contents of {entry.meta!r} are gone, since the mesh was healed. Restore them: {RESTORE}"
                     + (f"\n  it was made at {made}" if made else "")

@@ -92,7 +92,7 @@ class Summary(msgspec.Struct, frozen=True):
     moved: tuple[Movement, ...] = ()
     waits: tuple[Wait, ...] = ()
     busy: tuple[Busy, ...] = ()
-    memory: Memory | None = None  # None while ranks have not told
+    memory: Memory | None = None  # None until ranks have answered
 
     @property
     def record(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def summary_of(
 ) -> Summary:
     """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable.
 
-    `used` is what its ranks have told, of which times are those of this `cell`. The contents of tensors with the
+    `used` is the answers of its ranks, of which times are those of this `cell`. The contents of tensors with the
     numbers in `gone` are lost; those of all, for this reason, where it says one.
     """
     known = names or {}
@@ -186,23 +186,23 @@ def moved_text(moved: Sequence[Movement]) -> str:
     kinds: Counter[str] = Counter()
     for one in moved:
         kinds[one.collective] += one.count
-    told = " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.most_common())
+    parts = " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.most_common())
     lines: Counter[str] = Counter()
     for one in moved:
         lines[one.line.at] += one.count
     (most, count), *others = lines.most_common()
     where = f"; {count} of them from {most}" if others and most else f", from {most}" if most else ""
-    return f"the last cell moved {size_text(sum(one.nbytes for one in moved))} in {told}{where}"
+    return f"the last cell moved {size_text(sum(one.nbytes for one in moved))} in {parts}{where}"
 
 
 def busy_text(busy: Sequence[Busy]) -> str:
     """How long that took: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
-    told = [
+    parts = [
         f"{seconds_text(one.most)} along {one.dimensions}"
         + (f" (the quickest {seconds_text(one.least)})" if one.least < 0.9 * one.most else "")
         for one in busy
     ]
-    return f"ranks were busy with it, or waited for each other, for {', '.join(told)}"
+    return f"ranks were busy with it, or waited for each other, for {', '.join(parts)}"
 
 
 def seconds_text(seconds: float) -> str:

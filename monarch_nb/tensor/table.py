@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from monarch_nb.tensor.origin import Origin, Place, origin_of
+from monarch_nb.tensor.origin import CallSite, Origin, origin_of
 from monarch_nb.tensor.propagation import Collective, Meta, Plan
 from monarch_nb.tensor.references import LiveEntry
 
-Calls = Counter[tuple[Place | None, str, tuple[Collective, ...]]]  # by line, operation and what it moves
+Calls = Counter[tuple[CallSite | None, str, tuple[Collective, ...]]]  # by line, operation and what it moves
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class TensorTable:
         self.entries: dict[int, LiveEntry] = {}  # by number
         self._calls: Calls = Counter()
         self._repeated: dict[int, tuple[Calls, int]] = {}  # those of compiled steps, and how often they ran
-        self._syncs: Counter[tuple[Place | None, str]] = Counter()
+        self._syncs: Counter[tuple[CallSite | None, str]] = Counter()
         self.cell = 0  # grows with each `clear`
 
-    def moved(self, place: Place | None, plan: Plan) -> None:
+    def moved(self, site: CallSite | None, plan: Plan) -> None:
         """Notes a call of a plan that has collectives."""
-        self._calls[place, plan.operation, plan.collectives] += 1
+        self._calls[site, plan.operation, plan.collectives] += 1
 
     @property
     def calls(self) -> Calls:
@@ -81,14 +81,14 @@ class TensorTable:
         """Notes that a compiled step has made all these calls; they must not change."""
         self._repeated[id(calls)] = (calls, self._repeated.get(id(calls), (calls, 0))[1] + 1)
 
-    def synchronised(self, place: Place | None, what: str) -> None:
+    def synchronised(self, site: CallSite | None, what: str) -> None:
         """Notes that a line waits for the workers."""
-        self._syncs[place, what] += 1
+        self._syncs[site, what] += 1
 
     def live(self) -> list[LiveTensor]:
         """The tensors that handles refer to now, oldest first."""
         entries = tuple(self.entries.values())
-        return [LiveTensor(one.number, one.meta, origin_of(one.place)) for one in entries if one() is not None]
+        return [LiveTensor(one.number, one.meta, origin_of(one.call_site)) for one in entries if one() is not None]
 
     def movements(self) -> list[Moved]:
         """What lines have moved since `clear`, in the order in which they did so first."""
@@ -97,9 +97,9 @@ class TensorTable:
         for calls, times in tuple(self._repeated.values()):
             for call, each in calls.items():
                 total[call] += each * times
-        for (place, operation, collectives), times in total.items():
+        for (site, operation, collectives), times in total.items():
             for one in collectives:
-                key = (origin_of(place), operation, one.kind, one.dim)
+                key = (origin_of(site), operation, one.kind, one.dim)
                 count, nbytes = found.get(key, (0, 0))
                 found[key] = (count + times, nbytes + times * one.nbytes)
         return [Moved(*key, *sums) for key, sums in found.items()]
@@ -109,8 +109,8 @@ class TensorTable:
         return list(self._waits())
 
     def _waits(self) -> Iterator[Synchronised]:
-        for (place, what), count in tuple(self._syncs.items()):
-            yield Synchronised(origin_of(place), what, count)
+        for (site, what), count in tuple(self._syncs.items()):
+            yield Synchronised(origin_of(site), what, count)
 
     def clear(self) -> None:
         """Begins anew, as a new cell does. What lives stays."""

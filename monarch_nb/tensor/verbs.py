@@ -1,4 +1,4 @@
-"""Engine messages about the process groups of tensor meshes: they overtake the operations, which may hang."""
+"""Messages about the process groups of tensor meshes. They overtake operations, which may hang."""
 
 import msgspec
 
@@ -7,18 +7,18 @@ from monarch_nb.wire import Verb
 
 
 class RankFailed(msgspec.Struct, array_like=True, frozen=True):
-    """An operation failed on one rank of a group, which does nothing more until it is told how the others did."""
+    """An operation failed on one rank of a group, which waits for the outcome on the other ranks."""
 
     group: str
     generation: int
     rank: int  # in the group
-    ranks: tuple[int, ...]  # that take part in the operation, likewise
+    ranks: tuple[int, ...]  # those that take part in the operation, in the group
     failure: Failure
-    begun: int | None = None  # the first operation of the compiled step that it is of
+    begun: int | None = None  # the first operation of the compiled step that contains it
 
 
 class GoOn(msgspec.Struct, array_like=True, frozen=True):
-    """The operation failed on all ranks alike: no collective waits for anybody."""
+    """The operation failed on all ranks, so that no collective waits."""
 
     group: str
     generation: int
@@ -27,7 +27,7 @@ class GoOn(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Cut(msgspec.Struct, array_like=True, frozen=True):
-    """A generation is over, and its collectives with it: a member is gone, or an operation failed on some ranks."""
+    """A generation and its collectives are over, since a member was lost or an operation failed on some ranks only."""
 
     group: str
     generation: int
@@ -36,7 +36,7 @@ class Cut(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Interrupted(msgspec.Struct, array_like=True, frozen=True):
-    """A rank was interrupted, and did not end by that what it does."""
+    """An interrupt did not end what a rank executes."""
 
     group: str
     generation: int
@@ -50,9 +50,9 @@ class HowFar(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):
-    """How many it has done.
+    """Number of operations done.
 
-    `held` says what it is still in of a generation that was ended, and why that cannot be left; "" for nothing.
+    `held` says why the rank cannot leave a generation that was ended; "" if it can.
     """
 
     done: int
@@ -60,14 +60,14 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskUsed(msgspec.Struct, array_like=True, frozen=True):
-    """Asks what a rank uses for a stream."""
+    """Asks for the memory and time that a rank uses for a stream."""
 
     group: str
     stream: int
 
 
 class Spent(msgspec.Struct, array_like=True, frozen=True):
-    """Seconds in which a rank moved shards in one cell of the program, along these dimensions of the mesh."""
+    """Seconds that a rank spent on moving shards along these mesh dimensions, in one cell of the program."""
 
     cell: int
     dims: tuple[int, ...]
@@ -75,7 +75,7 @@ class Spent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Used(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes on a rank: of the stream's tensors, of all that its process has (or its device), and the most of that."""
+    """Bytes on a rank: of the stream's tensors, allocated by its process (or device), and the peak of that."""
 
     live: int = 0
     allocated: int = 0
@@ -84,9 +84,9 @@ class Used(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskValues(msgspec.Struct, array_like=True, frozen=True):
-    """Asks for what a rank has of a tensor of a stream, once it has done so many operations, or does not come to it.
+    """Asks for a rank's values of a tensor, after it has done `after` operations or a time-out.
 
-    `edge` is how many elements along each of the last two dimensions are wanted themselves.
+    `edge` is the number of elements to send along each of the last two dimensions.
     """
 
     group: str
@@ -97,11 +97,11 @@ class AskValues(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Values(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank has of a tensor: `there`; or `coming`, while no operation has made it; or `lost`, with `why`.
+    """A rank's values of a tensor; `state` is `there`, `coming` before an operation has made it, or `lost` with `why`.
 
-    `corner` has the first elements, row by row, in the sizes `shape`; of complex numbers, both parts of each. What is
-    counted and compared is of all that the rank has: NaN aside, and infinities aside from the mean. `behind` says that
-    the rank has not done all that was issued before.
+    `corner` has the first elements, row by row, in the sizes `shape`; complex numbers as two floats. The statistics
+    cover all local elements: without NaN, and the mean without infinities. `behind` says that the rank has not done all
+    operations that were issued before.
     """
 
     state: str

@@ -14,8 +14,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
 from monarch_nb.tensor.commands import FREE, Define
-from monarch_nb.tensor.notices import is_refused, tell
-from monarch_nb.tensor.origin import Place, place
+from monarch_nb.tensor.notices import is_refused, warn_once
+from monarch_nb.tensor.origin import CallSite, call_site
 from monarch_nb.tensor.propagation import Meta, Notice, Plan, PropagationError, ViewWriteError, user_line
 from monarch_nb.tensor.references import Copied, Memory, Reference
 from monarch_nb.tensor.stream import Stream
@@ -43,7 +43,7 @@ def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) ->
             one.stream.viewed.add(memory)
 
 
-def make_again(stream: Stream, numbers: Iterable[int], where: Place | None) -> None:
+def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -> None:
     """Makes those of these tensors again that are views of what has changed since."""
     for number in numbers:
         copied = stream.held.stale.pop(number, None)
@@ -60,8 +60,8 @@ def make_again(stream: Stream, numbers: Iterable[int], where: Place | None) -> N
         stream.queue.extend(((FREE, one), None) for one in left)
 
 
-def look_at_writes(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:
-    """Tells what a write through a view costs. Raises ViewWriteError where it would not be seen everywhere."""
+def look_at_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
+    """Warns of the cost of a write through a view. Raises ViewWriteError if the write is not visible everywhere."""
     targets = [given[at] for at in plan.writes]
     copies = [one for one in targets if one.copied is not None]
     if not copies and not plan.puts_back:
@@ -83,7 +83,7 @@ def look_at_writes(plan: Plan, given: Sequence[Reference], where: Place | None) 
             user_line(),
         )
     for one in copies:
-        _tell(one.stream, plan.operation, _way_back(one), where)
+        _warn_of_write(one.stream, plan.operation, _way_back(one), where)
 
 
 def look_at_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
@@ -176,7 +176,7 @@ def _end(reference: Reference, meta: Meta) -> int:
     return reference.offset + (last + 1) * meta.dtype.itemsize
 
 
-def written(plan: Plan, given: Sequence[Reference], where: Place | None) -> None:
+def written(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
     """A plan has been issued that writes to some of what it was given: all that shows the same memory follows."""
     for at in plan.writes:
         reference = given[at]
@@ -184,7 +184,7 @@ def written(plan: Plan, given: Sequence[Reference], where: Place | None) -> None
             rewritten(reference, where)
 
 
-def rewritten(reference: Reference, where: Place | None) -> None:
+def rewritten(reference: Reference, where: CallSite | None) -> None:
     """Something was written to a tensor, by an operation or otherwise: all that shows the same memory follows.
 
     What is in a view, if that is a copy, is written to the tensor under it; other copies are out of date.
@@ -200,7 +200,7 @@ def rewritten(reference: Reference, where: Place | None) -> None:
 def rewriting(references: Iterable[Reference]) -> Iterator[None]:
     """Around what writes to these tensors in ways that are not known here, or may have before it failed.
 
-    Raises ViewWriteError where one is a copy of a part of another: nobody could tell which of them was written to.
+    Raises ViewWriteError where one is a copy of a part of another: which of them was written to would be unknown.
     """
     each = tuple(dict.fromkeys(references))
     if _overlap(each):
@@ -211,7 +211,7 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
             "Give it one of them only, or a copy of the view: view.clone()",
             user_line(),
         )
-    where = place()
+    where = call_site()
     try:
         yield
     finally:
@@ -248,19 +248,19 @@ def _way_back(reference: Reference) -> Plan:
     return stream.propagator.putting_back(entries[base.number].meta, names, entries[reference.number].meta)
 
 
-def _tell(stream: Stream, operation: str, back: Plan, where: Place | None) -> None:
+def _warn_of_write(stream: Stream, operation: str, back: Plan, where: CallSite | None) -> None:
     moved = sum(one.nbytes for one in back.collectives)
     text = (
         f"{operation} writes through a view that cuts a sharded dimension: the tensor under it is gathered on every "
         f"rank, and written back ({moved} bytes from each here). torch.slice_scatter and index_copy, or another "
         "placement, may cost less"
     )
-    tell(stream, Notice(f"{operation} through a view", text), where)
+    warn_once(stream, Notice(f"{operation} through a view", text), where)
 
 
-def _issue(stream: Stream, plan: Plan, numbers: Sequence[int], where: Place | None) -> None:
-    if plan.number not in stream.told:
-        stream.tell_plan(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
+def _issue(stream: Stream, plan: Plan, numbers: Sequence[int], where: CallSite | None) -> None:
+    if plan.number not in stream.defined:
+        stream.define(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
     stream.issue((plan.number, *numbers), where)
     if plan.collectives:
         stream.table.moved(where, plan)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import monarch_nb
 from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, Plan, TensorError, load, save
 from monarch_nb.exceptions import DeviceMeshError
-from monarch_nb.tensor.groups import keeper
+from monarch_nb.tensor.groups import coordinator
 from tests.cluster.actor_tools import Faults, spawned
 
 pytestmark = pytest.mark.timeout(120)
@@ -178,7 +178,12 @@ def test_slices_of_a_mesh_have_groups_of_their_own(mesh: Mesh) -> None:
 
 @pytest.mark.slow
 def test_a_process_stuck_in_an_ended_group_is_ended_too(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, limit in ((keeper, "LEAVE_S"), (keeper, "ANSWER_S"), (keeper, "_SILENT_S"), (keeper, "MOST_S")):
+    for module, limit in (
+        (coordinator, "LEAVE_TIMEOUT_S"),
+        (coordinator, "ANSWER_TIMEOUT_S"),
+        (coordinator, "_ANSWER_WAIT_S"),
+        (coordinator, "MAX_BEHIND_S"),
+    ):
         monkeypatch.setattr(module, limit, 0.5)
     for procs in spawned(2, "stayed"):
         dropped = Mesh.of(procs, ("dp",)).ones(4)

@@ -25,7 +25,7 @@ from monarch_nb.tensor import conversions, device, mesh
 from monarch_nb.tensor.commands import WHOLE, Put, decode_numbers
 from monarch_nb.tensor.groups.world import World
 from monarch_nb.tensor.handle import MeshTensor, current, upload
-from monarch_nb.tensor.origin import place
+from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.propagation import Layout, Placements, Propagator
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.session import Session
@@ -182,6 +182,6 @@ def fetched(ranks: Ranks, stream: Stream, tensors: Sequence[MeshTensor]) -> list
     *others, last = [current(tensor) for tensor in tensors]
     ranks.values.clear()
     for number in others:
-        stream.issue((WHOLE, number), place())
+        stream.issue((WHOLE, number), call_site())
     stream.fetch(last, "full_tensor")
     return list(ranks.values)

@@ -87,7 +87,7 @@ def test_colours_can_be_told_apart_and_text_on_them_read() -> None:
 def test_ranks_with_partial_sums_are_hatched_and_empty_ones_labelled() -> None:
     assert all(piece.hatched for piece in tensor_drawing(PLACED["parts"]).pieces)
     empty = mesh_drawing(PLACED["uneven"]).pieces[-1]
-    assert (empty.fill, empty.text, empty.told) == ("", "∅", "rank 7 (data=3 model=1) · 0 B: nothing of it")
+    assert (empty.fill, empty.text, empty.description) == ("", "∅", "rank 7 (data=3 model=1) · 0 B: nothing of it")
 
 
 @placements

@@ -44,8 +44,8 @@ class Step:
         results = tuple(range(self._next, self._next + len(plan.made)))
         self._next += len(results)
         self.metas.update(zip(results, plan.made, strict=True))
-        told = Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes)
-        self.issued.append(Issued(told, tuple(numbers), tuple(floats), results, drawn))  # type: ignore[arg-type]
+        action = Define(plan.number, plan.operation, plan.program, len(floats), plan.made, plan.writes)
+        self.issued.append(Issued(action, tuple(numbers), tuple(floats), results, drawn))  # type: ignore[arg-type]
         return results[0] if len(results) == 1 else results
 
     def program(self, given: tuple[int, ...], results: tuple[int, ...]) -> tuple[Program, tuple[int, ...]]:
@@ -102,7 +102,7 @@ def test_numbers_that_change_are_scalar_slots_and_the_only_difference() -> None:
     assert found.text == "aten.mul.Tensor takes the number 2.0 before and 2.5 now"
 
 
-def test_another_operation_is_told_by_its_name_and_place() -> None:
+def test_another_operation_is_described_by_its_name_and_index() -> None:
     step = Step(10)
     step.given(1, 3, 3)
     step.given(2, 3, 3)
@@ -114,7 +114,7 @@ def test_another_operation_is_told_by_its_name_and_place() -> None:
     step(aten.add.Tensor, 1, 2)
     found = difference(line(10, 1, 2)[0], step.program((1,), ())[0])
     assert found is not None
-    assert (found.at, found.text) == (1, "aten.mul.Tensor before and aten.add.Tensor now")
+    assert (found.index, found.text) == (1, "aten.mul.Tensor before and aten.add.Tensor now")
 
 
 def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
@@ -129,8 +129,8 @@ def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
 
 def test_tensors_made_of_nothing_are_compared_by_arguments() -> None:
     def making(number: int, value: float) -> Program:
-        told = Making(number, "aten.full.default", ((2,), value), {}, meta(2), True)
-        return renamed([Issued(told, results=(4,))], (), (), {})[0]
+        action = Making(number, "aten.full.default", ((2,), value), {}, meta(2), True)
+        return renamed([Issued(action, results=(4,))], (), (), {})[0]
 
     assert difference(making(-16, 1.0), making(-17, 1.0)) is None
     assert difference(making(-16, 1.0), making(-16, 2.0)) is not None
@@ -170,8 +170,8 @@ def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
 
     def issue(plan: Any, tensors: tuple[int, ...], result: int) -> None:
         metas[result] = plan.made[0]
-        told = Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes)
-        issued.append(Issued(told, tensors, (), (result,)))
+        action = Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes)
+        issued.append(Issued(action, tensors, (), (result,)))
 
     issue(propagator.plan(aten.sum.default, (shard,))[0], (1,), 10)
     issue(propagator.redistribution(metas[10], (Replicate(),)), (10,), 11)

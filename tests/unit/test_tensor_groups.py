@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.tensor.checkpoints import workers as folders
 from monarch_nb.tensor.failure import Failure, ranks_text
-from monarch_nb.tensor.groups.keeper import MOST_S, STAYS_S, Trouble, Verdict
+from monarch_nb.tensor.groups.coordinator import COLLECTIVE_WAIT_S, MAX_BEHIND_S, FailedOperation, Verdict
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.verbs import GoOn, RankFailed
 
@@ -25,42 +25,42 @@ def failure(rank: int) -> Failure:
 
 
 def test_ranks_that_all_fail_alike_go_on() -> None:
-    trouble = Trouble((0, 1, 2), 7, 0.0)
-    assert trouble.failed(0, failure(0)) is None
-    assert trouble.failed(2, failure(2)) is None
-    assert trouble.others == [1]
-    assert trouble.failed(1, failure(1)) is Verdict.GO_ON
+    operation = FailedOperation((0, 1, 2), 7, 0.0)
+    assert operation.failed(0, failure(0)) is None
+    assert operation.failed(2, failure(2)) is None
+    assert operation.others == [1]
+    assert operation.failed(1, failure(1)) is Verdict.GO_ON
 
 
 def test_a_rank_that_is_past_the_operation_has_not_failed() -> None:
-    trouble = Trouble((0, 1), 7, 0.0)
-    trouble.failed(0, failure(0))
-    assert trouble.told({1: 7}, 0.01) is None
-    assert trouble.told({1: 8}, 0.02) is Verdict.CUT
+    operation = FailedOperation((0, 1), 7, 0.0)
+    operation.failed(0, failure(0))
+    assert operation.on_progress({1: 7}, 0.01) is None
+    assert operation.on_progress({1: 8}, 0.02) is Verdict.CUT
 
 
 def test_a_rank_that_stays_in_the_operation_waits_in_a_collective() -> None:
-    trouble = Trouble((0, 1), 7, 0.0)
-    trouble.failed(0, failure(0))
-    assert trouble.told({1: 7}, 1.0) is None
-    assert trouble.told({1: 7}, 1.0 + STAYS_S) is Verdict.CUT
+    operation = FailedOperation((0, 1), 7, 0.0)
+    operation.failed(0, failure(0))
+    assert operation.on_progress({1: 7}, 1.0) is None
+    assert operation.on_progress({1: 7}, 1.0 + COLLECTIVE_WAIT_S) is Verdict.CUT
 
 
 def test_a_rank_that_is_behind_is_awaited_for_a_while() -> None:
-    trouble = Trouble((0, 1, 2), 7, 0.0)
-    trouble.failed(0, failure(0))
-    assert trouble.told({1: 7, 2: 3}, 1.0) is None
-    assert trouble.told({1: 7, 2: 5}, 2.0) is None
-    assert trouble.told({1: 7, 2: 7}, 2.01) is None  # there since now only
-    assert trouble.told({1: 7}, MOST_S + 0.1) is Verdict.CUT
+    operation = FailedOperation((0, 1, 2), 7, 0.0)
+    operation.failed(0, failure(0))
+    assert operation.on_progress({1: 7, 2: 3}, 1.0) is None
+    assert operation.on_progress({1: 7, 2: 5}, 2.0) is None
+    assert operation.on_progress({1: 7, 2: 7}, 2.01) is None  # there since now only
+    assert operation.on_progress({1: 7}, MAX_BEHIND_S + 0.1) is Verdict.CUT
 
 
-def test_a_failure_is_told_in_one_line() -> None:
+def test_a_failure_has_a_one_line_summary() -> None:
     assert failure(1).line == "ValueError: no"
     assert ranks_text([3, 1, 3]) == "ranks 1, 3"
 
 
-@pytest.mark.skipif(not CAN_CUT, reason="descriptors are told apart by /proc")
+@pytest.mark.skipif(not CAN_CUT, reason="descriptors are identified through /proc")
 def test_connections_made_meanwhile_are_cut_and_listeners_and_others_are_not() -> None:
     def pair() -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as door:
@@ -123,7 +123,7 @@ class GlooThread:
         self._epoll.close()
 
 
-@pytest.mark.skipif(not CAN_CUT, reason="descriptors are told apart by /proc")
+@pytest.mark.skipif(not CAN_CUT, reason="descriptors are identified through /proc")
 @pytest.mark.parametrize("when", ["before the cut, while the thread computes", "after the cut"])
 def test_connections_that_gloo_opens_late_are_cut(when: str) -> None:
     connections = Connections()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from monarch_nb.tensor.origin import origin_of, place
+from monarch_nb.tensor.origin import call_site, origin_of
 from monarch_nb.tensor.propagation import Layout
 from monarch_nb.tensor.sharding import placements_of
 
@@ -53,10 +53,10 @@ def test_a_spec_of_something_else_is_refused() -> None:
 
 def test_the_origin_is_the_innermost_line_outside_of_libraries() -> None:
     def line_of(x: object) -> object:
-        return place()
+        return call_site()
 
     found = origin_of(torch.utils._pytree.tree_map(line_of, 1))
     assert found is not None
-    assert found.source == "return place()"
+    assert found.source == "return call_site()"
     assert found.file == __file__
-    assert str(found).splitlines()[1].strip() == "return place()"
+    assert str(found).splitlines()[1].strip() == "return call_site()"

@@ -141,7 +141,7 @@ def _piece(piece: Piece, linked: bool, lost: frozenset[int]) -> str:
         if lost.intersection(piece.ranks)
         else ""
     )
-    title = piece.told + (" · lost" if cross else "")
+    title = piece.description + (" · lost" if cross else "")
     return f'<g class="p {_classes(piece.blocks, linked)}">{box}{hatch}{text}{cross}<title>{escape(title)}</title></g>'
 
 

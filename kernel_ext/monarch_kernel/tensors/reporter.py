@@ -81,7 +81,7 @@ class TensorReporter:
                 used=used,
                 cell=cell,
                 lost=stream.lost or "",
-                gone=stream.held.gone,
+                gone=stream.held.lost,
             )
             records[str(stream.number)] = {**summary.record, **mesh_ranks(procs)}
         put = store_of(engine).put
@@ -101,7 +101,7 @@ class TensorReporter:
             _, since = self._asked.get(stream.number, (None, 0.0))
             if anew or now - since > ASKING_S:
                 if anew:
-                    stream.flush_aside()  # the count includes operations issued so far
+                    stream.flush_nowait()  # the count includes operations issued so far
                 self._asked[stream.number] = Asked(engine, procs, stream.number), now
         for number in self._asked.keys() - here.keys():
             del self._asked[number]

@@ -49,8 +49,8 @@ def values(engine: Runtime, key: str, number: int) -> dict[str, Any]:
         entry = stream.table.entries.get(number) if str(stream.number) == key else None
         if entry is None:
             continue
-        if stream.lost is not None or number in stream.held.gone:
-            raise LookupError(_contents_gone(stream.lost or stream.held.gone[number]))
+        if stream.lost is not None or number in stream.held.lost:
+            raise LookupError(_contents_gone(stream.lost or stream.held.lost[number]))
         if number in stream.held.stale:
             raise LookupError("it is a view of a tensor that has changed since: it is made again when a cell uses it")
         asked = AskValues(state_of(procs).uid, stream.number, number, stream.sent(), EDGE)

@@ -117,7 +117,7 @@ export interface Piece {
   text?: string;
   blocks?: number[];
   ranks?: number[];
-  told?: string;
+  description?: string;
   hatched?: boolean;
 }
 

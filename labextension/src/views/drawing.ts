@@ -91,11 +91,11 @@ export class Drawing {
   }
 
   private _box(piece: Piece, at: number): SVGElement {
-    const { x, y, w, h, fill, ink, text = "", blocks = [], ranks, told = "" } = piece;
+    const { x, y, w, h, fill, ink, text = "", blocks = [], ranks, description = "" } = piece;
     const round = Math.min(w, h) > 10 ? 3 : Math.min(w, h) > 4 ? 1 : 0;
     const box = svg(
       "g",
-      { class: `mnb-shard${blocks.length ? "" : " mnb-none"}`, role: "button", "aria-label": told, "aria-pressed": "false", tabindex: at ? -1 : 0, "data-at": at },
+      { class: `mnb-shard${blocks.length ? "" : " mnb-none"}`, role: "button", "aria-label": description, "aria-pressed": "false", tabindex: at ? -1 : 0, "data-at": at },
       svg("rect", { x, y, width: w, height: h, rx: round, fill }),
       piece.hatched ? svg("path", { class: "mnb-hatch", d: hatched(piece) }) : null,
       svg("text", { x: x + w / 2, y: y + h / 2 + 0.5, text, style: ink ? `fill:${ink}` : null }),

@@ -14,7 +14,7 @@ const NONE: ReadonlySet<number> = new Set();
 interface Lit {
   blocks: Set<number>;
   ranks: Set<number>;
-  told: string;
+  description: string;
 }
 
 export class PlacementPicture {
@@ -51,8 +51,8 @@ export class PlacementPicture {
     const [block] = piece.blocks ?? [];
     const shard = block === undefined ? "" : (this._data.blocks[block] ?? "");
     const single = piece.blocks?.length === 1;
-    const told = piece.ranks ? [piece.told ?? "", single ? shard : ""].filter(Boolean).join(" · holds ") : (piece.told ?? "");
-    return { blocks: new Set(piece.blocks), ranks: new Set(piece.ranks), told };
+    const description = piece.ranks ? [piece.description ?? "", single ? shard : ""].filter(Boolean).join(" · holds ") : (piece.description ?? "");
+    return { blocks: new Set(piece.blocks), ranks: new Set(piece.ranks), description };
   }
 
   private _hover(piece: Piece | null): void {
@@ -64,11 +64,11 @@ export class PlacementPicture {
   private _pick(piece: Piece, more: boolean): void {
     const lit = this._litBy(piece);
     const kept = this._kept;
-    if (kept && !more && kept.told === lit.told) return this._keep(null);
+    if (kept && !more && kept.description === lit.description) return this._keep(null);
     if (kept && more) {
       for (const block of lit.blocks) kept.blocks.add(block);
       for (const rank of lit.ranks) kept.ranks.add(rank);
-      kept.told = `${kept.blocks.size} shards`;
+      kept.description = `${kept.blocks.size} shards`;
       return this._keep(kept);
     }
     this._keep(lit);
@@ -85,7 +85,7 @@ export class PlacementPicture {
   private _show(): void {
     const lit = this._hovered ?? this._kept;
     for (const drawing of [this._tensor, this._mesh]) drawing.light(lit?.blocks ?? NONE, NONE);
-    say(this._said, lit?.told || HINT);
+    say(this._said, lit?.description || HINT);
     this._said.classList.toggle("mnb-dim", !lit);
     this._copy.hidden = !this._kept || this._kept.blocks.size !== 1;
   }

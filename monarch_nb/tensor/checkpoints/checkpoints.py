@@ -88,7 +88,7 @@ class Checkpoints:
             raise ValueError("checkpoint: every and keep have to be 1 or more")
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._state, self._optimizer, self._every, self._keep = state, optimizer, every, keep
-        _ = self._stream  # an error is told here
+        _ = self._stream  # an error is results here
 
     @property
     def _stream(self) -> Stream:
@@ -127,17 +127,17 @@ class Checkpoints:
         """
         stream = self._stream
         rest, tensors = _taken_apart(self._whole())
-        stream.come_back()
-        stream.held.refuse_gone(tensor.reference.number for tensor in tensors.values())
+        stream.resume_if_healed()
+        stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
         state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
-        stream.tell(Run(workers.save, arguments, {}))
+        stream.issue_object(Run(workers.save, arguments, {}))
 
     def wait(self) -> None:
         """Blocks until all that was to be saved is on disk. Raises CheckpointError where that failed."""
-        told = self._stream.run_everywhere(Run(workers.finished, (self.folder,), {}))
-        wrong = {rank: text for rank, text in enumerate(told.values()) if text}
+        results = self._stream.run_everywhere(Run(workers.finished, (self.folder,), {}))
+        wrong = {rank: text for rank, text in enumerate(results.values()) if text}
         if wrong:
             rank, text = next(iter(wrong.items()))
             raise CheckpointError(f"rank {rank} could not save into {self.folder}: {text}")

@@ -46,7 +46,7 @@ class Save:
     def _run(self) -> None:
         try:
             write_shards(self._state, checkpoint_id=self._path, process_group=self._group)
-            if self._is_first:  # it has heard from all ranks by now
+            if self._is_first:  # the save ends after all ranks have written
                 finish(self._path, self._step, self._rest, self._keep)
         except BaseException as error:
             self.error = f"{type(error).__name__}: {error}"

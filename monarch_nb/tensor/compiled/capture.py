@@ -1,4 +1,4 @@
-"""What one run of a step came to: its program, what goes in, what comes out, and what becomes of gradients."""
+"""Result of recording a step: its program, inputs, outputs and effects on gradients."""
 
 import gc
 import weakref
@@ -12,16 +12,16 @@ from torch.utils import _pytree as pytree
 from monarch_nb.tensor.compiled.difference import Difference, difference
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Program, renamed
-from monarch_nb.tensor.compiled.recording import Recording, told_at
+from monarch_nb.tensor.compiled.recording import Recording, reason_text
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.origin import Place
+from monarch_nb.tensor.origin import CallSite
 from monarch_nb.tensor.stream import Stream
 
-_NODES = 10_000  # of a graph that are looked at
+_NODES = 10_000  # of a graph that are examined
 
 
 class Slot(NamedTuple):
-    """The gradient of a parameter: before a run (`None`, `read`, `unread`), and after it (`None`, `same`, `made`)."""
+    """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`)."""
 
     leaf: "weakref.ref[MeshTensor]"
     number: int  # of the parameter
@@ -29,39 +29,39 @@ class Slot(NamedTuple):
     after: str
 
     def like(self, other: "Slot") -> bool:
-        """The same as in an earlier run; a gradient that is not read may have been there or not."""
+        """Returns whether the slot equals one of an earlier run; an unread gradient may have been absent."""
         same_before = self.before == other.before or (self.before, other.before) == ("unread", "None")
         return self.number == other.number and same_before and self.after == other.after
 
 
 class Leaf(NamedTuple):
-    """One thing that a step returns: `made` by it, `given` to it, or any other value."""
+    """A value that a step returns: `made` by it, `given` to it, or any other `value`."""
 
     kind: str
-    at: int = 0  # which of what it made, or was given
+    position: int = 0  # among the tensors that it made, or was given
     value: Any = None
     has_graph: bool = False
 
 
 @dataclass
 class Capture:
-    """One run. `reason` says why it cannot be compiled, "" where it can."""
+    """A recorded run. `reason` says why the step cannot be compiled, "" if it can."""
 
     stream: Stream
     reason: str
     program: Program
     fixed: tuple[int, ...]
     slots: tuple[Slot, ...]
-    given: tuple[int, ...]  # arguments that are tensors, each once
+    given: tuple[int, ...]  # numbers of tensor arguments, without repetition
     returned: tuple[Leaf, ...]
     tree: Any
-    sites: tuple[Place | None, ...]
-    made_at: list[Place | None]  # of what the program results in
+    sites: tuple[CallSite | None, ...]
+    made_at: list[CallSite | None]  # call sites of the results of the program
     recording: Recording
     watched: Watched | None = field(default=None)
 
     def unlike(self, before: "Capture") -> Difference | None:
-        """In what this run differs from another one."""
+        """Returns the first difference from an earlier run, or None."""
         if self.stream is not before.stream:
             return Difference(None, "it runs on another mesh")
         found = difference(before.program, self.program)
@@ -69,9 +69,10 @@ class Capture:
             return found
         for was, number in zip(before.fixed, self.fixed, strict=True):
             if was != number:
-                at = next(at for at, one in enumerate(self.recording.issued_here) if number in one.tensors)
-                name = self.program.operations[at].name
-                return Difference(at, f"{name} takes a tensor that was not there before, and is no argument")
+                issued = self.recording.issued_here
+                index = next(index for index, step in enumerate(issued) if number in step.tensors)
+                name = self.program.operations[index].name
+                return Difference(index, f"{name} takes a tensor that was not there before, and is no argument")
         if len(self.slots) != len(before.slots) or not all(map(Slot.like, self.slots, before.slots)):
             return Difference(None, "gradients are there, or are left, for other parameters")
         if self.tree != before.tree or len(self.returned) != len(before.returned):
@@ -83,9 +84,9 @@ class Capture:
 
 
 def parameters(stream: Stream) -> dict[int, tuple[MeshTensor, int | None]]:
-    """The tensors of a mesh that gather gradients, by number, and the number of the gradient.
+    """Tensors of a mesh that accumulate gradients, by number, each with the number of its gradient.
 
-    Those that took part in an operation: no other has a gradient but where the program gave it one.
+    Only tensors that took part in an operation; others have a gradient only if the program assigned one.
     """
     found = {}
     for number, known in tuple(stream.held.leaves.items()):
@@ -102,7 +103,7 @@ def captured(
     leaves: Sequence[Any],
     result: Any,
 ) -> Capture | str:
-    """What a run came to; or the reason why there is nothing to compile. `before` are the parameters of each stream."""
+    """Builds the capture of a run, or returns why there is none. `before` has the parameters by stream."""
     used = [one for one in recordings if one.issued_here or one.reason]
     if len(used) != 1:
         meshes = " and ".join(one.stream.title for one in used)
@@ -123,7 +124,7 @@ def captured(
         leaf, wrong = _leaf(one, results, given)
         template.append(leaf)
         reason = reason or wrong
-    reason = reason or _kept(recording, {*results, *grads})
+    reason = reason or _unreturned(recording, {*results, *grads})
     metas = dict(recording.metas)
     metas.update({one.reference.number: one.meta for one in leaves if type(one) is MeshTensor})
     program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas)
@@ -143,7 +144,7 @@ def _slots(
     before: dict[int, tuple[MeshTensor, int | None]],
     after: dict[int, tuple[MeshTensor, int | None]],
 ) -> tuple[tuple[Slot, ...], list[int], list[int]]:
-    """What becomes of gradients; those that the step uses, and those that it makes."""
+    """Slots of gradients, and the numbers of those that the step uses and of those that it makes."""
     slots, read, made = [], [], []
     for number, (leaf, grad) in sorted(after.items()):
         if number not in recording.metas and grad not in recording.made:
@@ -159,8 +160,8 @@ def _slots(
     return tuple(slots), read, made
 
 
-def _kept(recording: Recording, known: Iterable[int]) -> str:
-    """Why what the step has left behind cannot be left by a compiled one, "" where nothing is."""
+def _unreturned(recording: Recording, known: Iterable[int]) -> str:
+    """The reason against compiling a step that stores tensors without returning them; "" if it does not."""
     recording.stream.free()
     entries = recording.stream.table.entries
     left = recording.made.difference(known)
@@ -171,8 +172,8 @@ def _kept(recording: Recording, known: Iterable[int]) -> str:
     for one, where in zip(recording.issued_here, recording.sites, strict=True):
         for number in one.results:
             if number in left and number in entries:
-                name = "distribute" if not hasattr(one.told, "operation") else one.told.operation
-                return told_at(
+                name = "distribute" if not hasattr(one.action, "operation") else one.action.operation
+                return reason_text(
                     f"it keeps what {name} has made, beyond the call, and neither as its result nor as a gradient",
                     where,
                     "Return the tensor, or write into one that is there before (t.copy_(...))",
@@ -197,7 +198,7 @@ def _leaf(one: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, s
 
 
 def _is_open(node: Any) -> bool:
-    """Whether gradients could still flow through a graph: what it saved is there."""
+    """Returns whether gradients can flow through a graph, i.e. its saved tensors have not been freed."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _NODES:
         one = waiting.pop()

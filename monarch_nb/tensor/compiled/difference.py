@@ -1,31 +1,31 @@
-"""In what two runs of a step differ, in words: only what is the same twice can be compiled."""
+"""Compares two runs of a step: only steps with equal runs can be compiled."""
 
 from dataclasses import dataclass
 
 import torch
 
 from monarch_nb.tensor.commands import Define
-from monarch_nb.tensor.compiled.program import Operation, Program, Sent, Told
+from monarch_nb.tensor.compiled.program import Action, Operation, Program, Sent
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first one: at which operation of the later run, and what it is.
+    """The first difference: index of the operation in the later run, and a text.
 
-    `scalars` is not empty where runs differ in numbers alone: (operation, which of its numbers, before, now) for each.
+    `scalars` is not empty if the runs differ in numbers only: (operation, index of the number, before, now) for each.
     """
 
-    at: int | None
+    index: int | None
     text: str
     scalars: tuple[tuple[int, int, float, float], ...] = ()
 
 
 def difference(before: Program, now: Program) -> Difference | None:
-    """In what two programs differ; None where they are the same."""
-    for at, (one, other) in enumerate(zip(before.operations, now.operations, strict=False)):
-        text = _between(one, other)
+    """Returns the first difference between two programs, or None."""
+    for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=False)):
+        text = _between(earlier, later)
         if text:
-            return Difference(at, text)
+            return Difference(index, text)
     lengths = len(before.operations), len(now.operations)
     if lengths[0] != lengths[1]:
         last = min(lengths)
@@ -35,10 +35,10 @@ def difference(before: Program, now: Program) -> Difference | None:
         return Difference(last if longer is now else None, text)
     scalars = changing(before, now)
     if scalars:
-        at, _, was, value = scalars[0]
+        index, _, was, value = scalars[0]
         others = f" (and {len(scalars) - 1} more)" if len(scalars) > 1 else ""
-        text = f"{now.operations[at].name} takes the number {was!r} before and {value!r} now{others}"
-        return Difference(at, text, scalars)
+        text = f"{now.operations[index].name} takes the number {was!r} before and {value!r} now{others}"
+        return Difference(index, text, scalars)
     if before.inputs != now.inputs:
         return Difference(None, "it uses tensors of other shapes, types or placements")
     if before.results != now.results:
@@ -47,46 +47,46 @@ def difference(before: Program, now: Program) -> Difference | None:
 
 
 def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, float], ...]:
-    """The scalar slots: numbers that two runs of the same operations do not share."""
+    """Numbers in which two runs of the same operations differ."""
     return tuple(
-        (at, place, was, value)
-        for at, (one, other) in enumerate(zip(before.operations, now.operations, strict=True))
-        for place, (was, value) in enumerate(zip(one.floats, other.floats, strict=True))
+        (index, position, was, value)
+        for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=True))
+        for position, (was, value) in enumerate(zip(earlier.floats, later.floats, strict=True))
         if was != value and not (was != was and value != value)
     )
 
 
-def _between(one: Operation, other: Operation) -> str:
-    if one.name != other.name:
-        return f"{one.name} before and {other.name} now"
-    if not _same(one.told, other.told):
-        return f"{_arguments(one.told)} before and {_arguments(other.told)} now"
-    if one.tensors != other.tensors:
-        return f"{one.name} takes another tensor than before"
-    if one.drawn != other.drawn:
-        return f"{one.name} draws other random numbers than before"
-    if len(one.floats) != len(other.floats):
-        return f"{one.name} takes {len(one.floats)} numbers before and {len(other.floats)} now"
+def _between(before: Operation, now: Operation) -> str:
+    if before.name != now.name:
+        return f"{before.name} before and {now.name} now"
+    if not _same(before.action, now.action):
+        return f"{_arguments(before.action)} before and {_arguments(now.action)} now"
+    if before.tensors != now.tensors:
+        return f"{before.name} takes another tensor than before"
+    if before.drawn != now.drawn:
+        return f"{before.name} draws other random numbers than before"
+    if len(before.floats) != len(now.floats):
+        return f"{before.name} takes {len(before.floats)} numbers before and {len(now.floats)} now"
     return ""
 
 
-def _same(one: Told, other: Told) -> bool:
-    if isinstance(one, Define) and isinstance(other, Define):
-        return one is other or one == other
-    if isinstance(one, Sent) and isinstance(other, Sent):
-        return one.made == other.made and torch.equal(one.tensor, other.tensor)
-    if type(one) is not type(other):
+def _same(before: Action, now: Action) -> bool:
+    if isinstance(before, Define) and isinstance(now, Define):
+        return before is now or before == now
+    if isinstance(before, Sent) and isinstance(now, Sent):
+        return before.made == now.made and torch.equal(before.tensor, now.tensor)
+    if type(before) is not type(now):
         return False
-    return _arguments(one) == _arguments(other)
+    return _arguments(before) == _arguments(now)
 
 
-def _arguments(told: Told) -> str:
-    """A command in words; those of one kind are the same where these are."""
-    match told:
+def _arguments(action: Action) -> str:
+    """Text of an action; equal for equal actions of a kind."""
+    match action:
         case Define():
-            shapes = ", ".join(f"{tuple(meta.shape)}" for meta in told.made)
-            return f"{told.operation} (giving {shapes or 'nothing'})"
+            shapes = ", ".join(f"{tuple(meta.shape)}" for meta in action.made)
+            return f"{action.operation} (giving {shapes or 'nothing'})"
         case Sent():
-            return f"a local tensor of shape {tuple(told.tensor.shape)} sent to the mesh"
-    args = ", ".join([*map(repr, told.args), *(f"{name}={value!r}" for name, value in sorted(told.kwargs.items()))])
-    return f"{told.operation}({args}) giving {told.made} in parts {told.in_parts}, {told.seeded}"
+            return f"a local tensor of shape {tuple(action.tensor.shape)} sent to the mesh"
+    args = ", ".join([*map(repr, action.args), *(f"{name}={value!r}" for name, value in sorted(action.kwargs.items()))])
+    return f"{action.operation}({args}) giving {action.made} in parts {action.in_parts}, {action.seeded}"

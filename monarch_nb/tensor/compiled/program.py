@@ -1,4 +1,4 @@
-"""The commands of one step, with tensors renamed to registers: what is the same each time the step runs."""
+"""The commands of a step with tensors renamed to registers, so that they are the same on each run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from monarch_nb.tensor.propagation import Meta
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """A local tensor that a step sent to the mesh, and how it was placed."""
+    """A local tensor that a step sent to the mesh, and its placement there."""
 
     tensor: torch.Tensor
     made: Meta
 
 
-Told = Define | Making | Sent
+Action = Define | Making | Sent
 
 
 @dataclass(frozen=True)
 class Issued:
-    """An operation as a step issued it: tensors by number. `drawn` counts random operations of the step up to it."""
+    """An operation as a step issued it, with tensors by number. `drawn` counts random operations of the step so far."""
 
-    told: Told
+    action: Action
     tensors: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
     results: tuple[int, ...] = ()
@@ -33,9 +33,9 @@ class Issued:
 
 @dataclass(frozen=True)
 class Operation:
-    """The same with registers."""
+    """An operation on registers; see `Issued`."""
 
-    told: Told
+    action: Action
     tensors: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
     results: tuple[int, ...] = ()
@@ -43,15 +43,15 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """As in `aten.add.Tensor`."""
-        return "distribute" if isinstance(self.told, Sent) else self.told.operation
+        """Name such as `aten.add.Tensor`."""
+        return "distribute" if isinstance(self.action, Sent) else self.action.operation
 
 
 @dataclass(frozen=True)
 class Program:
-    """Operations on registers: the inputs' first, then one for each tensor that they make, in order.
+    """Operations on registers. Registers are numbered in order: inputs first, then results of the operations.
 
-    `results` are the registers of what is there afterwards and was not before.
+    `results` are the registers of new tensors that outlive the step.
     """
 
     inputs: tuple[Meta, ...]
@@ -60,27 +60,27 @@ class Program:
 
     @property
     def metas(self) -> list[Meta]:
-        """What is known of each register."""
+        """The meta of each register."""
         found = [*self.inputs]
         for operation in self.operations:
-            made = operation.told.made
+            made = operation.action.made
             found += made if isinstance(made, tuple) else (made,)
         return found
 
     @property
     def written(self) -> tuple[int, ...]:
         """Registers of inputs that change in place."""
-        found: dict[int, None] = {}
+        registers: dict[int, None] = {}
         for operation in self.operations:
-            for at in operation.told.writes if isinstance(operation.told, Define) else ():
-                if operation.tensors[at] < len(self.inputs):
-                    found[operation.tensors[at]] = None
-        return tuple(found)
+            for index in operation.action.writes if isinstance(operation.action, Define) else ():
+                if operation.tensors[index] < len(self.inputs):
+                    registers[operation.tensors[index]] = None
+        return tuple(registers)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Tells a program. `fixed` are the tensors that its last inputs always are; the others come with each call."""
+    """Defines a program. `fixed` are the tensors of its last inputs; the first inputs are passed with each call."""
 
     number: int
     program: Program
@@ -91,24 +91,25 @@ class Trace:
 def renamed(
     issued: Iterable[Issued], given: Sequence[int], results: Sequence[int], metas: Mapping[int, Meta]
 ) -> tuple[Program, tuple[int, ...]]:
-    """The program of a step, and the numbers of the tensors that it used without being given them.
+    """Builds the program of a step; also returns the numbers of the tensors that it uses beside its arguments.
 
-    `given` are the tensors that may be others with each call; inputs are these, then those that were not given, in the
-    order in which the step used them. `metas` knows all of both.
+    `given` are the tensors that are passed with each call. Inputs are these, then the other tensors in the order of
+    use. `metas` has the metas of both.
     """
     steps = tuple(issued)
-    made = {number for one in steps for number in one.results}
-    known = dict(reversed([(number, at) for at, number in enumerate(given)]))  # one given twice is where it came first
-    fixed = tuple(dict.fromkeys(n for one in steps for n in one.tensors if n not in made and n not in known))
-    registers = {**known, **{number: len(given) + at for at, number in enumerate(fixed)}}
+    made = {number for step in steps for number in step.results}
+    # An argument that is passed twice has the register of its first position.
+    arguments = dict(reversed([(number, register) for register, number in enumerate(given)]))
+    fixed = tuple(dict.fromkeys(n for step in steps for n in step.tensors if n not in made and n not in arguments))
+    registers = {**arguments, **{number: register for register, number in enumerate(fixed, len(given))}}
     next_register = len(given) + len(fixed)
     operations = []
-    for one in steps:
-        tensors = tuple(registers[number] for number in one.tensors)
-        for number in one.results:
+    for step in steps:
+        tensors = tuple(registers[number] for number in step.tensors)
+        for number in step.results:
             registers[number] = next_register
             next_register += 1
-        into = tuple(registers[number] for number in one.results)
-        operations.append(Operation(one.told, tensors, one.floats, into, one.drawn))
+        into = tuple(registers[number] for number in step.results)
+        operations.append(Operation(step.action, tensors, step.floats, into, step.drawn))
     inputs = tuple(metas[number] for number in (*given, *fixed))
     return Program(inputs, tuple(operations), tuple(registers[number] for number in results)), fixed

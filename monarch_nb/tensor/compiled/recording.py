@@ -1,4 +1,4 @@
-"""One run of a step, watched: the commands that it issued, and what would keep it from being compiled."""
+"""Records the commands that a run of a step issues, and reasons against compiling it."""
 
 import threading
 from collections import Counter
@@ -8,24 +8,24 @@ from typing import Any
 
 from monarch_nb.tensor.commands import OBJECT, Define, Locals, Making, Number, Parts, Put, Run
 from monarch_nb.tensor.compiled.program import Issued, Sent
-from monarch_nb.tensor.origin import Place, origin_of
+from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.table import Calls
-from monarch_nb.tensor.workers.plans import Told
+from monarch_nb.tensor.workers.plans import PlanSignature
 
 _recording = threading.local()
 
 
 class Recording:
-    """What one thread issues on one mesh. `reason` says why this cannot be compiled, "" while it can."""
+    """Commands that one thread issues on one mesh. `reason` says why the step cannot be compiled, "" if it can."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.issued_here: list[Issued] = []
-        self.sites: list[Place | None] = []
-        self.metas: dict[int, Meta] = {}  # of what it used, and has not made
+        self.sites: list[CallSite | None] = []
+        self.metas: dict[int, Meta] = {}  # of tensors that it uses but does not make
         self.reason = ""
         self.drawn = 0  # random operations in all
         self.calls: Calls = Counter()
@@ -35,7 +35,7 @@ class Recording:
         self._before = stream.table.calls
 
     def finished(self) -> None:
-        """The step has ended."""
+        """Completes the record after the step."""
         self.drawn = self.stream.drawn - self._drawn
         self.calls = self.stream.table.calls
         self.calls.subtract(self._before)
@@ -45,37 +45,37 @@ class Recording:
 
     @property
     def made(self) -> set[int]:
-        """The tensors that it made."""
+        """Numbers of the tensors that the step made."""
         return self._made
 
     # -- as a watcher of the stream ---------------------------------------------------------------------------------
 
-    def issued(self, command: tuple[Any, ...], where: Place | None) -> None:
-        """An operation: what its plan says is what."""
+    def issued(self, command: tuple[Any, ...], where: CallSite | None) -> None:
+        """Records an operation, by the definition of its plan."""
         if threading.get_ident() != self._thread:
             return
         if command[0] == OBJECT:
-            self._told(command[1], where)
+            self._on_object(command[1], where)
             return
-        plan = self.stream.told.get(int(command[0]))
+        plan = self.stream.defined.get(int(command[0]))
         if plan is None:
             return
-        at = Told(plan)
+        signature = PlanSignature(plan)
         drawn = 0
-        if at.seeded is not None:
+        if signature.seeded is not None:
             drawn = self.stream.drawn - self._drawn
             if command[1] != seed_number(self._seed, self.stream.drawn):
                 self._refuse("it sets the seed of random numbers", where, "Call torch.manual_seed outside of it")
-        self._add(plan, where, command[at.tensors], command[at.floats], command[at.results], drawn)
+        self._add(plan, where, command[signature.tensors], command[signature.floats], command[signature.results], drawn)
 
-    def asked(self, what: str, where: Place | None) -> None:
-        """What the program does next may depend on the answer."""
+    def asked(self, what: str, where: CallSite | None) -> None:
+        """Refuses the step, since what follows may depend on the value."""
         if threading.get_ident() == self._thread:
             advice = "Return the tensor, and ask for its value outside; torch.where chooses on the mesh"
             self._refuse(f"it waits for a value ({what}), on which what it does next may depend", where, advice)
 
-    def _told(self, command: object, where: Place | None) -> None:
-        """A tensor that is sent is a constant; what runs a function cannot be compiled."""
+    def _on_object(self, command: object, where: CallSite | None) -> None:
+        """Records a sent tensor as a constant; functions that run on ranks cannot be compiled."""
         match command:
             case Put():
                 meta = self.stream.table.entries[command.result].meta
@@ -87,8 +87,8 @@ class Recording:
 
     def _add(
         self,
-        told: Define | Making | Sent,
-        where: Place | None,
+        action: Define | Making | Sent,
+        where: CallSite | None,
         tensors: Iterable[Number],
         floats: Iterable[Number],
         results: Iterable[Number],
@@ -101,37 +101,37 @@ class Recording:
                 self.metas[number] = entries[number].meta
         made = tuple(map(int, results))
         self._made.update(made)
-        self.issued_here.append(Issued(told, numbers, tuple(map(float, floats)), made, drawn))
+        self.issued_here.append(Issued(action, numbers, tuple(map(float, floats)), made, drawn))
         self.sites.append(where)
 
-    def _refuse(self, why: str, where: Place | None, advice: str) -> None:
+    def _refuse(self, why: str, where: CallSite | None, advice: str) -> None:
         if not self.reason:
-            self.reason = told_at(why, where, advice)
+            self.reason = reason_text(why, where, advice)
 
 
-def told_at(why: str, where: Place | None, advice: str) -> str:
-    """A reason, the line and what to do."""
+def reason_text(why: str, where: CallSite | None, advice: str) -> str:
+    """A reason with the line of the program and advice."""
     origin = origin_of(where)
-    return f"{why}" + (f"\n  at {origin}" if origin is not None else "") + f"\n{advice}"
+    return why + (f"\n  at {origin}" if origin is not None else "") + f"\n{advice}"
 
 
 def is_recording() -> bool:
-    """A step is being recorded on this thread: compiled steps inside of it run as they are written."""
+    """Returns whether this thread records a step, in which nested compiled steps run uncompiled."""
     return getattr(_recording, "now", False)
 
 
 @contextmanager
 def recorded(streams: Iterable[Stream]) -> Iterator[list[Recording]]:
-    """Watches what this thread issues on these meshes."""
+    """Records what this thread issues on these meshes."""
     recordings = [Recording(stream) for stream in streams]
     _recording.now = True
-    for one in recordings:
-        one.stream.watcher = one
+    for recording in recordings:
+        recording.stream.watcher = recording
     try:
         yield recordings
     finally:
         _recording.now = False
-        for one in recordings:
-            one.stream.watcher = None
-    for one in recordings:
-        one.finished()
+        for recording in recordings:
+            recording.stream.watcher = None
+    for recording in recordings:
+        recording.finished()

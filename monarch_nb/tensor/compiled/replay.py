@@ -174,7 +174,7 @@ class Replay:
     def _touched(self, at: int) -> Iterable[str]:
         """What an operation makes, and what it changes."""
         operation = self._program.operations[at]
-        writes = operation.told.writes if isinstance(operation.told, Define) else ()
+        writes = operation.action.writes if isinstance(operation.action, Define) else ()
         return (*(f"r{one}" for one in operation.results), *(f"r{operation.tensors[one]}" for one in writes))
 
     def _go_on(

@@ -93,26 +93,26 @@ class _Writer:
         return Source(tuple(self._lines), tuple(self._operations), self._constants, len(self._program.inputs), results)
 
     def _write(self, operation: Operation) -> None:
-        told = operation.told
-        if isinstance(told, Define):
-            if told.program.seeded is not None:
-                self._seed(told.program.seeded, operation.drawn)
-            self._define(told, operation)
+        action = operation.action
+        if isinstance(action, Define):
+            if action.program.seeded is not None:
+                self._seed(action.program.seeded, operation.drawn)
+            self._define(action, operation)
             return
-        if isinstance(told, Making):
-            if told.seeded is not None:
-                self._seed(told.seeded, operation.drawn)
-            self._line(f"r{operation.results[0]} = {self._constant('maker', told)}()")
+        if isinstance(action, Making):
+            if action.seeded is not None:
+                self._seed(action.seeded, operation.drawn)
+            self._line(f"r{operation.results[0]} = {self._constant('maker', action)}()")
         else:
-            self._line(f"r{operation.results[0]} = {self._constant('part', told)}.clone()")
+            self._line(f"r{operation.results[0]} = {self._constant('part', action)}.clone()")
 
     def _seed(self, dims: tuple[int, ...], drawn: int) -> None:
         self._line(f"{self._constant('seed', dims)}(seed, {drawn})")
 
-    def _define(self, told: Define, operation: Operation) -> None:
+    def _define(self, action: Define, operation: Operation) -> None:
         names = {at: f"r{register}" for at, register in enumerate(operation.tensors)}
         renamed = []
-        for local, register in zip(told.program.results, operation.results, strict=True):
+        for local, register in zip(action.program.results, operation.results, strict=True):
             if local in names:
                 renamed.append((register, names[local]))
             else:
@@ -129,7 +129,7 @@ class _Writer:
                 return f"[{', '.join(written(each, sharded) for each in value)}]"
             return self._value(value)
 
-        for step in told.program.steps:
+        for step in action.program.steps:
             match step:
                 case Local() | Call():
                     sharded = isinstance(step, Call)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._about import more
 from monarch_nb.tensor import device
-from monarch_nb.tensor.batch import Sites
+from monarch_nb.tensor.batch import CallSites
 from monarch_nb.tensor.commands import REPLAY
 from monarch_nb.tensor.compiled.capture import Capture, Leaf, Slot, captured, parameters
 from monarch_nb.tensor.compiled.difference import Difference
@@ -57,14 +57,14 @@ class Variant:
         self, capture: Capture, leaves: Sequence[Any], floats: tuple[float, ...], watched: Watched, backend: str
     ) -> None:
         self.stream: Stream = capture.stream
-        self._life = self.stream.lives
+        self._heals = self.stream.heals
         self.floats = floats
         self.capture, self.watched = capture, watched
         self.calls = 0
         numbers = [leaf.reference.number if type(leaf) is MeshTensor else None for leaf in leaves]
         self._given = [numbers.index(number) for number in capture.given]
         self._fixed = frozenset(capture.fixed)
-        self._sites = Sites(capture.sites)
+        self._sites = CallSites(capture.sites)
         program = capture.program
         metas = program.metas
         self._metas = [metas[register] for register in program.results]
@@ -74,16 +74,16 @@ class Variant:
         self._made = [_Gradient(slot) for slot in made]
         self._dropped = [slot for slot in capture.slots if slot.after == "None" and slot.before != "None"]
         self._absent = [slot for slot in capture.slots if slot.before == "None"]
-        self._reference = self.stream.hold_aside()
+        self._reference = self.stream.hold_object()
         inputs = len(program.inputs) - len(capture.fixed)
         self._head = (REPLAY, self._reference.number, len(program.operations), inputs, len(program.results))
-        self.stream.tell(Trace(self._reference.number, program, capture.fixed, backend))
+        self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
     def unfit(self) -> str:
         """Why this program is not what the step would do now, "" where it is as far as can be seen."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
-        if self.stream.lives != self._life:
+        if self.stream.heals != self._heals:
             return "the mesh was healed since"
         changed = self.watched.changed()
         if changed:
@@ -105,15 +105,15 @@ class Variant:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """What the step would return. Blocks, interruptibly, only where workers are far behind."""
         self.calls += 1
-        self.stream.draw_near()
+        self.stream.wait_for_window()
         return held_back(self._call, leaves)
 
     def _call(self, leaves: Sequence[Any]) -> Any:
         stream, sites = self.stream, self.capture.made_at
         given = [leaves[at].reference.number for at in self._given]
         given += [_grad(slot).reference.number for slot in self._read]
-        if stream.held.gone:
-            stream.held.refuse_gone((*given, *self._fixed))
+        if stream.held.lost:
+            stream.held.require_contents((*given, *self._fixed))
         if stream.held.stale:
             make_again(stream, (*given, *self._fixed), None)
         references = [stream.hold(meta, sites[at]) for at, meta in enumerate(self._metas[: self._results])]
@@ -139,11 +139,11 @@ class Variant:
 
     def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[Any]) -> Any:
         if leaf.kind == "given":
-            return leaves[self._given[leaf.at]]
+            return leaves[self._given[leaf.position]]
         if leaf.kind == "value":
             return leaf.value
         make: Any = _Ended.apply if leaf.has_graph else _handle
-        return make(_anchor(), self._metas[leaf.at], references[leaf.at])
+        return make(_anchor(), self._metas[leaf.position], references[leaf.position])
 
 
 class _Gradient:
@@ -224,10 +224,10 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         self._function, self._backend, self._check_every = function, backend, check_every
         self._variants: dict[Hashable, list[Variant]] = {}
-        self._waiting: dict[Hashable, Capture] = {}  # runs that wait for one like them
+        self._candidates: dict[Hashable, Capture] = {}  # runs that wait for one like them
         self._runs: Counter[Hashable] = Counter()  # since the last program, by what they were called with
-        self._eager: set[Hashable] = set()  # what cannot be compiled
-        self._told: set[str] = set()
+        self._not_compilable: set[Hashable] = set()  # what cannot be compiled
+        self._warned: set[str] = set()
         self._checked_optimizers = False
         self._lock = threading.RLock()
 
@@ -259,7 +259,7 @@ class CompiledStep:
                     if self._check_every and variant.calls % self._check_every == self._check_every - 1:
                         return self._checked(variant, key, leaves, args, kwargs)
                     return variant(leaves)
-            if key in self._eager or len(self._runs) > KINDS:
+            if key in self._not_compilable or len(self._runs) > KINDS:
                 return self._function(*args, **kwargs)
             return self._captured(key, leaves, floats, args, kwargs)
 
@@ -269,7 +269,7 @@ class CompiledStep:
     def __repr__(self) -> str:
         name = getattr(self._function, "__qualname__", repr(self._function))
         if not self.programs:
-            state = "runs as it is written" if self._eager else f"captured in its first runs ({self._backend})"
+            state = "runs as it is written" if self._not_compilable else f"captured in its first runs ({self._backend})"
             return f"<compiled step {name}: {state}>"
         sizes = [len(one.capture.program.operations) for each in self._variants.values() for one in each]
         operations = ", ".join(f"{size} operations" for size in sizes)
@@ -282,7 +282,7 @@ class CompiledStep:
     ) -> tuple[Any, Capture | str, Watched]:
         """Runs it as it is written, and says what it came to."""
         watched = Watched(self._function, (*args, *kwargs.values()))
-        self._look_at_optimizers(watched)
+        self._check_optimizers(watched)
         streams = [stream for stream, _ in device.streams() if stream.lost is None]
         before = {id(stream): parameters(stream) for stream in streams}
         with recorded(streams) as recordings:
@@ -315,7 +315,7 @@ class CompiledStep:
             )
             return self._function(*args, **kwargs)
         result, found, watched = self._run(leaves, args, kwargs)
-        before = self._waiting.pop(key, None)
+        before = self._candidates.pop(key, None)
         self._runs[key] += 1
         if len(self._runs) > KINDS:
             self._give_up(key, f"it was called in {KINDS} different ways. Pad what differs; numbers can be tensors")
@@ -329,9 +329,9 @@ class CompiledStep:
             if difference is not None and difference.scalars:
                 raise _of_scalars(found, difference)
             if difference is not None and self._runs[key] >= RUNS:
-                self._give_up(key, f"no two of {RUNS} runs of it were alike: {_told(found, difference)}")
+                self._give_up(key, f"no two of {RUNS} runs of it were alike: {_difference_text(found, difference)}")
             else:
-                self._waiting[key] = found
+                self._candidates[key] = found
             return result
         if self._backend == "inductor" and found.recording.drawn:
             raise CompileError(
@@ -355,7 +355,7 @@ class CompiledStep:
             if difference is None:
                 variant.calls += 1
                 return result
-            text = _told(found, difference)
+            text = _difference_text(found, difference)
         self._variants[key].remove(variant)
         raise CompileError(
             f"{self._name} does something else by now than when it was captured: {text}\n"
@@ -363,7 +363,7 @@ class CompiledStep:
             "It is captured anew" + more("manual/compile.md#when-a-step-is-captured-again")
         )
 
-    def _look_at_optimizers(self, watched: Watched) -> None:
+    def _check_optimizers(self, watched: Watched) -> None:
         if self._checked_optimizers:
             return
         for optimizer in watched.optimizers:
@@ -377,16 +377,16 @@ class CompiledStep:
                     )
         self._checked_optimizers = True
 
-    # -- what is told -----------------------------------------------------------------------------------------------
+    # -- warnings ---------------------------------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:
         return getattr(self._function, "__qualname__", repr(self._function))
 
     def _give_up(self, key: Hashable, reason: str) -> None:
-        self._eager.add(key)
-        if reason not in self._told:
-            self._told.add(reason)
+        self._not_compilable.add(key)
+        if reason not in self._warned:
+            self._warned.add(reason)
             warnings.warn(f"{self._name} runs as it is written, not compiled: {reason}", CompileWarning, stacklevel=4)
 
     def _drop_unfit(self) -> None:
@@ -399,15 +399,15 @@ class CompiledStep:
         return f" (the last: {each[-1].unfit()})" if each else ""
 
 
-def _told(found: Capture, difference: Difference) -> str:
-    origin = origin_of(found.sites[difference.at]) if difference.at is not None else None
+def _difference_text(found: Capture, difference: Difference) -> str:
+    origin = origin_of(found.sites[difference.index]) if difference.index is not None else None
     return difference.text + (f"\n  issued at {origin}" if origin is not None else "")
 
 
 def _of_scalars(found: Capture, difference: Difference) -> CompileError:
     return CompileError(
         "a number changes from call to call, and a compiled step would go on with the last: "
-        f"{_told(found, difference)}\n"
+        f"{_difference_text(found, difference)}\n"
         "This call has run as it is written. Keep the number in a tensor of the mesh: lr=torch.tensor(1e-3, "
         "device=mesh.device), an optimizer with fused=True or capturable=True, a scheduler stepped outside; or give a "
         "tensor as an argument"

@@ -1,1 +1,1 @@
-"""Process groups of tensor meshes: how the processes of a mesh find each other, and let go again."""
+"""Process groups of tensor meshes: how processes join and leave them."""

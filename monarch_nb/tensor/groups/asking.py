@@ -1,5 +1,5 @@
-"""What ranks use for the tensors of a stream, and what they have of one: asked beside the operations, also while a rank
-is busy, or no operation runs any more."""
+"""Queries to ranks about memory, time and values of tensors. They are answered beside the operations, also while a rank
+is busy or the mesh is broken."""
 
 import time
 from collections.abc import Collection
@@ -9,43 +9,43 @@ from monarch_nb.mesh.requests import UnansweredError, request
 from monarch_nb.runtime import Future, Runtime, error_of
 from monarch_nb.tensor.verbs import USED, VALUES, AskUsed, AskValues, Used, Values
 
-MOST = 256  # ranks that are asked
+MOST = 256  # ranks that are queried
 ENDED = "its process has ended"
 
 
 class Asked:
-    """One question to all ranks of a mesh."""
+    """A pending query of memory and time to all ranks of a mesh."""
 
-    def __init__(self, engine: Runtime, procs: ProcMesh, stream: int) -> None:
+    def __init__(self, runtime: Runtime, procs: ProcMesh, stream: int) -> None:
         state = state_of(procs)
-        about = AskUsed(state.uid, stream)
+        question = AskUsed(state.uid, stream)
         ranks = list(region_of(procs).ranks())[:MOST]
-        self._answers: list[Future[Used]] = [request(engine, state.address(rank), USED, about) for rank in ranks]
+        self._answers: list[Future[Used]] = [request(runtime, state.address(rank), USED, question) for rank in ranks]
 
     def answered(self, timeout: float = 0.0) -> "tuple[Used, ...] | None":
-        """What each rank has told; None where one has not yet, or is gone. Blocks up to `timeout` seconds."""
+        """The answers of all ranks; None if one is missing or failed. Blocks up to `timeout` seconds."""
         until = time.monotonic() + timeout
-        for each in self._answers:
-            if not each.wait(max(0.0, until - time.monotonic())) or error_of(each) is not None:
+        for answer in self._answers:
+            if not answer.wait(max(0.0, until - time.monotonic())) or error_of(answer) is not None:
                 return None
-        return tuple(each.get(0) for each in self._answers)
+        return tuple(answer.get(0) for answer in self._answers)
 
 
 def values_on(
-    engine: Runtime, procs: ProcMesh, asked: AskValues, failed: Collection[int], timeout: float
+    runtime: Runtime, procs: ProcMesh, asked: AskValues, failed: Collection[int], timeout: float
 ) -> list[Values | str]:
-    """What each rank of a mesh has of a tensor, in their order, or why it does not say. Blocks up to `timeout` seconds.
+    """Local values of a tensor by rank, or the reason why a rank gives none. Blocks up to `timeout` seconds.
 
-    Those at `failed` are not asked.
+    Ranks at the indices `failed` are not queried.
     """
     state = state_of(procs)
     ranks = list(region_of(procs).ranks())[:MOST]
     answers = [
-        None if index in failed else request(engine, state.address(rank), VALUES, asked)
+        None if index in failed else request(runtime, state.address(rank), VALUES, asked)
         for index, rank in enumerate(ranks)
     ]
     until = time.monotonic() + timeout
-    return [_answer(each, until) for each in answers]
+    return [_answer(answer, until) for answer in answers]
 
 
 def _answer(future: "Future[Values] | None", until: float) -> Values | str:

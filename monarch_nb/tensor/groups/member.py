@@ -1,4 +1,4 @@
-"""One process's membership in a world: where its executing thread asks, and what other threads tell it meanwhile."""
+"""Membership of one process in a process group, used by its executing thread and by the threads that receive."""
 
 import sys
 import threading
@@ -8,64 +8,66 @@ from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.service import GROUPS
-from monarch_nb.tensor.groups.world import Place, StoreAt, World
+from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress, World
 from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, AskValues, Cut, GoOn, Interrupted, RankFailed, Used, Values
 
-REACTS_S = 0.3  # for an interrupt to end what runs by itself
+INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end what runs without further help
 
 
 class Membership:
-    """`group` is the uid of the proc mesh, `progress` how many operations of a stream this process has done, `runs`
-    what it does now: a number that is another one for each batch, 0 for nothing; `usage` what a stream takes here;
-    `values` what there is of a tensor, for which it blocks.
+    """This process as a member of the group of a proc mesh.
+
+    `group` is the uid of the proc mesh. `progress` gives the number of operations of a stream that this process has
+    done, `running` the number of the batch that it executes (0 for none), `usage` the memory and time of a stream,
+    `values` the local values of a tensor; the last of these blocks.
     """
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         progress: Callable[[int], int],
-        runs: Callable[[], int],
+        running: Callable[[], int],
         usage: Callable[[int], Used],
         values: Callable[[AskValues], Values],
     ) -> None:
         self.world = World()
-        self.progress, self._runs, self.usage, self.values = progress, runs, usage, values
+        self.progress, self._running, self.usage, self.values = progress, running, usage, values
         self.group = ""
         self.over: Cut | None = None  # what ended this generation
-        self._engine = engine
+        self._runtime = runtime
         self._controller, self._generation = "", -1
-        self._may_go_on: dict[int, int] = {}  # by stream, the last operation that is known to have failed on all ranks
-        self._cut: Cut | None = None  # the last that came
-        self._told = threading.Condition()
-        engine.feature(GROUPS).membership = self
+        self._failed_everywhere: dict[int, int] = {}  # by stream, the last operation known to have failed on all ranks
+        self._cut: Cut | None = None  # the last one received
+        self._changed = threading.Condition()
+        runtime.feature(GROUPS).membership = self
 
-    def join(self, at: StoreAt, place: Place, rank: int) -> None:
-        """Becomes a member of the next generation. As `World.join`."""
-        with self._told:
-            self.group, self._controller, self._generation = place.group, place.controller, place.generation
-            self._may_go_on.clear()
+    def join(self, store: StoreAddress, spec: GroupSpec, rank: int) -> None:
+        """Joins the next generation; blocks and raises as `World.join`."""
+        with self._changed:
+            self.group, self._controller, self._generation = spec.group, spec.controller, spec.generation
+            self._failed_everywhere.clear()
             cut = self._cut
             self.over = (
-                cut if cut is not None and (cut.group, cut.generation) == (place.group, place.generation) else None
+                cut if cut is not None and (cut.group, cut.generation) == (spec.group, spec.generation) else None
             )
             connections = self.world.connections = Connections()
             if self.over is not None:
                 connections.cut()
-        self.world.join(at, place, rank, connections)
+        self.world.join(store, spec, rank, connections)
 
     def all_failed(self, failure: Failure, ranks: tuple[int, ...], begun: int | None = None) -> bool:
-        """Whether an operation failed on all its ranks as it did here; blocks until that is known.
+        """Returns whether an operation that failed here failed on all its ranks; blocks until that is known.
 
-        If not, this generation is over. `begun` is the first operation of the compiled step that it is of.
+        If it did not, this generation is over. `begun` is the first operation of the compiled step that it belongs to.
         """
         if len(ranks) == 1:
             return True
         if self.over is None:
-            told = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
-            self._engine.tell(self._controller, FAILED, told)
-        with self._told:
-            self._told.wait_for(
-                lambda: self.over is not None or self._may_go_on.get(failure.stream, -1) >= failure.number
+            report = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
+            self._runtime.tell(self._controller, FAILED, report)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.over is not None or self._failed_everywhere.get(failure.stream, -1) >= failure.number
             )
             return self.over is None
 
@@ -73,36 +75,38 @@ class Membership:
 
     @property
     def held(self) -> str:
-        """What this process is still in of a generation that is over, and why it may stay there; "" for nothing."""
-        if CAN_CUT or self.over is None or not self._runs():
+        """Why this process may be unable to leave a generation that is over; "" if it can, or has."""
+        if CAN_CUT or self.over is None or not self._running():
             return ""
         return f"connections of gloo cannot be cut on {sys.platform}"
 
     def interrupted(self) -> None:
-        """Somebody interrupts this process; what that does not end is ended with the generation."""
-        was, told = self._runs(), Interrupted(self.group, self._generation)
+        """Reports an interrupt to the controller if it does not end what runs here."""
+        before, report = self._running(), Interrupted(self.group, self._generation)
 
-        def look() -> None:
-            if was and self._runs() == was:
-                self._engine.tell(self._controller, INTERRUPTED, told)
+        def check() -> None:
+            if before and self._running() == before:
+                self._runtime.tell(self._controller, INTERRUPTED, report)
 
-        self._engine.later(REACTS_S, look)
+        self._runtime.later(INTERRUPT_GRACE_S, check)
 
-    def go_on(self, told: GoOn) -> None:
-        """All ranks have failed alike."""
-        with self._told:
-            if (told.group, told.generation) == (self.group, self._generation):
-                # The word for an earlier operation may come twice, and after that for a later one.
-                self._may_go_on[told.stream] = max(told.number, self._may_go_on.get(told.stream, -1))
-                self._told.notify_all()
+    def go_on(self, message: GoOn) -> None:
+        """Releases the executing thread: all ranks have failed in the same operation."""
+        with self._changed:
+            if (message.group, message.generation) == (self.group, self._generation):
+                # The message of an earlier operation may arrive once more after that of a later one.
+                self._failed_everywhere[message.stream] = max(
+                    message.number, self._failed_everywhere.get(message.stream, -1)
+                )
+                self._changed.notify_all()
 
-    def cut(self, told: Cut) -> None:
-        """This generation is over: who waits in one of its collectives is freed."""
-        with self._told:
-            self._cut = told  # it may be of a generation that is yet to be joined
-            if (told.group, told.generation) != (self.group, self._generation) or self.over is not None:
+    def cut(self, message: Cut) -> None:
+        """Ends this generation, which frees a thread that waits in one of its collectives."""
+        with self._changed:
+            self._cut = message  # may be of a generation that is yet to be joined
+            if (message.group, message.generation) != (self.group, self._generation) or self.over is not None:
                 return
-            self.over = told
-            self._told.notify_all()
+            self.over = message
+            self._changed.notify_all()
             connections = self.world.connections
         connections.cut()

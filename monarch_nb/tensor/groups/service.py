@@ -1,4 +1,4 @@
-"""What a process hears of process groups while operations run: in workers and in the controller."""
+"""Receives the messages about process groups while operations run, in workers and in the controller."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -20,41 +20,41 @@ from monarch_nb.tensor.verbs import (
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
-    from monarch_nb.tensor.groups.keeper import Keeper
+    from monarch_nb.tensor.groups.coordinator import GroupCoordinator
     from monarch_nb.tensor.groups.member import Membership
 
 
 class Groups:
-    """One per process. A worker has a membership; a controller keeps groups, by the uid of their proc mesh."""
+    """Handlers of one process. A worker has a membership, a controller has coordinators by the uid of the proc mesh."""
 
-    def __init__(self, engine: Runtime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.membership: Membership | None = None
-        self.kept: dict[str, Keeper] = {}
-        engine.verbs.handle(verbs.FAILED, self._failed)
-        engine.verbs.handle(verbs.INTERRUPTED, self._interrupted)
-        engine.verbs.handle(verbs.GO_ON, self._go_on)
-        engine.verbs.handle(verbs.CUT, self._cut)
-        engine.verbs.handle(verbs.HOW_FAR, self._how_far)
-        engine.verbs.handle(verbs.USED, self._used)
-        engine.verbs.handle(verbs.VALUES, self._values)
+        self.coordinators: dict[str, GroupCoordinator] = {}
+        runtime.verbs.handle(verbs.FAILED, self._failed)
+        runtime.verbs.handle(verbs.INTERRUPTED, self._interrupted)
+        runtime.verbs.handle(verbs.GO_ON, self._go_on)
+        runtime.verbs.handle(verbs.CUT, self._cut)
+        runtime.verbs.handle(verbs.HOW_FAR, self._how_far)
+        runtime.verbs.handle(verbs.USED, self._used)
+        runtime.verbs.handle(verbs.VALUES, self._values)
 
-    def _failed(self, told: RankFailed, asker: Asker[None]) -> None:
-        keeper = self.kept.get(told.group)
-        if keeper is not None:
-            keeper.failed(told)
+    def _failed(self, message: RankFailed, asker: Asker[None]) -> None:
+        coordinator = self.coordinators.get(message.group)
+        if coordinator is not None:
+            coordinator.failed(message)
 
-    def _interrupted(self, told: Interrupted, asker: Asker[None]) -> None:
-        keeper = self.kept.get(told.group)
-        if keeper is not None:
-            keeper.interrupted(told)
+    def _interrupted(self, message: Interrupted, asker: Asker[None]) -> None:
+        coordinator = self.coordinators.get(message.group)
+        if coordinator is not None:
+            coordinator.interrupted(message)
 
-    def _go_on(self, told: GoOn, asker: Asker[None]) -> None:
+    def _go_on(self, message: GoOn, asker: Asker[None]) -> None:
         if self.membership is not None:
-            self.membership.go_on(told)
+            self.membership.go_on(message)
 
-    def _cut(self, told: Cut, asker: Asker[None]) -> None:
+    def _cut(self, message: Cut, asker: Asker[None]) -> None:
         if self.membership is not None:
-            self.membership.cut(told)
+            self.membership.cut(message)
 
     def _how_far(self, asked: HowFar, asker: Asker[Progress]) -> Progress:
         member = self.membership
@@ -85,6 +85,6 @@ class Groups:
 GROUPS: Feature[Groups] = Feature("tensor")
 
 
-def attach(engine: Runtime) -> Groups:
-    """What this process hears of process groups, from now on."""
-    return Groups(engine)
+def attach(runtime: Runtime) -> Groups:
+    """Registers the handlers of group messages in this process."""
+    return Groups(runtime)

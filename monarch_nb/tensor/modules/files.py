@@ -24,7 +24,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """
     path = os.path.abspath(path)
     stream = _stream(state_dict)
-    stream.held.refuse_gone(tensor.reference.number for tensor in all_of(MeshTensor, state_dict))
+    stream.held.require_contents(tensor.reference.number for tensor in all_of(MeshTensor, state_dict))
     _run(stream, state_dict, files.write, path, f"{path}.{uuid.uuid4().hex[:8]}")
 
 
@@ -48,21 +48,21 @@ def _stream(state: dict[str, Any]) -> Stream:
         what = "no tensor on a mesh" if not streams else "tensors of several meshes"
         raise ValueError(f"a state dict that is saved and loaded by workers has those of one mesh; here is {what}")
     stream: Stream = streams.pop()
-    stream.come_back()
+    stream.resume_if_healed()
     return stream
 
 
 def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any) -> Any:
-    return stream.run_everywhere(Run(function, (_told(state), *args), {})).get(0)
+    return stream.run_everywhere(Run(function, (_as_references(state), *args), {})).get(0)
 
 
-def _told(value: Any) -> Any:
+def _as_references(value: Any) -> Any:
     if isinstance(value, MeshTensor):
         return TensorOf(current(value), sharded=True)
     if isinstance(value, dict):
-        return {key: _told(one) for key, one in value.items()}
+        return {key: _as_references(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_told, value))
+        return type(value)(map(_as_references, value))
     return value
 
 

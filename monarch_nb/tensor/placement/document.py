@@ -9,12 +9,12 @@ from monarch_nb.tensor.placement.placement import Placement
 from monarch_nb.tensor.placement.tensor_picture import tensor_drawing
 from monarch_nb.tensor.placement.words import bytes_text, dimension_rows, mesh_text, title
 
-_TOLD = 1024  # blocks that are told in words
+_DESCRIBED = 1024  # blocks that are described in words
 
 
 def document(placement: Placement, name: str = "") -> dict[str, Any]:
     """Its drawings, and all that is said of it; docs/protocol.md has the fields."""
-    told = [placement.describe(at, name) for at in range(min(len(placement.blocks), _TOLD))]
+    descriptions = [placement.describe(at, name) for at in range(min(len(placement.blocks), _DESCRIBED))]
     found: dict[str, Any] = msgspec.to_builtins(
         {
             "name": name or "Tensor",
@@ -22,7 +22,7 @@ def document(placement: Placement, name: str = "") -> dict[str, Any]:
             "mesh_text": mesh_text(placement.labels, placement.sizes),
             "bytes": bytes_text(placement),
             "rows": dimension_rows(placement),
-            "blocks": told,
+            "blocks": descriptions,
             "tensor": tensor_drawing(placement, name),
             "mesh": mesh_drawing(placement),
         }

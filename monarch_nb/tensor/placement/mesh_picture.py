@@ -72,14 +72,20 @@ def _group(labels: Sequence[str], sizes: Sequence[int], group: int) -> str:
 def _cell(placement: Placement, seen: Sequence[Look], ranks: range, box: tuple[float, float, float, float]) -> Piece:
     blocks = tuple(dict.fromkeys(placement.block_of[rank] for rank in ranks if placement.block_of[rank] >= 0))
     x, y, w, h = box
-    told = f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
+    description = f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
     if len(ranks) == 1:
-        told += f" ({mesh_text(placement.labels, placement.point(ranks[0]))})"
-    told += f" · {size_text(sum(map(placement.bytes_on, ranks)))}"
+        description += f" ({mesh_text(placement.labels, placement.point(ranks[0]))})"
+    description += f" · {size_text(sum(map(placement.bytes_on, ranks)))}"
     text = str(ranks[0])
     if not blocks:
         return Piece(
-            x=x, y=y, w=w, h=h, text="∅" if fits("∅", w, h) else "", ranks=tuple(ranks), told=f"{told}: nothing of it"
+            x=x,
+            y=y,
+            w=w,
+            h=h,
+            text="∅" if fits("∅", w, h) else "",
+            ranks=tuple(ranks),
+            description=f"{description}: nothing of it",
         )
     look = seen[blocks[0]]
     return Piece(
@@ -91,7 +97,7 @@ def _cell(placement: Placement, seen: Sequence[Look], ranks: range, box: tuple[f
         ink=look.ink,
         blocks=blocks,
         ranks=tuple(ranks),
-        told=told,
+        description=description,
         text=text if fits(text, w, h) else "",
         hatched=placement.parts > 1,
     )

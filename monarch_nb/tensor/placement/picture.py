@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     blocks: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()  # of the mesh
-    told: str = ""  # what it is, in words
+    description: str = ""  # shown as a tooltip and to screen readers
     hatched: bool = False  # parts that are not reduced yet
 
 

@@ -71,8 +71,8 @@ class _Tensor:
                 sheets.append((x + sheet * _SHEET, y - sheet * _SHEET, self._w, self._h))
             columns, rows = _places(grid.columns, x, self._w), _places(grid.rows, y, self._h)
             if self._solid:
-                told = " ".join(_span(segment) for segment in grid.slabs[slab])
-                shown = told if fits(told, self._w + _DEPTH, 12, 10) else str(slab)
+                text = " ".join(_span(segment) for segment in grid.slabs[slab])
+                shown = text if fits(text, self._w + _DEPTH, 12, 10) else str(slab)
                 labels.append(Label(x + _DEPTH, y - _DEPTH - 4, shown, small=True))
                 sides += self._sides(slab, columns, rows)
             pieces += self._front(slab, columns, rows)
@@ -139,7 +139,7 @@ class _Tensor:
             ink=look.ink,
             blocks=blocks,
             text=next((one for one in texts if fits(one, w, h)), ""),
-            told=placement.describe(blocks[0], self._name)
+            description=placement.describe(blocks[0], self._name)
             if len(blocks) == 1
             else f"{len(blocks)} shards · ranks {spans(ranks)}",
             hatched=placement.parts > 1,

@@ -37,10 +37,10 @@ def _picture(placement: Placement, grid: Grid, lost: frozenset[int]) -> list[str
         ]
         heads = [_span(grid.columns[column]) if grid.across is not None else "" for column in columns[:_ACROSS]]
         sides = [_span(grid.rows[row]) if grid.down is not None else "" for row in rows[:_DOWN]]
-        told = ", ".join(
+        text = ", ".join(
             f"dimension {dim}: {_span(segment)}" for dim, segment in zip(grid.deep, grid.slabs[slab], strict=True)
         )
-        lines += ([f"  {told}"] if told else []) + _box(heads, sides, cells)
+        lines += ([f"  {text}"] if text else []) + _box(heads, sides, cells)
     hidden = [
         f"{len(found) - most} more {what}"
         for what, found, most in (("slabs", grid.slabs, _SLABS), ("rows", rows, _DOWN), ("columns", columns, _ACROSS))
@@ -52,9 +52,9 @@ def _picture(placement: Placement, grid: Grid, lost: frozenset[int]) -> list[str
 def _cell(placement: Placement, blocks: Sequence[int], lost: frozenset[int]) -> str:
     ranks = [rank for block in blocks for rank in placement.blocks[block].ranks]
     sign = "Σ " if placement.parts > 1 and ranks else ""
-    told = spans(rank for rank in ranks)
-    told = told if len(told) <= _WIDE else f"{told[: _WIDE - 1]}…"
-    return f"{sign}{told}{' ✕' if lost.intersection(ranks) else ''}"
+    text = spans(rank for rank in ranks)
+    text = text if len(text) <= _WIDE else f"{text[: _WIDE - 1]}…"
+    return f"{sign}{text}{' ✕' if lost.intersection(ranks) else ''}"
 
 
 def _span(segment: Segment) -> str:

@@ -13,7 +13,7 @@ from monarch_nb.tensor.verbs import Values
 EDGE = 8  # elements that are shown along each of the last two dimensions
 COLUMNS = ("ranks", "elements", "min", "max", "mean", "NaN", "inf")
 Number = complex | float | int
-_UNKNOWN = "·"  # in the place of an element that nobody has told
+_UNKNOWN = "·"  # shown for an element without an answer
 
 
 def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, Any]:

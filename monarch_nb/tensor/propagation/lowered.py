@@ -95,7 +95,7 @@ def _tried(
 def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
     """The operation as a rank runs it that has no element of what is cut: imagined shards let more pass than kernels.
 
-    The least of no numbers, for one, has a shape, but cannot be told.
+    The minimum of no numbers, for example, has a shape but no value.
     """
     if sum(shard.numel() for shard in shards) > REAL:
         raise Unfit("a rank has nothing of it")

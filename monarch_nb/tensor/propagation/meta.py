@@ -125,7 +125,7 @@ class Meta:
         return f"Meta({tuple(self.shape)}, {str(self.dtype).removeprefix('torch.')}, [{placed}])"
 
     def __reduce__(self) -> tuple[object, ...]:
-        placements = tuple(map(_told, self.placements))
+        placements = tuple(map(_as_key, self.placements))
         return _rebuilt, (self.layout, self.shape, self.dtype, placements, self.stride, self.copied)
 
 
@@ -141,7 +141,7 @@ def _rebuilt(
     return Meta.of(layout, shape, dtype, found, stride=stride, copied=copied)
 
 
-def _told(placement: Placement) -> Placement | tuple[float]:
+def _as_key(placement: Placement) -> Placement | tuple[float]:
     """A placement as it can be pickled: parts of norms lose the kind of their norm, and become those of the second."""
     return (placement.norm_type,) if isinstance(placement, _NormPartial) else placement
 

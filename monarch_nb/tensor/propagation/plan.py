@@ -103,7 +103,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a user should hear once of an operation: that it works, but at a cost, or not as written."""
+    """A warning about an operation that works at a cost, or not as written; issued once."""
 
     operation: str
     text: str

@@ -403,7 +403,7 @@ def _allclose(operation: Operation, write: Writer) -> Slot:
     return write.whole(write(aten.all.default, write(aten.isclose.default, *operation.args, **operation.kwargs)))
 
 
-# The slot of a tensor with one element, whole on every rank, or the value where shapes tell.
+# The slot of a tensor with one element, whole on every rank, or the value if shapes determine it.
 VALUES: dict[str, Callable[[Operation, Writer], Slot | bool]] = {
     "_local_scalar_dense": _item,
     "equal": _equal,

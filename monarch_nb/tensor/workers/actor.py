@@ -1,4 +1,4 @@
-"""The actor that executes tensor operations: one in each process of a mesh, with a thread of its own."""
+"""The actor that executes tensor operations, one in each process of a mesh."""
 
 import logging
 import math
@@ -16,21 +16,21 @@ from monarch_nb.runtime import Actor, Instance, current, endpoint, runtime
 from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
-from monarch_nb.tensor.groups.world import Place, StoreAt
+from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.verbs import AskValues, Used, Values
 from monarch_nb.tensor.workers.lost import Lost
 from monarch_nb.tensor.workers.session import Session
 
-# What comes back of a batch: the operations that failed on this rank, what was asked for, and the generation of process
-# groups that was over before all had run; -1 for none.
+# Reply to a batch: operations that failed on this rank, requested values, and the generation of process groups that
+# ended before all had run (-1 if none).
 Receipt = tuple[list[Failure], list[Any], int]
-_PATIENCE_S = 2.0  # for operations that were issued before somebody looks at a tensor
-_LOOK_S = 0.01
-_PIECE = 1 << 22  # elements that are looked at together: a large shard must not be copied whole
+_VALUES_WAIT_S = 2.0  # for operations that were issued before values are read
+_POLL_S = 0.01
+_PIECE_SIZE = 1 << 22  # elements per step of the statistics, to avoid copies of large shards
 
 
 def _values_of(held: Any, edge: int) -> Values:
-    """What there is of what a stream holds under a number; None stands for nothing."""
+    """Corner and statistics of the object that a stream holds under a number, or None."""
     if isinstance(held, Lost):
         return Values("lost", held.failure.line)
     if not isinstance(held, DTensor):
@@ -50,15 +50,15 @@ def _values_of(held: Any, edge: int) -> Values:
 
 
 def _pieces(local: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All elements, in the order of memory: most shards need not be copied for that."""
+    """Yields all elements in memory order, which avoids a copy of most shards."""
     order = sorted(range(local.dim()), key=local.stride, reverse=True)
     flat = local.permute(order).reshape(-1)
-    for at in range(0, flat.numel(), _PIECE):
-        yield flat[at : at + _PIECE]
+    for at in range(0, flat.numel(), _PIECE_SIZE):
+        yield flat[at : at + _PIECE_SIZE]
 
 
 class _Statistics:
-    """Of all elements that were added, piece by piece."""
+    """Statistics of all elements that were added."""
 
     def __init__(self) -> None:
         self._count = self._nan = self._infinite = 0
@@ -67,7 +67,7 @@ class _Statistics:
         self._most: float | int | None = None
 
     def add(self, piece: torch.Tensor) -> None:
-        """Elements of one dimension, at least one."""
+        """Adds a non-empty one-dimensional piece."""
         self._count += piece.numel()
         if piece.is_complex():
             self._nan += int(piece.isnan().sum())
@@ -97,7 +97,7 @@ class _Statistics:
         self._most = most if self._most is None else max(self._most, most)
 
     def values(self, shape: tuple[int, ...], corner: tuple[float | int, ...]) -> Values:
-        """What it came to."""
+        """The result, with these first elements."""
         mean = self._sum / self._finite if self._finite and math.isfinite(self._sum) else None
         return Values(
             "there", "", False, shape, corner, self._count, self._least, self._most, mean, self._nan, self._infinite
@@ -105,7 +105,7 @@ class _Statistics:
 
 
 class TensorWorker(Actor):
-    """Takes batches of commands; batches of several streams come in the order in which the controller sent them."""
+    """Executes batches of commands; those of several streams arrive in the order in which the controller sent them."""
 
     __inner__ = True
 
@@ -113,41 +113,41 @@ class TensorWorker(Actor):
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
         self._member = Membership(runtime(), self._progress, lambda: self._busy, self._usage, self._values)
-        self._busy = 0  # what it does now: another number each time, 0 for nothing
-        self._does = count(1)
+        self._busy = 0  # number of the current run, 0 if idle
+        self._run_numbers = count(1)
         self._sessions: dict[int, Session] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
-        self._last: dict[int, Receipt] = {}  # what came of it: a batch may come twice
+        self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
     @endpoint
     def version(self) -> str:
-        """Which torch this is."""
+        """The version of torch."""
         return torch.__version__
 
     @endpoint
-    def keep_store(self, one_host: bool) -> StoreAt:
-        """Starts what the processes find each other through, on rank 0."""
+    def keep_store(self, one_host: bool) -> StoreAddress:
+        """Starts the store through which processes find each other. Called on rank 0."""
         return self._member.world.keep_store(one_host)
 
     @endpoint
     def reached(self) -> dict[int, tuple[int, int]]:
-        """Of each stream, how many operations are done, and how many have begun."""
+        """Numbers of operations done and begun, by stream."""
         return {stream: session.reached for stream, session in self._sessions.items()}
 
     @endpoint
-    def join(self, at: StoreAt, place: Place, streams: dict[int, tuple[Open, int, int]]) -> None:
-        """Becomes a member of the next generation.
+    def join(self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]]) -> None:
+        """Joins the next generation.
 
-        Of each stream that goes on: its mesh, the first operation that some rank has not done, and the first that none
-        has begun. Others end.
+        `streams` has for each stream that continues: its mesh, the first operation that some rank has not done, and the
+        first that none has begun. Other streams end.
         """
         for stream in self._sessions.keys() - streams.keys():
             self._close(stream)
         for stream, session in self._sessions.items():
             session.resume(*streams[stream][1:])
-        rank = place.members.index(self._instance().base_rank)
-        with self._doing():
-            self._member.join(at, place, rank)
+        rank = spec.members.index(self._instance().base_rank)
+        with self._running():
+            self._member.join(store, spec, rank)
         for stream, (opening, _, _) in sorted(streams.items()):
             if stream not in self._sessions and rank in opening.ranks:
                 self._open(stream, opening)
@@ -157,18 +157,18 @@ class TensorWorker(Actor):
         """Executes a batch of a stream."""
         if number <= self._taken.get(stream, -1):
             return self._last[stream]
-        with self._doing():
+        with self._running():
             receipt = self._execute(stream, first, numbers, objects)
         self._taken[stream] = number
         return receipt
 
     @endpoint
     def close(self, stream: int) -> None:
-        """Ends a stream: its tensors are gone."""
+        """Ends a stream and drops its tensors."""
         self._close(stream)
 
     def __interrupted__(self) -> None:
-        """Somebody interrupts what runs: functions of the program's end by that, collectives by this (any thread)."""
+        """Handles an interrupt, which ends functions by itself, but not collectives. Called on any thread."""
         self._member.interrupted()
 
     def __cleanup__(self, error: Exception | None) -> None:
@@ -179,7 +179,7 @@ class TensorWorker(Actor):
         self._sessions.pop(stream, None)
         self._last.pop(stream, None)
         self._taken.pop(stream, None)
-        self._member.world.drop(_name(stream))
+        self._member.world.drop(_mesh_name(stream))
 
     def _execute(self, stream: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
         session = self._sessions.get(stream)
@@ -196,7 +196,7 @@ class TensorWorker(Actor):
 
     def _open(self, stream: int, opening: Open) -> Session:
         member = self._member
-        mesh = member.world.mesh(_name(stream), opening.layout, opening.ranks)
+        mesh = member.world.mesh(_mesh_name(stream), opening.layout, opening.ranks)
         rank = opening.ranks.index(member.world.rank)
         cell = self._instance().cell
         assert cell is not None
@@ -212,18 +212,18 @@ class TensorWorker(Actor):
         return session.usage() if session is not None else Used()
 
     def _values(self, asked: AskValues) -> Values:
-        """Waits for the operations that were issued before, unless that takes long. Called on a thread of its own."""
-        until = time.monotonic() + _PATIENCE_S
+        """Reads values after the operations issued before, or after a time-out. Called on a thread of its own."""
+        until = time.monotonic() + _VALUES_WAIT_S
         while self._progress(asked.stream) < asked.after and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         behind = self._progress(asked.stream) < asked.after
         session = self._sessions.get(asked.stream)
         found = _values_of(None if session is None else session.env.get(asked.number), asked.edge)
         return msgspec.structs.replace(found, behind=behind)
 
     @contextmanager
-    def _doing(self) -> Iterator[None]:
-        self._busy = next(self._does)
+    def _running(self) -> Iterator[None]:
+        self._busy = next(self._run_numbers)
         try:
             yield
         finally:
@@ -236,6 +236,6 @@ class TensorWorker(Actor):
         return context.actor_instance
 
 
-def _name(stream: int) -> str:
-    """How the groups of a stream's mesh are called."""
+def _mesh_name(stream: int) -> str:
+    """Name prefix of the groups of a stream's mesh."""
     return f"mesh {stream:09}"  # sorted as the numbers are

@@ -1,4 +1,4 @@
-"""Tensors made of nothing: each worker makes its own part, and nobody the whole where that can be helped."""
+"""Tensor factories on a worker: makes the local part only, where the operation allows that."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,18 +12,18 @@ from monarch_nb.tensor.commands import Making, Parts
 from monarch_nb.tensor.propagation import Meta, dense, one_piece_each, overload, placed_otherwise
 
 
-def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
-    """What makes the tensor that was told of."""
-    operation = overload(told.operation)
-    meta, device = told.made, torch.device(mesh.device_type)
+def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
+    """Returns a function that makes the tensor of a factory plan."""
+    operation = overload(making.operation)
+    meta, device = making.made, torch.device(mesh.device_type)
 
     def whole() -> DTensor:
-        made = operation(*told.args, **told.kwargs, device=device)
+        made = operation(*making.args, **making.kwargs, device=device)
         return distribute_tensor(made, mesh, meta.placements, src_data_rank=None)
 
     def part() -> DTensor:
         local, _ = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
-        made = operation(local, *told.args[1:], **told.kwargs, device=device)
+        made = operation(local, *making.args[1:], **making.kwargs, device=device)
         laid = dense(meta.stride, local)
         if laid != made.stride():
             made = torch.empty_strided(local, laid, dtype=made.dtype, device=device).copy_(made)
@@ -31,33 +31,35 @@ def maker(told: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
             made, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
         )
 
-    return part if told.in_parts else whole
+    return part if making.in_parts else whole
 
 
 def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
-    """A tensor that is to be written to."""
-    told = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
-    return maker(told, mesh)()
+    """Returns an uninitialised tensor."""
+    making = Making(0, "aten.empty.memory_format", (meta.shape,), {"dtype": meta.dtype}, meta, in_parts=True)
+    return maker(making, mesh)()
 
 
-def made_in_parts(told: Parts, mesh: DeviceMesh) -> DTensor:
-    """The tensor of which a function gives this rank's part. Raises ValueError for one that does not fit."""
-    pieces = one_piece_each(told.made.placements)
-    if pieces != told.made.placements:
-        whole = made_in_parts(replace(told, made=told.made.placed(pieces)), mesh)
-        return placed_otherwise(whole, told.made.placements)
-    meta = told.made
+def made_in_parts(command: Parts, mesh: DeviceMesh) -> DTensor:
+    """Makes a tensor from the local part that a function returns. Raises ValueError if the part does not fit."""
+    pieces = one_piece_each(command.made.placements)
+    if pieces != command.made.placements:
+        whole = made_in_parts(replace(command, made=command.made.placed(pieces)), mesh)
+        return placed_otherwise(whole, command.made.placements)
+    meta = command.made
     sizes, offsets = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
     part = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
-    local = told.function(part, *told.args)
+    local = command.function(part, *command.args)
     if not isinstance(local, torch.Tensor) or tuple(local.shape) != tuple(sizes) or local.dtype != meta.dtype:
         given = f"{tuple(local.shape)} {local.dtype}" if isinstance(local, torch.Tensor) else type(local).__name__
-        raise ValueError(f"a part of size {tuple(sizes)} and {meta.dtype} is wanted here, and {given} was given")
+        raise ValueError(
+            f"a part of size {tuple(sizes)} and {meta.dtype} is expected here, but the function returned {given}"
+        )
     return held(local, meta, mesh)
 
 
 def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
-    """The tensor of which this rank has this."""
+    """Wraps the shard of this rank."""
     local = local.detach().to(mesh.device_type).contiguous()
     return DTensor.from_local(
         local, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride

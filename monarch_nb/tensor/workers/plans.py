@@ -1,4 +1,4 @@
-"""Plans in one worker: each runs on the tensors that a command names."""
+"""Plans in one worker, each of which runs on the tensors that a command names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,21 +16,21 @@ from monarch_nb.wire import kind_of
 Env = dict[Number, Any]  # tensors of a stream, by number
 
 
-class Told:
-    """Where things stand in the commands of a plan, counted from a command's start; `length` is how many there are."""
+class PlanSignature:
+    """Layout of the commands of a plan: slices of a command for tensors, floats and results; `length` is the total."""
 
-    def __init__(self, told: Define | Making) -> None:
-        if isinstance(told, Define):
+    def __init__(self, definition: Define | Making) -> None:
+        if isinstance(definition, Define):
             self.operation, seeded, inputs, floats = (
-                told.operation,
-                told.program.seeded,
-                told.program.inputs,
-                told.scalars,
+                definition.operation,
+                definition.program.seeded,
+                definition.program.inputs,
+                definition.scalars,
             )
-            self.made, self.writes = told.made, told.writes
+            self.made, self.writes = definition.made, definition.writes
         else:
-            self.operation, seeded, inputs, floats = told.operation, told.seeded, 0, 0
-            self.made, self.writes = (told.made,), ()
+            self.operation, seeded, inputs, floats = definition.operation, definition.seeded, 0, 0
+            self.made, self.writes = (definition.made,), ()
         first = 1 if seeded is None else 2
         self.seeded = seeded
         self.tensors = slice(first, first + inputs)
@@ -39,23 +39,23 @@ class Told:
         self.length = self.results.stop
 
 
-class Executable(Told):
+class Executable(PlanSignature):
     """One plan, ready to run on a mesh."""
 
-    def __init__(self, told: Define | Making, env: Env, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
-        super().__init__(told)
+    def __init__(self, definition: Define | Making, env: Env, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
+        super().__init__(definition)
         self._env = env
         self._agreed = not self.made
         self._seed = seeder(mesh, self.seeded) if self.seeded is not None else None
         self._call: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
-        if isinstance(told, Define):
-            self._call = Runner(told.program, mesh, stopwatch.placed)
+        if isinstance(definition, Define):
+            self._call = Runner(definition.program, mesh, stopwatch.placed)
         else:
-            make = maker(told, mesh)
+            make = maker(definition, mesh)
             self._call = lambda tensors, floats: (make(),)
 
     def run(self, command: Sequence[Number]) -> None:
-        """Runs it. Raises what its operations raise."""
+        """Runs the plan on a command. Raises what its operations raise."""
         env = self._env
         tensors = [env[number] for number in command[self.tensors]]
         if self._seed is not None:
@@ -67,7 +67,7 @@ class Executable(Told):
             self._compare(made)
 
     def _compare(self, made: Sequence[Any]) -> None:
-        """The controller's rules and this worker's have to agree, which is looked at once."""
+        """Checks on the first run that the results are those that the controller predicted."""
         for tensor, meta in zip(made, self.made, strict=True):
             different = _difference(tensor, meta)
             if different:

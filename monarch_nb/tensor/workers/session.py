@@ -1,4 +1,4 @@
-"""One stream of commands in one worker: it runs them in order, on the tensors that came of earlier ones."""
+"""Runs the commands of one stream in one worker, in order."""
 
 import traceback
 from collections import deque
@@ -36,48 +36,48 @@ from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.verbs import Used
 from monarch_nb.tensor.workers.lost import Lost, LostInputError
 from monarch_nb.tensor.workers.making import empty, held, made_in_parts
-from monarch_nb.tensor.workers.plans import Env, Executable, Told
+from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
 from monarch_nb.tensor.workers.randomness import BORROWED
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
 from monarch_nb.wire import format_exception
 
-ASKING = frozenset({WHOLE, NUMBER, SHARDS})
-KEPT = 8192  # operations; a rank cannot be further ahead of another than the controller lets any run ahead of it
+REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
+JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
 
 
 class HaltedError(Exception):
-    """Ends a compiled step of which nothing more is to be run."""
+    """Aborts a compiled step after a halt."""
 
 
 class Tensors(Env):
-    """Those of a stream. One that is not there was on a process that is gone, and this one is in its place."""
+    """Tensors of a stream by number. A missing one was lost with the process that this one replaces."""
 
     def __missing__(self, number: Number) -> Lost:
-        return Lost(Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is gone", ""))
+        return Lost(Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", ""))
 
 
 class Journal:
-    """The batches of one stream. `plans` are those that it uses."""
+    """Recent batches of one stream. `plans` are the plans that it uses."""
 
-    def __init__(self, plans: Mapping[Number, Told]) -> None:
+    def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
         self._plans = plans
         self._steps: deque[tuple[int, int, Sequence[Number], Sequence[Number]]] = deque()
         self._batches: deque[tuple[int, Sequence[Number], tuple[Number | None, ...]]] = deque()
 
     def note(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> None:
-        """A batch begins with operation `first`."""
+        """Adds a batch that begins with operation `first`."""
         self._batches.append((first, numbers, tuple(getattr(one, "result", None) for one in objects)))
-        while self._batches[0][0] < first - KEPT:
+        while self._batches[0][0] < first - JOURNAL_LENGTH:
             self._batches.popleft()
 
     def replayed(self, first: int, count: int, made: Sequence[Number], written: Sequence[Number]) -> None:
-        """A compiled step of so many operations has begun, or was passed over."""
+        """Adds a compiled step of `count` operations that has begun or was skipped."""
         self._steps.append((first, first + count, made, written))
-        while self._steps[0][0] < first - KEPT:
+        while self._steps[0][0] < first - JOURNAL_LENGTH:
             self._steps.popleft()
 
     def touched(self, start: int, stop: int) -> tuple[set[Number], set[Number]]:
-        """Tensors that operations from `start` up to `stop` make, and those they write to, but for what is freed."""
+        """Tensors that the operations in [start, stop) make, and those they write to, without freed ones."""
         made: set[Number] = set()
         written: set[Number] = set()
         freed: set[Number] = set()
@@ -88,13 +88,13 @@ class Journal:
                 made.update(results)
                 written.update(targets)
         for begin, end, results, targets in self._steps:
-            if begin < stop and start < end:  # all of it, since nobody knows how far it came
+            if begin < stop and start < end:  # the whole step, since its progress is unknown
                 made.update(results)
                 written.update(targets)
         return made - freed, written - freed
 
     def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
-        """Number of each operation, what it makes and what it writes to; None with what is freed."""
+        """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
         for first, numbers, made in self._batches:
             number, at, objects = first - 1, 0, iter(made)
             while at < len(numbers):
@@ -108,7 +108,7 @@ class Journal:
                     result = next(objects)
                     yield number, () if result is None else (result,), ()
                     at += 1
-                elif code in ASKING:
+                elif code in REQUESTS:
                     at += 2
                 elif code == REPLAY:
                     _, operations, inputs, outputs = map(int, numbers[at + 1 : at + 5])
@@ -118,15 +118,15 @@ class Journal:
                     plan = self._plans[code]
                     tensors = numbers[at + plan.tensors.start : at + plan.tensors.stop]
                     results = numbers[at + plan.results.start : at + plan.results.stop]
-                    yield number, results, [tensors[place] for place in plan.writes]
+                    yield number, results, [tensors[index] for index in plan.writes]
                     at += plan.length
 
 
 class Session:
-    """Takes batches; `ranks` are the members of its mesh, `rank` is this process's place among them.
+    """Executes batches. `ranks` are the members of the mesh, `rank` is the index of this process among them.
 
-    Interrupts hit functions of the program, which run `interruptible`, and nothing else: no rank is to stop at an
-    operation that others go through.
+    Only functions of the program, which run in `interruptible`, can be interrupted: a rank must not stop at an
+    operation that others complete.
     """
 
     def __init__(
@@ -144,50 +144,50 @@ class Session:
         self._plans: dict[Number, Executable | Unusable] = {}
         self._journal = Journal(self._plans)
         self._failures: list[Failure] = []
-        self._number = -1  # of the operation that runs, or ran last
-        self._begun: int | None = None  # the first operation of the compiled step that runs
+        self._number = -1  # of the current or last operation
+        self._begun: int | None = None  # the first operation of the current compiled step
         self._runs = False
         self._stopwatch = Stopwatch()
-        self._halted: Failure | None = None  # nothing is run any more in this generation, for this
-        self._reached = (0, 0)  # the operations that were done, and that were begun, when it halted
+        self._halted: Failure | None = None  # the failure after which nothing runs in this generation
+        self._reached = (0, 0)  # operations done and begun at the halt
 
     @property
     def done(self) -> int:
-        """How many operations it has done. From any thread."""
+        """Number of operations done. Thread-safe."""
         return self._number if self._runs else self._number + 1
 
     def usage(self) -> Used:
-        """What its tensors take here. From any thread."""
+        """Memory and time of the stream in this process. Thread-safe."""
         return usage(list(self.env.values()), self._stopwatch, self._mesh.device_type)
 
     @property
     def reached(self) -> tuple[int, int]:
-        """How many operations it has done, and how many it has begun."""
+        """Numbers of operations done and begun."""
         return self._reached if self._halted is not None else (self._number + 1, self._number + 1)
 
     @property
     def is_halted(self) -> bool:
-        """Whether commands are only gone through, because this generation of its group is over."""
+        """True if commands are skipped, since this generation of the group is over."""
         return self._halted is not None
 
     def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
-        """Runs a batch, whose first command is the stream's `first`; gives the failures, and what was asked for."""
+        """Runs a batch from operation `first` on; returns failures and requested values."""
         self._number, self._failures, self._runs = first - 1, [], True
         self._journal.note(first, numbers, objects)
         values: list[Any] = []
         try:
             if self._halted is None and self._member.over is not None:
-                self._halt(self._told_by_others(), (first, first))
-            waiting = deque(objects)
-            at = self._execute(numbers, waiting, values)
+                self._halt(self._generation_failure(), (first, first))
+            pending = deque(objects)
+            at = self._execute(numbers, pending, values)
             if self._halted is not None:
-                self._go_through(numbers, at, waiting, values)
+                self._skip_batch(numbers, at, pending, values)
         finally:
             self._runs = False
             BORROWED.give_back()
         return self._failures, values
 
-    def _execute(self, numbers: Sequence[Number], waiting: deque[Any], values: list[Any]) -> int:
+    def _execute(self, numbers: Sequence[Number], pending: deque[Any], values: list[Any]) -> int:
         """Runs commands; gives where it stopped."""
         at, end = 0, len(numbers)
         env, plans = self.env, self._plans
@@ -201,10 +201,10 @@ class Session:
                 self._number += 1
                 if code == OBJECT:
                     at += 1
-                    self._object(waiting.popleft(), values)
+                    self._object(pending.popleft(), values)
                     continue
-                if code in ASKING:
-                    self._asked(code, numbers[at + 1], values)
+                if code in REQUESTS:
+                    self._reply(code, numbers[at + 1], values)
                     at += 2
                     continue
                 if code == REPLAY:
@@ -224,11 +224,11 @@ class Session:
     def _halt(self, failure: Failure, reached: tuple[int, int]) -> None:
         self._halted, self._reached = failure, reached
 
-    def _go_through(self, numbers: Sequence[Number], at: int, waiting: deque[Any], values: list[Any]) -> None:
-        """Runs nothing, as a program that has raised an error runs nothing of what follows; keeps count and plans."""
+    def _skip_batch(self, numbers: Sequence[Number], at: int, pending: deque[Any], values: list[Any]) -> None:
+        """Skips commands after a halt, but counts operations and stores plans."""
         halted = self._halted
         assert halted is not None
-        gone = Lost(halted)
+        lost = Lost(halted)
         while at < len(numbers):
             code = numbers[at]
             if code == FREE:
@@ -238,39 +238,39 @@ class Session:
             self._number += 1
             if code == OBJECT:
                 at += 1
-                command = waiting.popleft()
+                command = pending.popleft()
                 if isinstance(command, Define | Making):
                     self._object(command, values)
                 elif isinstance(command, Put | Locals | Parts):
-                    self.env[command.result] = gone
+                    self.env[command.result] = lost
                 elif isinstance(command, Trace):
                     self._object(command, values)
                 elif isinstance(command, Run):
                     values.append(halted)
-            elif code in ASKING:
+            elif code in REQUESTS:
                 values.append(halted)
                 at += 2
             elif code == REPLAY:
-                at = self._pass_over(numbers, at + 1, gone)
+                at = self._skip_replay(numbers, at + 1, lost)
             else:
                 plan = self._plans[code]
                 for number in numbers[at : at + plan.length][plan.results]:
-                    self.env[number] = gone
+                    self.env[number] = lost
                 at += plan.length
 
     def resume(self, start: int, stop: int) -> None:
-        """Goes on in the next generation.
+        """Resumes in the next generation.
 
-        All ranks have done the operations before `start`, and none has begun those from `stop` on: what is between is
-        not the same on all, so that what it made and wrote to is lost.
+        All ranks have done the operations before `start`, and none has begun those from `stop` on. Results of the
+        operations between differ between ranks, and are lost.
         """
         made, written = self._journal.touched(start, stop)
-        gone = Lost(self._halted or self._told_by_others())
+        lost = Lost(self._halted or self._generation_failure())
         for number in made | {number for number in written if number in self.env}:
-            self.env[number] = gone
+            self.env[number] = lost
         self._halted = None
 
-    def _told_by_others(self) -> Failure:
+    def _generation_failure(self) -> Failure:
         over = self._member.over
         if over is not None and over.failures:
             return over.failures[0]
@@ -278,21 +278,21 @@ class Session:
         return Failure(self._number, "", self._rank, "DeviceMeshError", reason, "", self._stream)
 
     def tensor(self, number: Number) -> Any:
-        """A tensor by its number. Raises LostInputError for one that could not be made."""
+        """Returns a tensor by number. Raises LostInputError if it could not be made."""
         value = self.env[number]
         if isinstance(value, Lost):
             raise LostInputError(value.failure)
         return value
 
-    # -- what is asked for ------------------------------------------------------------------------------------------
+    # -- requested values -------------------------------------------------------------------------------------------
 
-    def _asked(self, code: Number, number: Number, values: list[Any]) -> None:
+    def _reply(self, code: Number, number: Number, values: list[Any]) -> None:
         try:
-            values.append(self._answer(code, self.tensor(number)))
+            values.append(self._value(code, self.tensor(number)))
         except BaseException as error:
             values.append(self._failure("full_tensor" if code != SHARDS else "local_shards", error))
 
-    def _answer(self, code: Number, tensor: DTensor) -> Any:
+    def _value(self, code: Number, tensor: DTensor) -> Any:
         if code == SHARDS:
             return tensor.to_local().cpu()
         local = whole(tensor)
@@ -300,7 +300,7 @@ class Session:
             return None
         return local.item() if code == NUMBER else local.cpu()
 
-    # -- what is no operation ---------------------------------------------------------------------------------------
+    # -- commands other than operations -----------------------------------------------------------------------------
 
     def _object(self, command: Any, values: list[Any]) -> None:
         try:
@@ -357,7 +357,7 @@ class Session:
     # -- compiled steps ---------------------------------------------------------------------------------------------
 
     def _replay(self, numbers: Sequence[Number], at: int) -> int:
-        """Runs a compiled step; gives where the next command begins. It counts as all its operations."""
+        """Runs a compiled step, which counts as all its operations; returns the index of the next command."""
         program, operations, inputs, outputs, seed = map(int, numbers[at : at + 5])
         begin, middle, end = at + 5, at + 5 + inputs, at + 5 + inputs + outputs
         first = self._begun = self._number
@@ -385,39 +385,39 @@ class Session:
         self._number = first + operations - 1
         return end
 
-    def _pass_over(self, numbers: Sequence[Number], at: int, gone: Lost) -> int:
-        """A compiled step that is not run any more."""
+    def _skip_replay(self, numbers: Sequence[Number], at: int, lost: Lost) -> int:
+        """Skips a compiled step; returns the index of the next command."""
         program, operations, inputs, outputs = map(int, numbers[at : at + 4])
         middle = at + 5 + inputs
         replay, made = self.env[program], numbers[middle : middle + outputs]
         changed = [] if isinstance(replay, Lost) else replay.written(numbers[at + 5 : middle])
         self._journal.replayed(self._number, operations, made, changed)
-        self.env.update(dict.fromkeys(made, gone))
+        self.env.update(dict.fromkeys(made, lost))
         self._number += operations - 1
         return middle + outputs
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
-    def _failed(self, plan: Told, command: Sequence[Number], error: BaseException) -> None:
-        """What an operation has made is lost. One that could not begin has left alone what it was to change."""
+    def _failed(self, plan: PlanSignature, command: Sequence[Number], error: BaseException) -> None:
+        """Marks the results of a failed operation as lost, and what it writes to if it has begun."""
         tensors = command[plan.tensors]
         before = (self.env[number] for number in tensors)
-        gone = next((value for value in before if isinstance(value, Lost)), None)
+        lost = next((value for value in before if isinstance(value, Lost)), None)
         changed = command[plan.results]
-        if gone is None:
-            gone = Lost(self._failure(plan.operation, error))
+        if lost is None:
+            lost = Lost(self._failure(plan.operation, error))
             if not isinstance(error, LostInputError):
-                changed = (*changed, *(tensors[place] for place in plan.writes))
+                changed = (*changed, *(tensors[index] for index in plan.writes))
         for number in changed:
-            self.env[number] = gone
+            self.env[number] = lost
 
     def _failure(self, operation: str, error: BaseException) -> Failure:
-        """The error as it is told. If other ranks have not failed alike, nothing more is run in this generation."""
+        """Reports an error; halts this generation unless all ranks have failed in the same operation."""
         if isinstance(error, LostInputError):
             return error.failure
-        told = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
+        lines = format_exception(error) if operation == "run" else traceback.format_exception_only(error)
         failure = Failure(
-            self._number, operation, self._rank, type(error).__name__, str(error), "".join(told), self._stream
+            self._number, operation, self._rank, type(error).__name__, str(error), "".join(lines), self._stream
         )
         if self._member.over is None and self._member.all_failed(failure, self._ranks, self._begun):
             self._failures.append(failure)
@@ -427,27 +427,27 @@ class Session:
             (one.stream, one.number, one.rank) == (self._stream, self._number, self._rank) for one in over.failures
         ):
             self._failures.append(failure)
-        else:  # it comes of what has ended the generation
-            failure = self._told_by_others()
+        else:  # a consequence of what has ended the generation
+            failure = self._generation_failure()
         if self._halted is None:
             self._halt(failure, (self._number, self._number + 1))
         return failure
 
 
-class Unusable(Told):
-    """A plan that this worker could not take: whoever runs it gets the reason."""
+class Unusable(PlanSignature):
+    """A plan that could not be prepared; running it raises the reason."""
 
-    def __init__(self, told: Define | Making, failure: Failure) -> None:
-        super().__init__(told)
+    def __init__(self, definition: Define | Making, failure: Failure) -> None:
+        super().__init__(definition)
         self._why = failure
 
     def run(self, command: Sequence[Number]) -> None:
-        """Raises LostInputError, always."""
+        """Always raises LostInputError."""
         raise LostInputError(self._why)
 
 
 def _off_device(value: Any) -> Any:
-    """Results as they can travel: shards of what is spread over the mesh, on the CPU."""
+    """Converts results for sending: DTensors to shards, on the CPU."""
     if isinstance(value, DTensor):
         value = value.to_local()
     if isinstance(value, torch.Tensor):

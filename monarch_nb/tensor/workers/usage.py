@@ -1,4 +1,4 @@
-"""What a rank uses for the tensors of one stream: memory, and time in which it moves shards between ranks."""
+"""Memory that a rank uses for the tensors of a stream, and time for moving shards between ranks."""
 
 from collections.abc import Iterable
 from time import perf_counter
@@ -15,23 +15,23 @@ from monarch_nb.tensor.verbs import Spent, Used
 
 
 class Stopwatch:
-    """Seconds that this rank is in redistributions, waiting for other ranks included, by cell and mesh dimensions.
+    """Seconds that this rank spends in redistributions, including waits for other ranks, by cell and mesh dimensions.
 
-    What a compiled graph moves is inside of the graph, and is not measured. Read by any thread.
+    Collectives inside compiled graphs are not measured. Thread-safe for reading.
     """
 
     def __init__(self) -> None:
         self._cell = 0
         self._spent: dict[int, dict[tuple[int, ...], float]] = {0: {}}
-        self._begun: dict[int, str] = {}  # groups of the sums that are under way, by the id of what they will be
+        self._begun: dict[int, str] = {}  # groups of pending sums, by id of the result
 
     def begin(self, cell: int) -> None:
-        """Another cell's operations follow; those of the last one are remembered."""
+        """Starts another cell; the times of the last one are kept."""
         self._spent = {self._cell: self._spent[self._cell], cell: {}}
         self._cell = cell
 
     def placed(self, local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
-        """As `propagation.placed`."""
+        """Measures `propagation.placed`."""
         began = perf_counter()
         found = placed(local, now, meta, spec)
         took = perf_counter() - began
@@ -41,7 +41,7 @@ class Stopwatch:
         return found
 
     def begin_sum(self, shard: torch.Tensor, how: str, group: str) -> torch.Tensor:
-        """Begins to sum up over a group. The time is that in which nothing else is done, which `end_sum` adds."""
+        """Starts a sum over a group. Only the wait in `end_sum` counts."""
         found: torch.Tensor = torch.ops._c10d_functional.all_reduce.default(shard, how, group)
         self._begun[id(found)] = group
         return found
@@ -62,7 +62,7 @@ class Stopwatch:
         spent[dims] = spent.get(dims, 0.0) + seconds
 
     def spent(self) -> list[Spent]:
-        """That of the last two cells."""
+        """Times of the last two cells."""
         return [
             Spent(cell, dims, seconds)
             for cell, by_dims in tuple(self._spent.items())
@@ -71,7 +71,7 @@ class Stopwatch:
 
 
 def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> Used:
-    """How much is used now: by these tensors, each memory once, and by the process, or on its device."""
+    """Bytes in use by these tensors, each storage once, and by the process or on its device."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         if isinstance(tensor, DTensor):
@@ -93,7 +93,7 @@ def _of_process() -> tuple[int, int]:
 
 
 def _moving(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[int, ...]:
-    """The mesh dimensions along which ranks exchange something: what is whole can be cut without."""
+    """The mesh dimensions along which ranks communicate, which cutting a replicated tensor does not need."""
     return tuple(
         dim
         for dim, (was, will) in enumerate(zip(now, wanted, strict=True))
