@@ -21,7 +21,7 @@ def invoke_main() -> NoReturn:
     sys.exit(main([]))
 
 
+__all__ = ["invoke_main", "main"]
+
 if __name__ == "__main__":
     invoke_main()
-
-__all__ = ["invoke_main", "main"]

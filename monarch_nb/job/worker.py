@@ -103,10 +103,6 @@ def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: s
     run_worker_until_killed(address, key, ready=tell, unused_s=keep, find_out=_of_engine)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def _of_engine() -> Notice:
     """The notice that this process has just been given; asks Slurm, if that has started it, for a few seconds."""
     number, begun = os.environ.get("SLURM_JOB_ID", ""), time.monotonic()
@@ -160,3 +156,7 @@ def _ask(line: Sequence[str]) -> str:
             return done.stdout
         time.sleep(_PAUSE_S)
     return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

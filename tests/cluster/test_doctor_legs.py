@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.doctor import shut, visit
+from monarch_nb.doctor import legs, shut
 from monarch_nb.host import packages
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import HostProcess, key, nothing_left, user_hosts
@@ -23,7 +23,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[HostP
 
 
 def test_an_open_way_has_five_legs(agent: HostProcess, key: Path) -> None:
-    found = visit(agent.endpoint, key, 5)
+    found = legs(agent.endpoint, key, 5)
     assert [leg.about for leg in found] == ["name", "port", "agent", "key", "versions"]
     assert not shut(found)
 
@@ -32,7 +32,7 @@ def test_the_first_closed_leg_is_named_with_the_remedy(
     agent: HostProcess, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def last(endpoint: str, key: "Path | None") -> str:
-        found = visit(endpoint, key, 5.0)
+        found = legs(endpoint, key, 5.0)
         assert [leg.level for leg in found] == ["ok"] * (len(found) - 1) + ["error"]
         return f"{found[-1].about}: {found[-1].found} {found[-1].advice}"
 
