@@ -1,4 +1,4 @@
-"""New classes of actor meshes: what holders of references elsewhere learn when a mesh's class is replaced."""
+"""New classes of actor meshes, sent to processes that hold references when a mesh's class is replaced."""
 
 import logging
 import threading
@@ -13,11 +13,11 @@ from monarch_nb.wire import Asker, Done, decode, encode, error_line
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 5.0  # seconds; who does not take a new class in that time is not waited for
+PATIENCE = 5.0  # seconds; holders that take longer are not waited for
 
 
 class ClassVersions:
-    """Gives the processes that hold references to meshes of this one their new classes, and takes those of others."""
+    """Sends new classes of this process's meshes to holders of references, and applies those of other processes."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
@@ -26,13 +26,13 @@ class ClassVersions:
         self._engine.verbs.handle(NEW_CLASS, self._arrived)
 
     def publish(self, state: ActorState) -> Future[None]:
-        """The mesh has another class now: tells all holders. Resolves when they have taken it, or after a while."""
+        """Sends the new class of a mesh to all holders. Resolves when they have it, or after `PATIENCE`."""
         with state.lock:
             state.edition += 1
             frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._engine))
-            told = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
+            message = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
         asked: list[Future[Any]] = [
-            request(self._engine, holder, NEW_CLASS, told) for holder in tuple(self.holders.get(state.uid, ()))
+            request(self._engine, holder, NEW_CLASS, message) for holder in tuple(self.holders.get(state.uid, ()))
         ]
         done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
         if asked:
@@ -40,11 +40,11 @@ class ClassVersions:
         return done
 
     def greet(self, holder: str, uid: str) -> None:
-        """Somebody new holds a reference, which may be older than the class."""
-        told = self._newest.get(uid)
-        if told is not None:
+        """Sends a new holder the current class: its reference may be older."""
+        message = self._newest.get(uid)
+        if message is not None:
             try:
-                self._engine.tell(holder, NEW_CLASS, told)
+                self._engine.tell(holder, NEW_CLASS, message)
             except UnreachableError:
                 return
 

@@ -125,7 +125,7 @@ def _load_again(name: str, file: str) -> None:
     module = sys.modules[name]
     before = {id(value): (attribute, value) for attribute, value in vars(module).items() if _defined_in(value, name)}
     stamp = _stamp(file)
-    with contextlib.suppress(OSError, NotImplementedError):  # it is told from the source by whole seconds only
+    with contextlib.suppress(OSError, NotImplementedError):  # a cache is compared by whole seconds only
         os.unlink(importlib.util.cache_from_source(file))
     importlib.reload(module)
     if stamp is not None:

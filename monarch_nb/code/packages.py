@@ -40,10 +40,10 @@ class Installed(Struct, frozen=True):
 
     def __repr__(self) -> str:
         lines = []
-        for each in self.done:
-            told = ", ".join(_change(name, *versions) for name, versions in sorted(each.changed.items()))
-            outcome = f"pip has failed, with status {each.status}" if each.status else told or "nothing has changed"
-            lines.append(f"{self.mesh} {each.where}".rstrip() + f" ({each.python}): {outcome}")
+        for run in self.done:
+            changes = ", ".join(_change(name, *versions) for name, versions in sorted(run.changed.items()))
+            outcome = f"pip has failed, with status {run.status}" if run.status else changes or "nothing has changed"
+            lines.append(f"{self.mesh} {run.where}".rstrip() + f" ({run.python}): {outcome}")
         for name, where in sorted(self.loaded.items()):
             lines.append(
                 f"{name} is loaded on {where or 'its process'} as it was before: %heal {self.mesh} --kill starts the "
@@ -68,7 +68,7 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
 
     Hosts that share an environment, as on a network file system, or as several hosts of one machine, have it run by one
     of them. What pip writes is shown as what that rank writes. From then on all ranks can import what is new; what they
-    have loaded stays as it is, which is told. Raises ValueError for no words, PipError where pip fails.
+    have loaded stays as it is, and is listed. Raises ValueError for no words, PipError where pip fails.
     """
     if not words:
         raise ValueError("pip needs words, such as: install einops")
@@ -79,7 +79,7 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     leaders = _some(procs, list(first.values()))
     token = uuid.uuid4().hex
     try:
-        leaders.run(_mark, token).get()  # all have, before any looks
+        leaders.run(_mark, token).get()  # all write their mark before any reads the others'
         found = dict(zip(first.values(), leaders.run(_environment, token).get().values(), strict=True))
     finally:
         leaders.run(_unmark, token).exception()
@@ -97,10 +97,10 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     for rank, names in zip(region.ranks(), procs.run(_look_again, sorted(before)).get().values(), strict=True):
         for name in names:
             loaded.setdefault(name, []).append(rank)
-    told = Installed(state.name, tuple(done), {name: _where(region, ranks) for name, ranks in loaded.items()})
-    if any(each.status for each in done):
-        raise PipError(told)
-    return told
+    installed = Installed(state.name, tuple(done), {name: _where(region, ranks) for name, ranks in loaded.items()})
+    if any(run.status for run in done):
+        raise PipError(installed)
+    return installed
 
 
 def _some(procs: ProcMesh, ranks: Sequence[int]) -> ProcMesh:

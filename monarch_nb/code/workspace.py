@@ -60,7 +60,7 @@ def reload_code(
     whose classes come from them the new classes, between messages. Blocks.
 
     `roots` are folders; without any all local modules are looked at. `also` names modules to load in any case; `paths`
-    tells, by host, which folders are to come first on the path of processes there. Raises SyntaxError before anything
+    gives, by host, the folders that come first on the path of processes there. Raises SyntaxError before anything
     has changed anywhere, and what modules raise when they are loaded.
     """
     meshes = get_active_proc_meshes() if procs is None else list(procs)

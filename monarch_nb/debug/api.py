@@ -191,7 +191,7 @@ def detach(mesh: Any = None) -> None:
 
 
 def take(mesh: Any = None) -> None:
-    """Takes what is stopped over from another controller, which is told so when it next asks."""
+    """Takes over what is stopped from another controller, which learns of it with its next command."""
     controller().ask(group(mesh).sessions, m.Select(session="", force=True))
 
 
@@ -207,7 +207,7 @@ def wait(count: int = 1, mesh: Any = None, timeout: float | None = 30.0) -> list
 def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
     """Calls `listener(kind, record)` on each "stopped", "resumed", "lost" and "looked" (at another frame of it).
 
-    On whatever thread hears of it, so that it must not block. Gives a function that takes it away again.
+    Called on any thread, so that it must not block. Returns a function that removes it.
     """
     return controller().stopped.listen(listener)
 

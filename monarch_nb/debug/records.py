@@ -1,4 +1,4 @@
-"""What stopped ranks and their controller tell each other: plain data, in CONTROL messages."""
+"""Data that stopped ranks and their controller exchange in CONTROL messages."""
 
 from typing import Literal
 
@@ -78,7 +78,7 @@ class Over(Harmless, frozen=True):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What is told of a tensor or an array instead of its elements."""
+    """Description of a tensor or an array, sent instead of its elements."""
 
     shape: tuple[int, ...]
     dtype: str

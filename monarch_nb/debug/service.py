@@ -9,7 +9,7 @@ from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, runtime
 
 
 class Service:
-    """Hears what is stopped and gives commands; stops threads of this process, and takes commands for them."""
+    """The debugger of a process: collects stopped ranks and sends commands; stops threads and answers commands."""
 
     def __init__(self, engine: Runtime) -> None:
         self._debuggers = Debuggers(engine)

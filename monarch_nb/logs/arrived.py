@@ -1,4 +1,4 @@
-"""What has arrived of one process's output: its last lines, the lines that are open, and how far all of it has come."""
+"""Output of one process that has arrived: its last lines, its open lines, and how far it has come."""
 
 import codecs
 from collections import deque
@@ -10,7 +10,7 @@ from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import OpenLine, Written
 from monarch_nb.wire import decode_display, harmless
 
-ACKNOWLEDGED = 128 * 1024  # bytes after which the agent is told that they came
+ACKNOWLEDGED = 128 * 1024  # bytes after which their arrival is acknowledged to the agent
 LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
 
 
@@ -75,7 +75,7 @@ class LineBuffer:
 class ArrivedLog:
     """Takes the chunks of one process; the last `kept` lines stay here.
 
-    `claim` gives the call that output belongs to where the process has not told it.
+    `claim` gives the call that output belongs to if the process has not said.
     """
 
     __slots__ = ("_acknowledged", "_blocks", "_claim", "_count", "_kept", "_lines", "_position", "address", "ended",
@@ -117,7 +117,7 @@ class ArrivedLog:
         return self.received, self._position
 
     def acknowledge(self) -> int:
-        """The number of bytes to tell the agent, 0 while that is not due."""
+        """The number of bytes to acknowledge to the agent, 0 while that is not due."""
         if self.received - self._acknowledged < ACKNOWLEDGED:
             return 0
         self._acknowledged = self.received

@@ -1,4 +1,4 @@
-"""What a proc wrote last, as text: for those who tell of its end."""
+"""The last output of a proc as text, for reports of its end."""
 
 from monarch_nb.logs.marks import DISPLAY, STDOUT
 from monarch_nb.logs.overwriting import left_of

@@ -14,7 +14,7 @@ TEXT, OUT, ERR = ".txt", ".out", ".err"  # suffixes of the files: Python's text,
 STDOUT, STDERR = 1, 2
 DISPLAY = 3  # no text, but one line of a display: see monarch_nb.wire.display
 NO_CALL = "-"
-UNCLAIMED = "?"  # the call of raw output where the proc could not tell it
+UNCLAIMED = "?"  # the call of raw output whose proc did not know it
 
 
 class Mark(NamedTuple):

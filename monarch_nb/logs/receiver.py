@@ -51,8 +51,8 @@ class Drain:
 class LogReceiver:
     """Follows the output of processes. Methods from any thread; listeners must be quick.
 
-    `send` takes an agent's address, a verb and its request; `claim` gives the call of output of a process that could
-    not tell it.
+    `send` takes an agent's address, a verb and its request; `claim` gives the call of output whose process did not
+    know it.
     """
 
     def __init__(self, send: Callable[[str, Verb[Any, Any], Any], None], claim: Callable[[str], str]) -> None:
@@ -115,17 +115,17 @@ class LogReceiver:
             if chunk.address in self._catching_up:
                 self._catching_up.discard(chunk.address)
             else:
-                self._tell(chunk.address, lines)
+                self._notify(chunk.address, lines)
             self._arrived.notify_all()
             received = log.acknowledge()
         if received:
             self._send(agent, TOOK, Took({chunk.address: received}))
 
-    def _tell(self, address: str, lines: Sequence[Written]) -> None:
+    def _notify(self, address: str, lines: Sequence[Written]) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(address, lines)
-            except Exception:  # whoever shows it must not keep others from hearing of it
+            except Exception:  # one failing listener must not stop the others
                 logger.exception("a listener to output failed")
 
     def drain(self, positions: Mapping[str, int], *, silence: float, limit: float) -> bool:
@@ -171,7 +171,7 @@ class LogReceiver:
             if log is not None:
                 self._note(log)
             if written is not None:
-                self._tell(line.address, [written])
+                self._notify(line.address, [written])
 
     def cut_stale(self, age: float, *, progress: bool = False) -> None:
         """Ends lines that have been open for so long, in seconds; with `progress` progress bars too."""

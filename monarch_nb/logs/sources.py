@@ -1,4 +1,4 @@
-"""Which rank of which mesh a line comes from, and how that is written."""
+"""The rank and mesh that a line comes from, and their written form."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Sources:
 
     @property
     def several(self) -> bool:
-        """Whether there are several meshes of processes, so that their names are needed to tell them apart."""
+        """True with several meshes of processes, so that lines need the names of their meshes."""
         states = tuple(self._meshes.values())
         return len([state for state in states if self.spawned_here(state.uid) and state.stopped is None]) > 1
 

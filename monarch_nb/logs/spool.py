@@ -86,7 +86,7 @@ class Spool:
 
     @property
     def undecided(self) -> bool:
-        """Whether raw output waits here for its call to be told."""
+        """True while raw output waits for the proc to name its call."""
         return self._unclaimed_since is not None
 
     def take(self, limit: int, now: float, *, all_of_it: bool = False) -> list[LogBlock]:

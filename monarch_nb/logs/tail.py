@@ -1,7 +1,7 @@
 """One proc's output on its way from its host agent to those who follow it: what is sent to whom, and what is left out.
 
 A subscriber says what it has received; no more than WINDOW bytes are on their way to it. While it says nothing the
-spool is left to wait a little; a subscriber that stays behind is passed over, and told how many lines it missed.
+spool is left to wait a little; a subscriber that falls behind is skipped, and receives the number of lines it missed.
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ class LogBlock(msgspec.Struct, array_like=True, frozen=True):
     stream: int  # 1 stdout, 2 stderr, 3 a display: then `data` is one of them, whole
     level: int  # of records of `logging`, 0 for other text
     at: float  # wall clock, seconds
-    call: str  # it came from, "" for none; "?" where the proc could not tell it (C code, child processes)
+    call: str  # it came from, "" for none; "?" if unknown to the proc (C code, child processes)
     data: bytes
 
 

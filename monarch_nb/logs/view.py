@@ -23,7 +23,7 @@ MOST_WAITING = 10_000  # lines that whoever follows has not taken yet
 
 
 class LogFilter:
-    """Lines of some base ranks of a mesh of processes; `region` is the whole mesh, after which ranks are told.
+    """Lines of some base ranks of a mesh of processes; `region` is the whole mesh, in which ranks are counted.
 
     `grep` is a regular expression; `level` leaves only records of `logging` from there on; `since` is a datetime, or
     how long ago: seconds or "5m". Raises ValueError for what cannot be understood.

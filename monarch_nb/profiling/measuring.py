@@ -16,8 +16,8 @@ from monarch_nb.runtime import Future, Runtime, runtime, when_done
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of
 
-ANSWER_S = 3.0  # for the processes to begin, and to give the rest
-CLOCKS_S = 0.1  # that clocks may be apart: less than that cannot be told from the way of a message
+ANSWER_S = 3.0  # for the processes to begin, and to send the rest
+CLOCKS_S = 0.1  # smaller differences of clocks are within the time that a message takes
 HZ = 100.0
 MOST_HZ = 1000.0
 
@@ -28,13 +28,13 @@ def profile(
 ) -> Iterator[Profile]:
     """Samples the stacks of every rank of a mesh, or slice, while the `with` block runs; `as` gives the Profile.
 
-    Of a mesh of actors their own threads are sampled, of a mesh of processes (or of tensors) all threads of these. No
-    code changes, and nothing has to be installed: each process looks at itself `hz` times a second, less often where
+    For a mesh of actors their own threads are sampled, for a mesh of processes (or of tensors) all threads of these. No
+    code changes, and nothing has to be installed: each process samples itself `hz` times a second, less often where
     that would take more than 3 % of its time. With `torch`, PyTorch's own profiler runs on each rank as well, and the
     traces of all are one file in `folder`, which Perfetto opens; it begins and ends between the messages of each rank.
 
-    Blocks a moment at both ends. Ranks that die or do not answer are named in `notes`; what was seen of them before is
-    kept. Raises RuntimeError for a mesh that was stopped, TypeError for what is no mesh, ValueError for an odd `hz`.
+    Blocks a moment at both ends. `notes` names ranks that die or do not answer; samples taken before are kept. Raises
+    RuntimeError for a stopped mesh, TypeError for a value that is not a mesh, ValueError for `hz` out of range.
     """
     part = _part(mesh)
     if not 0 < hz <= MOST_HZ:
@@ -45,7 +45,7 @@ def profile(
     sampling = _Sampling(runtime(), part, hz)
     traces = Traces(part, sampling.profile) if torch else None
     if traces is not None:
-        traces.begin()  # what that takes is not sampled
+        traces.begin()  # this start is not sampled
     try:
         sampling.begin()
         try:
@@ -79,10 +79,10 @@ class _Sampling:
         self._number, seen = self._service.expect()
         self.profile = Profile(state.name, state.region, hz, seen)
         self._begun = time.monotonic()
-        self.ahead: dict[int, float] = {}  # by how many seconds the clocks of other hosts are ahead of this one
+        self.ahead: dict[int, float] = {}  # seconds by which the clocks of other hosts are ahead of this one
 
     def begin(self) -> None:
-        """All ranks are asked to sample; those that do not answer in time begin when they can."""
+        """Asks all ranks to sample; ranks that do not answer in time begin when they can."""
         hz = self.profile.hz
         asked = {
             rank: request(self._engine, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
@@ -106,7 +106,7 @@ class _Sampling:
         return compare
 
     def end(self) -> None:
-        """Nothing is sampled any more. What has to be said about ranks is in the profile's notes."""
+        """Stops sampling, and adds notes about ranks to the profile."""
         self.profile.seconds = time.monotonic() - self._begun
         asked = {
             rank: request(self._engine, address, verbs.END, End(self._number, self._uid, rank))
@@ -117,12 +117,12 @@ class _Sampling:
             for samples in answers.values():
                 if isinstance(samples, Samples):
                     self.profile.add(samples)
-            self.profile.notes += self._told(silent)
+            self.profile.notes += self._notes(silent)
         finally:
             self._service.forget(self._number)
 
-    def _told(self, silent: dict[int, str]) -> list[str]:
-        """Ranks that did not answer, those with one reason in one line."""
+    def _notes(self, silent: dict[int, str]) -> list[str]:
+        """A note for each reason for which ranks did not answer."""
         known = self.profile.ranks
         reasons: dict[str, list[int]] = {}
         for rank, why in silent.items():
@@ -136,7 +136,7 @@ class _Sampling:
 
 
 def _answers(asked: "dict[int, Future[Any]]") -> tuple[dict[int, Began | Samples], dict[int, str]]:
-    """What ranks answered within the time for all, and why the others did not."""
+    """The answers within the common time limit, and why other ranks did not answer."""
     until = time.monotonic() + ANSWER_S
     answers, silent = {}, {}
     for rank, future in asked.items():

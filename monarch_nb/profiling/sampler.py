@@ -1,4 +1,4 @@
-"""A thread that looks at the stacks of its process, many times a second, and tells what it saw once a second."""
+"""A thread that samples the stacks of its process many times a second, and sends the samples once a second."""
 
 import threading
 import time
@@ -9,16 +9,16 @@ from monarch_nb.profiling.stacks import Stack, Step
 
 Look = Callable[[], Iterable[tuple[str, int, Stack]]]
 
-TOLD_S = 1.0
-MOST_STACKS = 20_000  # that are told apart
-MOST_COST = 0.03  # of the time: where looking takes longer, the thread looks less often
+SEND_S = 1.0
+MOST_STACKS = 20_000  # different ones
+MOST_COST = 0.03  # of the time: where sampling takes longer, the thread samples less often
 
 
 class Sampler:
-    """One for each actor, or process, of each profile.
+    """The sampler of one actor or process for one profile.
 
-    A stack counts for the time since the look before. The interpreter lets nobody look while one long call into C holds
-    its lock: what is seen right after it, mostly the line that made the call, then counts for all of that time.
+    A stack counts for the time since the sample before. No sample can be taken while one long call into C holds the
+    interpreter's lock: the next stack, mostly with the line that made the call, then counts for all of that time.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class Sampler:
         rank: int,
         hz: float,
         named: bool,
-        tell: Callable[[Samples], bool],
+        send: Callable[[Samples], bool],
     ) -> None:
-        """`look` gives a name, the number of the thread and the stack of each thread; `named` puts the name above the
-        stack. `place` names a frame. `tell` takes what was seen, once a second, and says whether to go on.
+        """`look` yields a name, the thread's number and the stack of each thread; `named` puts the name above the
+        stack. `place` describes a frame. `send` receives the samples once a second, and returns whether to go on.
         """
-        self._look, self._place, self._tell = look, place, tell
+        self._look, self._place, self._send = look, place, send
         self._number, self._rank, self._named = number, rank, named
         self._period = 1.0 / hz
         self._places: dict[Step | str, int] = {}
         self._stacks: set[tuple[str, Stack]] = set()
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._seen: dict[tuple[str, Stack], list[float]] = {}
         self._new: list[Place] = []
         self._seconds = self._cost = 0.0
@@ -50,40 +50,40 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="monarch-profile", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the sampling thread."""
         self._thread.start()
 
     def stop(self) -> Samples:
-        """Looks no longer; gives what was not told yet. Any thread."""
-        with self._telling:  # nothing is told after what this gives
+        """Stops sampling; returns the samples that were not sent yet. Any thread."""
+        with self._sending:  # nothing is sent after this result
             self._over.set()
             return self._take()
 
     def _run(self) -> None:
-        tuple(self._look())  # the first look fills caches: it does not tell what looking costs
-        before = told = time.monotonic()
+        tuple(self._look())  # the first sample fills caches: its cost is not typical
+        before = sent = time.monotonic()
         pause, costs = self._period, 0.0
         while not self._over.wait(pause):
             ran = time.thread_time()
             now = time.monotonic()
             self._note(now - before)
             before = now
-            if now - told >= TOLD_S:
-                told = now
-                with self._telling:
-                    if self._over.is_set() or not self._tell(self._take()):
+            if now - sent >= SEND_S:
+                sent = now
+                with self._sending:
+                    if self._over.is_set() or not self._send(self._take()):
                         return
             cost = time.thread_time() - ran
             with self._lock:
                 self._cost += cost
-            costs = (costs + cost) / 2  # one dear look must not make the thread miss what is short
+            costs = (costs + cost) / 2  # one expensive sample must not make the thread miss short calls
             pause = max(self._period - (time.monotonic() - now), costs / MOST_COST)
 
     def _note(self, seconds: float) -> None:
-        """One look, which stands for the time since the one before."""
+        """Takes one sample, which stands for the time since the one before."""
         seen = [(name, stack, self._on_processor(thread, seconds)) for name, thread, stack in self._look()]
         with self._lock:
-            if self._over.is_set() or not seen:  # of what is not there, no time is watched
+            if self._over.is_set() or not seen:  # without threads, no time is counted
                 return
             self._seconds += seconds
             for name, stack, computing in seen:
@@ -99,7 +99,7 @@ class Sampler:
                 weight[2] += 1
 
     def _on_processor(self, thread: int, seconds: float) -> float:
-        """How long a thread has run since the last look; 0.0 where the system does not tell."""
+        """Processor time of a thread since the last sample; 0.0 where the system does not measure it."""
         try:
             # Linux' clock of a thread by its number: unlike pthread_getcpuclockid, it fails cleanly for one that ended.
             now = time.clock_gettime((~thread << 3) | 6)
@@ -117,11 +117,11 @@ class Sampler:
             )
             new, self._new = tuple(self._new), []
             first = len(self._places) - len(new)
-            told = Samples(self._number, self._rank, new, first, weights, self._seconds, self._cost, self._dropped)
+            samples = Samples(self._number, self._rank, new, first, weights, self._seconds, self._cost, self._dropped)
             self._seen = {}
             self._seconds = self._cost = 0.0
             self._dropped = 0
-        return told
+        return samples
 
     def _numbers(self, name: str, stack: Stack) -> tuple[int, ...]:
         steps: tuple[Step | str, ...] = (name, *stack) if name and stack else stack

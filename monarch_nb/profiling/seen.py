@@ -1,4 +1,4 @@
-"""What was seen of the ranks of one profile: messages in, weights of stacks out. No I/O."""
+"""Samples of the ranks of one profile: messages in, weights of stacks out. No I/O."""
 
 import threading
 import time
@@ -11,22 +11,22 @@ Stack = tuple[Place, ...]  # outermost first
 
 @dataclass
 class SeenRank:
-    """One rank. The empty stack is that of an actor that waits for messages."""
+    """Samples of one rank. The empty stack is that of an actor that waits for messages."""
 
-    stacks: dict[Stack, list[float]] = field(default_factory=dict)  # seconds, of these on a processor, samples
-    seconds: float = 0.0  # that it was watched
-    cost: float = 0.0  # that watching took of its processor's time
+    stacks: dict[Stack, list[float]] = field(default_factory=dict)  # seconds, seconds on a processor, samples
+    seconds: float = 0.0  # sampled time
+    cost: float = 0.0  # processor time of sampling
     dropped: int = 0
-    heard: float = 0.0  # when, on the monotonic clock of here
+    last_seen: float = 0.0  # time of the last message, on this process's monotonic clock
 
     @property
     def samples(self) -> int:
-        """How often it was looked at, and something seen."""
+        """Number of samples with a stack."""
         return int(sum(weight[2] for weight in self.stacks.values()))
 
 
 class Seen:
-    """All ranks of one profile, by base rank. Messages of one rank may overtake each other."""
+    """Samples of all ranks of one profile, by base rank. Messages of one rank may overtake each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class Seen:
         self._ranks: dict[int, SeenRank] = {}
 
     def add(self, samples: Samples) -> None:
-        """Takes in a message."""
+        """Adds a message."""
         with self._lock:
             places = self._places.setdefault(samples.rank, {})
             places.update(enumerate(samples.places, samples.first))
@@ -43,20 +43,20 @@ class Seen:
             rank.seconds += samples.seconds
             rank.cost += samples.cost
             rank.dropped += samples.dropped
-            rank.heard = time.monotonic()
+            rank.last_seen = time.monotonic()
             waiting = self._waiting.pop(samples.rank, [])
             for weight in (*waiting, *samples.weights):
                 if all(number in places for number in weight.stack):
                     stack = tuple(places[number] for number in weight.stack)
-                    kept = rank.stacks.setdefault(stack, [0.0, 0.0, 0.0])
-                    kept[0] += weight.seconds
-                    kept[1] += weight.computing
-                    kept[2] += weight.samples
+                    total = rank.stacks.setdefault(stack, [0.0, 0.0, 0.0])
+                    total[0] += weight.seconds
+                    total[1] += weight.computing
+                    total[2] += weight.samples
                 else:
                     self._waiting.setdefault(samples.rank, []).append(weight)
 
     def ranks(self) -> dict[int, SeenRank]:
-        """What there is now, by base rank."""
+        """A copy of the current samples, by base rank."""
         with self._lock:
             return {
                 number: SeenRank(
@@ -64,7 +64,7 @@ class Seen:
                     rank.seconds,
                     rank.cost,
                     rank.dropped,
-                    rank.heard,
+                    rank.last_seen,
                 )
                 for number, rank in sorted(self._ranks.items())
             }

@@ -1,4 +1,4 @@
-"""The profiler in each process: samples what it is asked for, and keeps what others sample for it."""
+"""The profiler in each process: samples what others request, and stores the samples that others send."""
 
 import threading
 import time
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, End, Heard, Samples
+from monarch_nb.profiling.messages import Began, Begin, End, Samples, SamplesReply
 from monarch_nb.profiling.sampler import Sampler
 from monarch_nb.profiling.seen import Seen
 from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.runtime import Feature, Future, Runtime
 from monarch_nb.wire import Asker
 
-PATIENCE_S = 30.0  # for whoever wanted samples to take them
-Key = tuple[str, int, str, int]  # who asked, which profile of theirs, what is sampled
+PATIENCE_S = 30.0  # for the requester to take samples
+Key = tuple[str, int, str, int]  # requester, its number of the profile, sampled mesh and rank
 
 
 class Service:
-    """One per process that profiles, or is profiled."""
+    """One in each process that profiles, or is profiled."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
@@ -31,31 +31,31 @@ class Service:
         engine.verbs.handle(verbs.SAMPLES, self._samples)
 
     def close(self) -> None:
-        """Samples nothing any more."""
+        """Stops all samplers."""
         for sampler in tuple(self._samplers.values()):
             sampler.stop()
 
-    # -- what is sampled here ------------------------------------------------------------------------------------------
+    # -- sampling for others -------------------------------------------------------------------------------------------
 
     def _begin(self, wanted: Begin, asker: Asker[Began]) -> Began:
-        """An actor that is only about to come is looked at from then on."""
+        """Starts a sampler. An actor that is not there yet is sampled from its start."""
         key = (asker.src, wanted.number, wanted.mesh, wanted.rank)
         if key not in self._samplers:
             stacks = Stacks()
             sampler = Sampler(
-                lambda: self._look(stacks, wanted.mesh, wanted.rank),
+                lambda: self._stacks(stacks, wanted.mesh, wanted.rank),
                 stacks.place,
                 number=wanted.number,
                 rank=wanted.rank,
                 hz=wanted.hz,
                 named=not wanted.mesh,
-                tell=self._teller(key),
+                send=_SampleSender(self._engine, asker.src, lambda: self._samplers.pop(key, None)),
             )
             self._samplers[key] = sampler
             sampler.start()
         return Began(time.time())
 
-    def _look(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
+    def _stacks(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
         cells = self._engine.cells
         if not mesh:
             return stacks.seen(tuple(cells.values()), others=True)
@@ -73,37 +73,34 @@ class Service:
             return None
         return samples
 
-    def _teller(self, key: Key) -> "_Teller":
-        return _Teller(self._engine, key[0], lambda: self._samplers.pop(key, None))
-
-    # -- what is sampled for this process ------------------------------------------------------------------------------
+    # -- profiles of this process --------------------------------------------------------------------------------------
 
     def expect(self) -> tuple[int, Seen]:
-        """A new profile: its number, and what comes of it from now on."""
+        """Starts a profile: its number, and where its samples are collected."""
         with self._lock:
             self._count += 1
             expected = self._seen[self._count] = Seen()
             return self._count, expected
 
     def forget(self, number: int) -> None:
-        """Nothing more is taken for a profile: whoever still samples for it hears of that and ends."""
+        """Takes no more samples for a profile: samplers that still send some end."""
         self._seen.pop(number, None)
 
-    def _samples(self, samples: Samples, asker: Asker[Heard]) -> Heard:
+    def _samples(self, samples: Samples, asker: Asker[SamplesReply]) -> SamplesReply:
         wanted = self._seen.get(samples.number)
         if wanted is None:
-            return Heard(False)
+            return SamplesReply(False)
         wanted.add(samples)
-        return Heard(True)
+        return SamplesReply(True)
 
 
-class _Teller:
-    """Tells samples to who asked for them; stops where nobody takes them, so that no sampler is left over."""
+class _SampleSender:
+    """Sends samples to the requester; stops when it no longer takes them, so that no sampler is left over."""
 
     def __init__(self, engine: Runtime, home: str, forget: Callable[[], object]) -> None:
         self._engine, self._home = engine, home
         self._forget = forget
-        self._asked: Future[Heard] | None = None
+        self._asked: Future[SamplesReply] | None = None
         self._since = 0.0
 
     def __call__(self, samples: Samples) -> bool:
@@ -133,5 +130,5 @@ PROFILING: Feature[Service] = Feature("profiling")
 
 
 def attach(engine: Runtime) -> Service:
-    """Takes the profiler's verbs from now on."""
+    """Registers the handlers of the profiler's verbs."""
     return Service(engine)

@@ -1,4 +1,4 @@
-"""Stacks of this process as a profile shows them: from the endpoint inwards, without the engine's frames."""
+"""Stacks of this process as a profile shows them: from the endpoint inwards, without the library's frames."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from enum import IntEnum
 from monarch_nb.profiling.messages import Place
 from monarch_nb.runtime import ActorCell
 
-Step = tuple[int, int]  # the number of a frame's code, and the instruction that it is at
+Step = tuple[int, int]  # number of a frame's code, and its current instruction
 Stack = tuple[Step, ...]  # outermost first
 
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -19,8 +19,8 @@ _RUNS_ACTORS = os.path.join(_ENGINE, "runtime", "actors", "cell.py")
 _LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OURS = "monarch-"  # how the engine's own threads are named
-_STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # how threads begin, in threading.py
+_OURS = "monarch-"  # prefix of the names of the library's threads
+_STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # functions of threading.py in which threads begin
 
 
 class _Kind(IntEnum):
@@ -31,16 +31,16 @@ class _Kind(IntEnum):
 
 
 class Stacks:
-    """Looks at the stacks of this process. Frames are numbers here, so that a look costs little; `place` names them."""
+    """Reads the stacks of this process. Frames are numbers here, which makes samples cheap; `place` describes them."""
 
     def __init__(self) -> None:
-        # By identity: comparing code compares its bytes, and calls code of two files equal.
+        # By identity: code objects compare by content, so that those of two files may be equal.
         self._codes: dict[int, types.CodeType] = {}
         self._kinds: dict[int, _Kind] = {}
 
     def seen(self, cells: Iterable[ActorCell], *, others: bool) -> Iterator[tuple[str, int, Stack]]:
-        """The actors, and with `others` the process's other threads: a name, the system's number of the thread, the
-        stack. The stack of an actor that waits for messages is empty. The engine's own threads are left out.
+        """Yields the actors, and with `others` other threads of the process: a name, the thread's native number, the
+        stack. The stack of an actor that waits for messages is empty. The library's own threads are left out.
         """
         frames = sys._current_frames()
         threads = set()
@@ -56,7 +56,7 @@ class Stacks:
                 continue
             stack = self._walked(frame)
             first = next(
-                (at for at, (code, _) in enumerate(stack) if self._kinds[code] is not _Kind.STARTS), len(stack)
+                (index for index, (code, _) in enumerate(stack) if self._kinds[code] is not _Kind.STARTS), len(stack)
             )
             if first < len(stack) and self._kinds[stack[first][0]] is _Kind.OTHER:
                 yield thread.name, thread.native_id or 0, tuple(stack[first:])
@@ -83,7 +83,7 @@ class Stacks:
         return number, frame.f_lasti
 
     def _suspended(self, cell: ActorCell) -> list[Step]:
-        """Where the endpoint of an async actor waits: its coroutine, and what that awaits."""
+        """Stack of a suspended async actor: its endpoint's coroutine, and what that awaits."""
         task = cell.task
         waiting = task.get_coro() if task is not None and not task.done() else None
         stack: list[Step] = []
@@ -96,21 +96,21 @@ class Stacks:
         return stack
 
     def _own(self, stack: list[Step]) -> list[Step]:
-        """What the user's code does: below the engine's frames, down to the first call back into the engine."""
+        """The user's part of a stack: below the library's frames, down to the first call back into the library."""
         kinds = [self._kinds[code] for code, _ in stack]
-        runs = [at for at, kind in enumerate(kinds) if kind is _Kind.RUNS_ACTORS]
+        runs = [index for index, kind in enumerate(kinds) if kind is _Kind.RUNS_ACTORS]
         first = runs[-1] + 1 if runs else len(kinds)
         while first < len(kinds) and kinds[first] is _Kind.ENGINE:
             first += 1
-        last = next((at + 1 for at in range(first, len(kinds)) if kinds[at] is _Kind.ENGINE), len(kinds))
+        last = next((index + 1 for index in range(first, len(kinds)) if kinds[index] is _Kind.ENGINE), len(kinds))
         return stack[first:last]
 
     def place(self, step: Step) -> Place:
-        """What people call a frame."""
-        code, at = self._codes[step[0]], step[1]
+        """Describes a frame."""
+        code, instruction = self._codes[step[0]], step[1]
         file = code.co_filename
         users = not file.startswith((_ENGINE, *_LIBRARIES)) and not file.startswith("<frozen")
-        return Place(file, _line(code, at), code.co_qualname, code.co_firstlineno, users)
+        return Place(file, _line(code, instruction), code.co_qualname, code.co_firstlineno, users)
 
 
 def _kind(code: types.CodeType) -> _Kind:
@@ -122,9 +122,9 @@ def _kind(code: types.CodeType) -> _Kind:
     return _Kind.STARTS if file == threading.__file__ and code.co_name in _STARTS else _Kind.OTHER
 
 
-def _line(code: types.CodeType, at: int) -> int:
-    found = code.co_firstlineno
+def _line(code: types.CodeType, instruction: int) -> int:
+    first = code.co_firstlineno
     for begin, end, line in code.co_lines():
-        if begin <= at < end:
-            return line or found
-    return found
+        if begin <= instruction < end:
+            return line or first
+    return first

@@ -5,4 +5,4 @@ from monarch_nb.wire import Verb
 
 BEGIN = Verb("profiling.begin", m.Begin, m.Began, doc="samples the stacks of an actor, or of the whole process")
 END = Verb("profiling.end", m.End, m.Samples, doc="samples no longer, and gives the rest")
-SAMPLES = Verb("profiling.samples", m.Samples, m.Heard, doc="what was sampled since the last of these")
+SAMPLES = Verb("profiling.samples", m.Samples, m.SamplesReply, doc="what was sampled since the last of these")

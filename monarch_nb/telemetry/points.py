@@ -16,7 +16,7 @@ from monarch_nb.runtime import Feature, Runtime, current, started
 from monarch_nb.store import describe
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, Point, Series
-from monarch_nb.telemetry.verbs import TAKE, TOLD, MetricPoints
+from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoints
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Done, number_of
 
@@ -65,7 +65,7 @@ class Points:
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
         engine.verbs.handle(TAKE, self._taken)
-        engine.verbs.handle(TOLD, self._arrived)
+        engine.verbs.handle(REPORT, self._arrived)
         engine.part(MeshEvents).listeners.append(self._happened)
 
     # -- where actors are -------------------------------------------------------------------------------------------
@@ -98,14 +98,14 @@ class Points:
     def _send(self) -> None:
         with self._lock:
             self._planned = False
-            if self._engine.part(MeshRegistry).is_left:  # whoever comes for it is told
+            if self._engine.part(MeshRegistry).is_left:  # the points wait for the next owner
                 self._waiting = self._waiting[-MOST:]
                 return
             points, self._waiting = self._waiting[-MOST:], []
         try:
-            self._engine.tell(self._home(), TOLD, MetricPoints(points))
+            self._engine.tell(self._home(), REPORT, MetricPoints(points))
         except TransportError:
-            return  # nobody is there to hear it
+            return  # the owner has ended
 
     def _happened(self, event: Event) -> None:
         if isinstance(event, OwnerChanged) and event.owner and self._waiting:
@@ -116,7 +116,7 @@ class Points:
     def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
         if home:
-            self._engine.tell(home, TOLD, message)
+            self._engine.tell(home, REPORT, message)
         else:
             self._keep(message.points)
 

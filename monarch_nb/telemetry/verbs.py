@@ -1,4 +1,4 @@
-"""The engine message that carries the values which actors tell of their work."""
+"""Engine messages with the values that actors report of their work."""
 
 import msgspec
 
@@ -7,10 +7,10 @@ from monarch_nb.wire import Done, Lane, Verb
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
-    """Values, in the order in which they were told."""
+    """Values, in the order in which they were reported."""
 
     points: list[Point]
 
 
-TOLD = Verb("metrics.told", MetricPoints, doc="values that actors reported", lane=Lane.DATA)
+REPORT = Verb("metrics.report", MetricPoints, doc="values that actors reported", lane=Lane.DATA)
 TAKE = Verb("metrics.take", Done, MetricPoints, doc="values that wait to be sent are wanted now", lane=Lane.DATA)

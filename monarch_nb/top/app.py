@@ -109,7 +109,7 @@ def _fit(text: str, width: int, column: int) -> str:
     return cut.rjust(width) if column in _RIGHT else cut.ljust(width)
 
 
-def _told(row: Row) -> str:
+def _described(row: Row) -> str:
     """A row in words, with all that its column had no room for."""
     return f"{row.host} {row.mesh} {row.place}: {cells(row, 0.0)[4] or row.state}"
 
@@ -170,14 +170,14 @@ class Top(App[None]):
                 self._seen = seen
                 self.looks += 1
                 document = self.watching.document
-                found, told = rows(document, self.look), summary(document)
-                self._say("summary", told)
+                found, totals = rows(document, self.look), summary(document)
+                self._say("summary", totals)
                 self.table.put(found)
         self.table.refresh()
         self._say("head", self.table.head())
         self._say("look", self._words())
         chosen = self.table.chosen
-        self._say("detail", "" if chosen is None else _told(chosen))
+        self._say("detail", "" if chosen is None else _described(chosen))
 
     def _words(self) -> str:
         look, connection = self.look, self.watching.connection

@@ -72,9 +72,9 @@ def _chosen(wanted: str | None) -> Connection:
 
 def _once(watching: Watching, look: Look) -> int:
     with watching.lock:
-        found, told = rows(watching.document, look), summary(watching.document)
+        found, totals = rows(watching.document, look), summary(watching.document)
     now = time.time()
-    sys.stdout.write(f"{told}\n{text_table([HEADS, *(cells(row, now) for row in found)])}\n")
+    sys.stdout.write(f"{totals}\n{text_table([HEADS, *(cells(row, now) for row in found)])}\n")
     watching.close()
     return 0
 

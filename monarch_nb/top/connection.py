@@ -22,7 +22,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     socket: str  # a path, in a folder that is this user's own
     secret: str
     pid: int
-    what: str  # the controller is, as people are told
+    what: str  # description of the controller for people
     since: float
     version: str
 

@@ -66,8 +66,8 @@ def summary(document: Document) -> str:
     states = [f"{counts[state]:,} {state}" for state in WORST_FIRST if counts[state]]
     hosts = {host for uid in roots(document) for host in meshes[uid].get("hosts", ())}
     opened = sum(failure["state"] == "open" for failure in document.get("failures", {}).values())
-    told = [f"{counted(sum(counts.values()), 'rank')} on {counted(len(hosts), 'host')}", *states]
-    return " · ".join([*told, *([f"{counted(opened, 'failure')} not healed"] if opened else [])])
+    facts = [f"{counted(sum(counts.values()), 'rank')} on {counted(len(hosts), 'host')}", *states]
+    return " · ".join([*facts, *([f"{counted(opened, 'failure')} not healed"] if opened else [])])
 
 
 def _size(mesh: Mapping[str, Any]) -> int:
@@ -134,9 +134,9 @@ def _together(uid: str, host: str, group: list[Row]) -> Row:
     states = Counter(row.state for row in group)
     worst = min(states, key=WORST_FIRST.index)
     bad = [row for row in group if row.state == worst]
-    told = ", ".join(f"{states[state]} {state}" for state in WORST_FIRST if states[state])
+    counts = ", ".join(f"{states[state]} {state}" for state in WORST_FIRST if states[state])
     what = Counter(row.what for row in bad if row.what).most_common(1)
-    about = f"{told}: {what[0][0]}" if what else told
+    about = f"{counts}: {what[0][0]}" if what else counts
     since = [row.since for row in bad if row.since is not None]
     return Row(
         (uid, host, -1), host, group[0].mesh, counted(len(group), "rank"), worst, about,

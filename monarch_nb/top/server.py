@@ -1,6 +1,6 @@
-"""Tells the store to those who have the connection file, over a local socket: the snapshot, then what changes.
+"""Serves the store to holders of the connection file, over a local socket: a snapshot, then changes.
 
-It takes no commands: whoever watches can change nothing.
+Read-only: watchers can send no commands.
 """
 
 import atexit

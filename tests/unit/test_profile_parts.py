@@ -207,20 +207,20 @@ def test_speedscope_gets_each_frame_once_and_weights_in_seconds() -> None:
 
 
 class Looks:
-    """What a sampler sees: as told."""
+    """Stacks for a sampler, and the samples that it sends."""
 
     def __init__(self, *stacks: Stack | Any) -> None:
         self.stacks = list(stacks)
-        self.told: list[Samples] = []
+        self.sent: list[Samples] = []
 
     def __call__(self) -> Iterator[tuple[str, int, Any]]:
         yield from (("worker", 0, stack) for stack in self.stacks)
 
     def sampler(self) -> Sampler:
-        return Sampler(self, named_by_number, number=7, rank=3, hz=200.0, named=False, tell=self.tell)
+        return Sampler(self, named_by_number, number=7, rank=3, hz=200.0, named=False, send=self.send)
 
-    def tell(self, samples: Samples) -> bool:
-        self.told.append(samples)
+    def send(self, samples: Samples) -> bool:
+        self.sent.append(samples)
         return True
 
 
@@ -235,7 +235,7 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
     time.sleep(0.3)
     rest = sampler.stop()
     seen = Seen()
-    for message in (*looks.told, rest):
+    for message in (*looks.sent, rest):
         assert (message.number, message.rank) == (7, 3)
         seen.add(message)
     found = seen.ranks()[3]
@@ -259,7 +259,7 @@ def test_an_actor_that_comes_later_is_sampled_from_then_on() -> None:
 
 def test_a_sampler_that_nobody_listens_to_ends() -> None:
     looks = Looks(())
-    looks.tell = lambda samples: False  # type: ignore[method-assign]
+    looks.send = lambda samples: False  # type: ignore[method-assign]
     before = set(threading.enumerate())
     sampler = looks.sampler()
     sampler.start()

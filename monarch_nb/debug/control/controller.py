@@ -1,4 +1,4 @@
-"""The controller's side: hears of stopped ranks, and sends commands to one of them, some, or all at once."""
+"""The controller's side: collects stopped ranks, and sends commands to one of them, some, or all at once."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ STEP_S = 2.0  # for a step to stop again, before it is said that the rank still 
 
 
 class Controller:
-    """One per process. Those that somebody else has started pass on what they hear, up to the root."""
+    """One per process. Processes that another one has started forward their messages to the root."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Controller:
         attend: "Callable[[Controller], None]" = lambda controller: None,
         here: Callable[[str, m.BreakSet], int] = lambda src, wanted: 0,
     ) -> None:
-        """`attend` is called when something stops and no waits show it yet, to have them do so; `here` takes the
-        breakpoints that are wanted in all actors for those of this process.
+        """`attend` is called when something stops and no wait shows it yet, to install a prompt; `here` takes the
+        breakpoints for all actors to those of this process.
         """
         self.engine = engine
         self.stopped = StoppedThreads()
@@ -55,15 +55,15 @@ class Controller:
         engine.verbs.handle(verbs.STOPPED, self._is_stopped)
         engine.verbs.handle(verbs.RESUMED, self._is_resumed)
         engine.verbs.handle(verbs.OVER, self._is_over)
-        engine.part(MeshEvents).listeners.append(self._happened)
+        engine.part(MeshEvents).listeners.append(self._on_mesh_event)
 
     def mark_attended(self) -> None:
-        """Waits show what is stopped from now on."""
+        """Records that waits show what is stopped."""
         self._attended = True
 
-    # -- hearing (reading thread) -------------------------------------------------------------------------------------
+    # -- messages of ranks (reading thread) ---------------------------------------------------------------------------
 
-    def _passed_on(self, verb: Verb[Q, None], message: Q) -> bool:
+    def _forwarded(self, verb: Verb[Q, None], message: Q) -> bool:
         home = self.engine.part(MeshRegistry).started_by
         if home in ("", self.engine.address):
             return False
@@ -71,7 +71,7 @@ class Controller:
         return True
 
     def _is_stopped(self, record: Stopped, asker: Asker[None]) -> None:
-        if self._passed_on(verbs.STOPPED, record):
+        if self._forwarded(verbs.STOPPED, record):
             return
         if not self._attended and not self.engine.is_worker:
             self._attend(self)
@@ -80,18 +80,18 @@ class Controller:
         self._keep_leases()
 
     def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
-        if not self._passed_on(verbs.RESUMED, message):
-            self._goes_on(self.stopped.resume(message.session))
+        if not self._forwarded(verbs.RESUMED, message):
+            self._report_resumed(self.stopped.resume(message.session))
 
     def _is_over(self, message: Over, asker: Asker[None]) -> None:
-        if not self._passed_on(verbs.OVER, message):
-            self._goes_on(self.stopped.end(message.session, message.why))
+        if not self._forwarded(verbs.OVER, message):
+            self._report_resumed(self.stopped.end(message.session, message.why))
 
-    def _goes_on(self, record: Stopped | None) -> None:
+    def _report_resumed(self, record: Stopped | None) -> None:
         if record is not None:
             self.engine.part(MeshEvents).tell(RankResumed(record.session))
 
-    def _happened(self, event: Event) -> None:
+    def _on_mesh_event(self, event: Event) -> None:
         match event:
             case ProcExited(address, reason):
                 self._lose(address, reason)
@@ -99,21 +99,21 @@ class Controller:
                 for address in {record.address for record in self.stopped.records() if record.host == host}:
                     self._lose(address, f"its host {host} is lost")
             case MeshStopped(ProcState() as state) if state.stopped is not None and self.stopped.any:
-                # It may live on: the ranks tell whoever has it now.
+                # The mesh may live on: its ranks report to their new owner.
                 meshes = {state.uid, *state.actors}
                 addresses = {state.address(rank) for rank in state.region.ranks()}
                 for record in self.stopped.records():
                     if record.mesh in meshes or record.address in addresses:
-                        self._goes_on(self.stopped.end(record.session, state.stopped))
+                        self._report_resumed(self.stopped.end(record.session, state.stopped))
             case _:
                 return
 
     def _lose(self, address: str, reason: str) -> None:
         for record in self.stopped.lose(address, reason):
-            self._goes_on(record)
+            self._report_resumed(record)
 
     def _keep_leases(self) -> None:
-        """Stopped ranks hear that somebody is there, for as long as there are any."""
+        """Renews the leases of stopped ranks, for as long as there are any."""
         with self._lock:
             if self._leasing:
                 return
@@ -136,49 +136,49 @@ class Controller:
         for address in addresses:
             try:
                 self.engine.tell(address, verbs.LEASE, m.Lease())
-            except Exception:  # gone: supervision tells
+            except Exception:  # the process has ended: supervision reports it
                 continue
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
-        """Sends a command to each and gives their answers in that order; blocks, for a bounded time."""
+        """Sends a command to each session and returns their answers in that order; blocks, for a bounded time."""
         verb = verbs.COMMANDS[type(command)]
         asked: list[Future[m.Answer]] = [
-            request(self.engine, each.address, verb, msgspec.structs.replace(command, session=each.session))
-            for each in records
+            request(self.engine, record.address, verb, msgspec.structs.replace(command, session=record.session))
+            for record in records
         ]
         limit = settings.debug_command_timeout + ANSWER_S
         answers = [_answer(record, future, limit) for record, future in zip(records, asked, strict=True)]
         for record, answer in zip(records, answers, strict=True):
-            if answer.resumed:  # its own word of that may still be on its way
-                self._goes_on(self.stopped.resume(record.session, record.number))
+            if answer.resumed:  # its RESUMED message may still be on its way
+                self._report_resumed(self.stopped.resume(record.session, record.number))
             elif answer.source:
                 self.stopped.look(record.session, answer.current, answer.source, answer.first)
         return answers
 
     def evaluate(self, records: Sequence[Stopped], expression: str) -> list[m.Answer]:
-        """The value of an expression in the frame that each looks at."""
+        """Values of an expression in the selected frame of each session."""
         return self.ask(records, m.Evaluate(session="", text=expression, much=True))
 
     def go(self, records: Sequence[Stopped], motion: Motion = "continue", line: int | None = None) -> list[m.Answer]:
-        """Lets each go on; does not wait for where a step ends."""
+        """Resumes each session; does not wait for the end of a step."""
         return self.ask(records, m.Go(session="", motion=motion, line=line))
 
     def await_stops(self, records: Sequence[Stopped], answers: Sequence[m.Answer], timeout: float = STEP_S) -> None:
-        """Blocks until those that step have stopped again or will not, for at most `timeout` seconds."""
-        gone = [
+        """Blocks until sessions that step have stopped again or will not, for at most `timeout` seconds."""
+        resumed = [
             (answer.session, record.number)
             for answer, record in zip(answers, records, strict=True)
             if answer.resumed and not answer.error
         ]
-        if gone:
-            self.stopped.wait_steps(gone, timeout)
+        if resumed:
+            self.stopped.wait_steps(resumed, timeout)
 
     # -- post-mortem, freezing, stacks --------------------------------------------------------------------------------
 
     def autopsy(self, mesh: str, address: str, rank: int, call: str = "") -> Stopped:
-        """Opens the frames of a failure that a rank has kept. Raises DebugError if it has not."""
+        """Opens the frames of a failure that a rank has stored. Raises DebugError if there are none."""
         wanted = m.Autopsy(mesh=mesh, rank=rank, call=call)
         outcome = outcome_of(request(self.engine, address, verbs.AUTOPSY, wanted))
         if outcome.error:
@@ -190,11 +190,11 @@ class Controller:
         return record
 
     def release(self, addresses: Iterable[str]) -> None:
-        """Lets processes forget the frames that they have kept."""
+        """Discards the frames of failures that processes have stored."""
         self._each(addresses, verbs.AUTOPSY, m.Autopsy(mesh="", rank=0, release=True))
 
     def freeze(self, addresses: Iterable[str], *, on: bool) -> None:
-        """Whether errors stop the ranks of these processes at the raise. Raises DebugError where that is not known."""
+        """Sets whether errors stop the ranks of these processes where they are raised. Raises DebugError on refusal."""
         self._each(addresses, verbs.FREEZE, m.Freeze(on))
 
     def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Outcome], body: Q) -> None:
@@ -204,7 +204,7 @@ class Controller:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[Thread, ...] | str]:
-        """The threads of each process, or why they are not known."""
+        """The threads of each process, or why they are unknown."""
         asked = {address: request(self.engine, address, verbs.STACKS, Done()) for address in addresses}
         by_address: dict[str, tuple[Thread, ...] | str] = {}
         for address, future in asked.items():

@@ -1,4 +1,4 @@
-"""The controller's list of what is stopped, the only one there is: fed by what ranks and supervision tell."""
+"""The controller's list of stopped threads, fed by messages of ranks and by supervision."""
 
 import threading
 import time
@@ -12,50 +12,50 @@ Listener = Callable[[str, Stopped], None]
 
 
 class StoppedThreads:
-    """Records of stopped threads, by session. `changed_at` is when something happened last."""
+    """Records of stopped threads, by session. `changed_at` is the time of the last change."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._records: dict[str, Stopped] = {}
-        self._over: dict[str, str] = {}  # sessions that cannot stop any more by a step, and why
+        self._over: dict[str, str] = {}  # sessions whose step will not stop any more, and why
         self._listeners: tuple[Listener, ...] = ()
         self.changed_at = 0.0  # monotonic
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(kind, record)` on each "stopped", "resumed", "lost" and "looked"; on any thread, so that it
-        must not block. Gives a function that ends this.
+        must not block. Returns a function that ends this.
         """
         with self._changed:
             self._listeners = (*self._listeners, listener)
 
         def end() -> None:
             with self._changed:
-                self._listeners = tuple(each for each in self._listeners if each is not listener)
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
 
         return end
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     def add(self, record: Stopped) -> None:
-        """A thread has stopped."""
+        """Adds a thread that has stopped."""
         with self._changed:
             self._records[record.session] = record
             self._over.pop(record.session, None)
             self._touch()
-        self._tell("stopped", record)
+        self._notify("stopped", record)
 
     def look(self, session: str, current: int, source: tuple[str, ...], first: int) -> None:
-        """Another frame of it is looked at."""
+        """Records the frame that is selected now."""
         with self._changed:
             record = self._records.get(session)
             if record is None:
                 return
             record = msgspec.structs.replace(record, current=current, source=source, first=first)
             self._records[session] = record
-        self._tell("looked", record)
+        self._notify("looked", record)
 
     def resume(self, session: str, number: int | None = None) -> Stopped | None:
-        """It goes on; of stop `number` only, if given: it may have stopped anew. The record, if it was stopped."""
+        """Removes a session that resumed and returns its record; only stop `number`, if given."""
         with self._changed:
             record = self._records.get(session)
             if number is not None and (record is None or record.number != number):
@@ -63,72 +63,74 @@ class StoppedThreads:
             self._records.pop(session, None)
             self._touch()
         if record is not None:
-            self._tell("resumed", record)
+            self._notify("resumed", record)
         return record
 
     def end(self, session: str, why: str) -> Stopped | None:
-        """It goes on, and what it was stepping through has ended. The record, if it was stopped."""
+        """Removes a session whose step has ended with its endpoint; returns the record, if it was stopped."""
         with self._changed:
             record = self._records.pop(session, None)
             self._over[session] = why
             self._touch()
         if record is not None:
-            self._tell("resumed", record)
+            self._notify("resumed", record)
         return record
 
     def lose(self, address: str, why: str) -> list[Stopped]:
-        """A process is gone, with all that was stopped there."""
+        """Removes all sessions of a process that has ended."""
         with self._changed:
-            gone = [record for record in self._records.values() if record.address == address]
-            for record in gone:
+            lost = [record for record in self._records.values() if record.address == address]
+            for record in lost:
                 del self._records[record.session]
                 self._over[record.session] = why
-            if gone:
+            if lost:
                 self._touch()
-        for record in gone:
-            self._tell("lost", record)
-        return gone
+        for record in lost:
+            self._notify("lost", record)
+        return lost
 
     def _touch(self) -> None:
         self.changed_at = time.monotonic()
         self._changed.notify_all()
 
-    def _tell(self, kind: str, record: Stopped) -> None:
+    def _notify(self, kind: str, record: Stopped) -> None:
         for listener in self._listeners:
             listener(kind, record)
 
-    # -- what is asked ------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def records(self) -> list[Stopped]:
-        """All that is stopped, by actor and rank."""
+        """All stopped threads, by actor and rank."""
         with self._changed:
-            return sorted(self._records.values(), key=lambda each: (each.name, each.mesh, each.rank, each.session))
+            return sorted(
+                self._records.values(), key=lambda record: (record.name, record.mesh, record.rank, record.session)
+            )
 
     @property
     def any(self) -> bool:
-        """Whether anything is stopped; costs nothing."""
+        """True if anything is stopped; takes no lock."""
         return bool(self._records)
 
     def get(self, session: str) -> Stopped | None:
-        """One, if it is stopped."""
+        """The record of a session, if it is stopped."""
         with self._changed:
             return self._records.get(session)
 
     def holding(self, mesh: str, rank: int) -> Stopped | None:
-        """What keeps an actor from its messages, if anything of it is stopped so; costs nothing where nothing is."""
+        """The stop that keeps an actor from its messages, if any; takes no lock where nothing is stopped."""
         if not self._records:
             return None
         with self._changed:
-            stops = [each for each in self._records.values() if each.place == (mesh, rank) and each.in_the_way]
+            stops = [stop for stop in self._records.values() if stop.place == (mesh, rank) and stop.in_the_way]
         return stops[-1] if stops else None
 
     def why_over(self, session: str) -> str:
-        """Why a session that was let go by a step will not stop; "" while that is not known."""
+        """Why a session will not stop again after its step; "" while unknown."""
         with self._changed:
             return self._over.get(session, "")
 
     def wait(self, timeout: float, until: Callable[[], bool]) -> bool:
-        """Blocks until `until()`, looked at after each change; False when time is up."""
+        """Blocks until `until()` is true, checked after each change; False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not until():
@@ -139,7 +141,7 @@ class StoppedThreads:
             return True
 
     def settle(self, quiet: float, limit: float = 0.3) -> None:
-        """Blocks until nothing has happened for `quiet` seconds, and for at most `limit`."""
+        """Blocks until nothing has changed for `quiet` seconds, at most `limit` seconds."""
         deadline = time.monotonic() + limit
         with self._changed:
             while True:
@@ -150,7 +152,7 @@ class StoppedThreads:
                 self._changed.wait(left)
 
     def wait_steps(self, before: Iterable[tuple[str, int]], timeout: float) -> None:
-        """Blocks until each of these sessions (with the number of its stop) has stopped anew or is over."""
+        """Blocks until each of these sessions (with its stop's number) has stopped again or has ended."""
         waiting = list(before)
 
         def settled() -> bool:

@@ -105,7 +105,7 @@ class Conversation:
     def _take_commands(self) -> None:
         last = ""
         while not self._over() and self._prompt.candidates():
-            self._tell_who_is_new()
+            self._show_new_stops()
             try:
                 try:
                     line = self._command(last)
@@ -131,7 +131,7 @@ class Conversation:
             if self._prompt.leave:
                 return
 
-    def _tell_who_is_new(self) -> None:
+    def _show_new_stops(self) -> None:
         late = [record for record in self._prompt.candidates() if record.session not in self._shown]
         if late:
             self._shown |= {record.session for record in late}

@@ -111,7 +111,7 @@ class DebugPrompt:
     # -- doing --------------------------------------------------------------------------------------------------------
 
     def do(self, line: str) -> Answers:
-        """Carries one command out. Never raises for what a command says or does wrong: the text tells."""
+        """Carries out one command. Never raises for what a command says or does wrong: the text describes it."""
         text = line.rstrip()
         try:
             if self.interactive and text.strip() in ("exit", "exit()", "quit()"):

@@ -37,7 +37,7 @@ class Terminal(Protocol):
         """A question was of no use any more: nothing is stopped."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = ...) -> str:
-        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can tell that the
+        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the
         question is `useless()`.
         """
 

@@ -1,4 +1,4 @@
-"""Brings the debugger into waits, those that block and those that `await`: a prompt, or StoppedAtBreakpoint."""
+"""Brings the debugger into waits, blocking and awaited ones: a prompt, or StoppedAtBreakpoint."""
 
 import asyncio
 import threading
@@ -18,15 +18,15 @@ from monarch_nb.debug.render.groups import FileName, named, short
 from monarch_nb.runtime import Future, current, waiting
 from monarch_nb.settings import settings
 
-GATHER_S = 0.05  # ranks that stop within that time of each other are shown together
+GATHER_S = 0.05  # ranks that stop within this time of each other are shown together
 IN_CELLS = "Debug them in the next cell: %%mdb NAME, or monarch.debug; then .get() again"
 IN_SCRIPTS = "Look at them with monarch.debug (table, eval), continue them with debug.resume(); then .get() again"
-PROMPTS = 32  # that are remembered, with their focus, for calls that are waited for again
+PROMPTS = 32  # that are stored, with their focus, for calls that are waited for again
 
 
 class WaitPrompt:
-    """Looks, while a thread waits for a call, whether ranks that it waits for are stopped. Asks at the terminal what to
-    do, or raises StoppedAtBreakpoint where nobody can be asked.
+    """Checks, while a thread waits for a call, whether ranks that it waits for are stopped. Opens a prompt at the
+    terminal, or raises StoppedAtBreakpoint where nobody can be asked.
     """
 
     def __init__(
@@ -39,9 +39,8 @@ class WaitPrompt:
         how: str = IN_CELLS,
         elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`here()` says whether a wait of the calling thread is one in which people are asked; `how` tells how to go on
-        where nobody can be, with NAME for that of a mesh; while `elsewhere()`, they look at what is stopped in another
-        debugger, and waits say nothing.
+        """`here()` says whether a wait of the calling thread may open a prompt; `how` is the advice where none can be,
+        with NAME for the mesh; while `elsewhere()`, another debugger shows what is stopped, and waits say nothing.
         """
         self._elsewhere = elsewhere
         self.controller = controller
@@ -50,30 +49,30 @@ class WaitPrompt:
         self._name = name
         self._how = how
         self._asking = threading.Lock()
-        self._shown: set[tuple[str, int]] = set()  # stops that people have been told of: session and number
-        self._left: set[tuple[str, int]] = set()  # those that are to be left alone by this wait
+        self._shown: set[tuple[str, int]] = set()  # stops that were shown: session and number
+        self._left: set[tuple[str, int]] = set()  # stops that this wait leaves alone
         self._prompts: dict[str, DebugPrompt] = {}
         self._leave_waits: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """From now on waits show what is stopped."""
+        """Joins waits, which then show what is stopped."""
         self.controller.mark_attended()
         self._leave_waits = waiting.join(waiter=self, guard=self._begin, await_guard=self._awaited)
         waiting.enter_awaits(self._awaited)
 
     def uninstall(self) -> None:
-        """Not any more."""
+        """Leaves waits."""
         self._leave_waits()
 
-    # -- what waits tell ----------------------------------------------------------------------------------------------
+    # -- waits --------------------------------------------------------------------------------------------------------
 
     def waiting(self, future: Future[Any], seconds: float) -> None:
         """A tick of a wait, on the waiting thread. Raises StoppedAtBreakpoint."""
         if not asking.now and self._here():
-            self.look(future)
+            self.check(future)
 
     def _begin(self, future: Future[Any], timeout: float | None) -> None:
-        """What was left stopped is asked about again, if it is what is waited for."""
+        """Forgets what earlier waits left stopped."""
         if not asking.now and self._here():
             self._left.clear()
 
@@ -87,7 +86,7 @@ class WaitPrompt:
             if signal.done():
                 return
             try:
-                self.look(future)
+                self.check(future)
             except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
                 if not signal.done():
                     signal.set_exception(error)
@@ -97,10 +96,10 @@ class WaitPrompt:
         handles.append(loop.call_later(waiting.TICK, tick))
         return lambda: handles[0].cancel()
 
-    # -- what to do about it -------------------------------------------------------------------------------------------
+    # -- reactions -----------------------------------------------------------------------------------------------------
 
-    def look(self, future: Future[Any]) -> None:
-        """Asks, or raises StoppedAtBreakpoint, if there is reason to. On the waiting thread."""
+    def check(self, future: Future[Any]) -> None:
+        """Opens a prompt, or raises StoppedAtBreakpoint, if a relevant rank is stopped. On the waiting thread."""
         stopped = self.controller.stopped
         if (
             not stopped.any
@@ -120,15 +119,19 @@ class WaitPrompt:
                     return
             except NoPrompt:
                 pass
-            self._tell(future, records)
+            self._raise_or_show(future, records)
         finally:
             self._asking.release()
 
     def relevant(self, future: Future[Any]) -> list[Stopped]:
-        """What is stopped and belongs to this wait: it is waited for, or nobody was told of it yet."""
-        records = [each for each in self.controller.stopped.records() if _stop(each) not in self._left]
+        """Stops that concern this wait: it waits for them, or they were not shown yet."""
+        records = [record for record in self.controller.stopped.records() if _stop(record) not in self._left]
         related = self._related(future, records)
-        return [each for each in records if each in related or (each.in_the_way and _stop(each) not in self._shown)]
+        return [
+            record
+            for record in records
+            if record in related or (record.in_the_way and _stop(record) not in self._shown)
+        ]
 
     def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
         if not records:
@@ -136,23 +139,23 @@ class WaitPrompt:
         call = self.controller.engine.calls.get(future.wait_id)
         missing = set(call.missing_ranks()) if call is not None else set()
         return [
-            each
-            for each in records
-            if (future.wait_id and future.wait_id in each.chain)
-            or (call is not None and each.in_the_way and each.mesh == call.mesh and each.rank in missing)
+            record
+            for record in records
+            if (future.wait_id and future.wait_id in record.chain)
+            or (call is not None and record.in_the_way and record.mesh == call.mesh and record.rank in missing)
         ]
 
-    def _tell(self, future: Future[Any], records: list[Stopped]) -> None:
-        """Nobody can be asked: raises if that is what the call waits for, or else shows what is stopped."""
+    def _raise_or_show(self, future: Future[Any], records: list[Stopped]) -> None:
+        """Without a prompt: raises if the call waits for stopped ranks, or else shows them."""
         related = self._related(future, records)
         if related:
             call = self.controller.engine.calls.get(future.wait_id)
-            held = {each.rank for each in related if call is not None and each.mesh == call.mesh}
+            held = {record.rank for record in related if call is not None and record.mesh == call.mesh}
             covered = call is None or set(call.missing_ranks()) <= held
             since = time.monotonic() - self.controller.stopped.changed_at
             if covered or since >= settings.debug_patience:
                 raise self.error(future, related)
-        fresh = [each for each in records if each not in related and _stop(each) not in self._shown]
+        fresh = [record for record in records if record not in related and _stop(record) not in self._shown]
         if fresh:
             self._shown |= set(map(_stop, fresh))
             table = DebugPrompt(self.controller, lambda: fresh, self._name).table()
@@ -162,12 +165,12 @@ class WaitPrompt:
         return self._how.replace("NAME", records[0].name)
 
     def error(self, future: Future[Any], records: list[Stopped]) -> StoppedAtBreakpoint:
-        """What a call raises where nobody can be asked."""
+        """The exception of a call where no prompt can be shown."""
         self._shown |= set(map(_stop, records))
         table = DebugPrompt(self.controller, lambda: records, self._name).table()
-        story = future.progress_text() or "the call waits"
+        progress = future.progress_text() or "the call waits"
         why = "no prompt can be shown here" if settings.debug_prompt else "nothing is asked (debug_prompt)"
-        message = f"{story}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
+        message = f"{progress}: {named(records)} stopped in the debugger, and {why}.\n{table}\n"
         how = self._how_for(records)
         explained = more("manual/debugging.md#without-a-prompt")
         text = f"{message}They stay stopped and the call stays under way. {how}{explained}"
@@ -201,7 +204,7 @@ def _stop(record: Stopped) -> tuple[str, int]:
 
 
 def attend(controller: Controller) -> None:
-    """Scripts: their main thread asks at the terminal; without one all their waits raise StoppedAtBreakpoint."""
+    """Installs prompts for scripts, on the main thread; without a terminal all waits raise StoppedAtBreakpoint."""
     console = Console()
 
     def here() -> bool:

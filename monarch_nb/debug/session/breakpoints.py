@@ -199,7 +199,7 @@ def passed_often_enough(condition: str, passes: int) -> bool:
 
 
 def filled_in(message: str, evaluate: Evaluate) -> str:
-    """A log message with its expressions filled in, as in an f-string: `{loss:.3f}`; what raises is told in place."""
+    """A log message with its expressions filled in, as in an f-string (`{loss:.3f}`); errors replace expressions."""
     parts: list[str] = []
     try:
         fields = list(string.Formatter().parse(message))

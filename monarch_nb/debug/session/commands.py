@@ -19,38 +19,38 @@ from monarch_nb.wire import error_line, kind_of, text_of, type_name
 
 Handler = Callable[[Any], m.Answer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
-PAGE = 200  # variables that are told where no number is asked for
+PAGE = 200  # variables that are listed where no number is given
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
 _ITEMS = (list, tuple, set, frozenset, deque)
 _LARGEST = 1 << 128  # of a number that is a key; Python itself writes none of more than 4,300 digits
 _OF_TENSORS = ("shape", "dtype", "device", "requires_grad", "grad")
-Child = tuple[str, Any, str]  # its name, its value, and an expression for it in the frame, "" where there is none
+Child = tuple[str, Any, str]  # name, value, and an expression for it in the frame, "" if there is none
 
 
 class Language(Protocol):
     """A language of commands, such as pdb's."""
 
     def run_line(self, commands: "Commands", text: str) -> tuple[Value | None, list[object]]:
-        """Carries a line out: the value that it had, and what went wrong."""
+        """Executes a line; returns its value, and what went wrong."""
 
 
 class Debugger(Protocol):
-    """What the commands of a stop need of the debugger of the thread, which outlives them."""
+    """The part of a thread's debugger that commands of a stop use."""
 
     @property
     def machine(self) -> Machine:
-        """Where the thread stands."""
+        """State of the thread."""
 
     def add_breakpoint(self, file: str, line: int, **options: Any) -> Breakpoint:
         """Sets a breakpoint. Raises ValueError."""
 
     def pdb_text(self) -> Language:
-        """pdb's language."""
+        """The pdb language."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """What has children: a value, or a scope of a frame."""
+    """A value with children, or a scope of a frame."""
 
     value: Any
     expression: str
@@ -59,7 +59,7 @@ class _Holder:
 
 
 class Variables:
-    """Numbers for what was told of, so that its children can be asked for."""
+    """Numbers by which front ends refer to values with children."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
@@ -90,49 +90,49 @@ class Variables:
         """The local variables of a frame, or those of these names."""
         items = tuple(self._frames.locals(frame).items())
         meant = ((name, value) for name, value in items if (name in names if names else not name.startswith("__")))
-        return self._told(((name, value, name) for name, value in meant), frame)
+        return self._variables(((name, value, name) for name, value in meant), frame)
 
-    def _told(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
-        """Variables as they can be sent. When time is up in the middle of one, the rest are told by their types."""
-        told: list[Variable] = []
+    def _variables(self, children: Iterable[Child], frame: int) -> tuple[Variable, ...]:
+        """Variables for sending. When time is up in the middle, the rest are described by their types."""
+        variables: list[Variable] = []
         late = False
         for name, value, expression in children:
-            known = None
+            value_text = None
             if late and not issubclass(type(value), _LEAVES) and not _is_tensor(value):
-                known = Value(f"<{type_name(value)}>", type_name(value))
+                value_text = Value(f"<{type_name(value)}>", type_name(value))
             try:
-                told.append(self.variable(name, value, expression, frame, known))
+                variables.append(self.variable(name, value, expression, frame, value_text))
             except CommandTimeout:
                 late = True
                 slow = Value(f"<{type_name(value)}: its repr takes too long>", type_name(value))
-                told.append(self.variable(name, value, expression, frame, slow))
-        return tuple(told)
+                variables.append(self.variable(name, value, expression, frame, slow))
+        return tuple(variables)
 
-    def variable(self, name: str, value: Any, expression: str, frame: int, known: Value | None = None) -> Variable:
-        """A variable as it can be sent, with what is known of its value; with a number, if it holds others."""
-        told = value_of(value) if known is None else known
-        return Variable(name, told, *self.reference(value, expression, frame), expression)
+    def variable(self, name: str, value: Any, expression: str, frame: int, value_text: Value | None = None) -> Variable:
+        """A variable for sending, with a number if it has children; `value_text` is its value, if computed already."""
+        text = value_of(value) if value_text is None else value_text
+        return Variable(name, text, *self.reference(value, expression, frame), expression)
 
     def reference(self, value: Any, expression: str, frame: int) -> tuple[int, int, int]:
-        """A number for a value that holds others, else 0; how many named ones, and how many elements."""
+        """A number for a value with children, else 0; the number of named children, and of elements."""
         named, indexed = _counts(value)
         number = self._add(_Holder(value, expression, frame)) if named or indexed else 0
         return number, named, indexed
 
     def children(self, number: int, start: int = 0, count: int = 0) -> tuple[tuple[Variable, ...], int]:
-        """A page of what something holds, and how much that is. Raises LookupError for a number that was not told."""
+        """A page of children, and their total. Raises LookupError for an unknown number."""
         holder = self._holder(number)
         if holder.scope:
             names = self._names(holder)
             page = sorted(names)[start : start + (count or PAGE)]
-            return self._told(((name, names[name], name) for name in page), holder.frame), len(names)
+            return self._variables(((name, names[name], name) for name in page), holder.frame), len(names)
         page_of = itertools.islice(_children(holder.value, holder.expression), start, start + (count or PAGE))
-        return self._told(page_of, holder.frame), sum(_counts(holder.value))
+        return self._variables(page_of, holder.frame), sum(_counts(holder.value))
 
     def _holder(self, number: int) -> _Holder:
         holder = self._holders.get(number)
         if holder is None:
-            raise LookupError(f"there is no variable {number}: the rank has gone on since it was told of")
+            raise LookupError(f"there is no variable {number}: the rank has resumed since it was listed")
         return holder
 
     def _names(self, holder: _Holder) -> Mapping[str, Any]:
@@ -182,7 +182,7 @@ def _counts(value: Any) -> tuple[int, int]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor or an array, which are told by what they are like, not by their elements."""
+    """True for a tensor or an array, which are described by their properties, not by their elements."""
     known = type(value).__module__.partition(".")[0] in ("torch", "numpy")
     return known and hasattr(value, "shape") and hasattr(value, "dtype")
 
@@ -270,8 +270,8 @@ class Commands:
         }
 
     def carry_out(self, command: m.Command) -> m.Answer:
-        """The answer to a command, but for what was printed and where it stands. What the user's code raises is told
-        there; raises CommandTimeout and KeyboardInterrupt.
+        """The answer to a command, without printed output and location. It reports what the user's code raises;
+        raises CommandTimeout and KeyboardInterrupt.
         """
         try:
             if command.frame is not None:

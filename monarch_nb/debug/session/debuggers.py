@@ -30,32 +30,32 @@ from monarch_nb.wire import Verb, error_line, msgpack_decoder, parse_address
 logger = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=msgspec.Struct)
 _ENGINE = "monarch_nb."
-_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # how kernels name the files of cells: by their process and the text
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # file names of cells: the kernel's process and a hash of the text
 
 
 class WantedBreakpoints:
-    """By the address of the controller that wants them. Actors whose code they are not in are not slowed down; those of
-    the engine run functions of the user, too: cells on the processes, and what is run on parts of tensors.
+    """Breakpoints by the address of the controller that set them. Actors that none concerns are not slowed down. Actors
+    of the library run functions of users, too: cells on the processes, and what is run on parts of tensors.
     """
 
     def __init__(self, engine: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
         self._engine = engine
         self._debugger_of = debugger_of
         self._sets: dict[str, BreakSet] = {}
-        self._classes: weakref.WeakKeyDictionary[ActorCell, type] = weakref.WeakKeyDictionary()  # whose __init__ runs
+        self._classes: weakref.WeakKeyDictionary[ActorCell, type] = weakref.WeakKeyDictionary()  # actors in __init__
         self._armed: weakref.WeakSet[ActorCell] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def encoded(self) -> bytes:
-        """What an actor that is spawned from this process has to know; empty where nothing is wanted."""
-        sets = {src: each for src, each in self._sets.items() if _is_any(each)}
+        """Breakpoints for the spec of an actor that this process spawns; empty where there are none."""
+        sets = {src: breakpoints for src, breakpoints in self._sets.items() if _is_any(breakpoints)}
         return msgspec.msgpack.encode(sets) if sets else b""
 
     def take(self, src: str, wanted: BreakSet) -> int:
-        """What a controller wants from now on; gives how many actors have any of it."""
+        """Replaces a controller's breakpoints; returns the number of actors that have any."""
         with self._lock:
-            known = self._sets.get(src)
-            if known is None or known.version < wanted.version:
+            current = self._sets.get(src)
+            if current is None or current.version < wanted.version:
                 self._sets[src] = wanted
             cells = tuple(self._engine.cells.values())
             for cell in cells:
@@ -65,18 +65,18 @@ class WantedBreakpoints:
             return sum(cell in self._armed for cell in cells)
 
     def drop(self, but: str = "") -> None:
-        """Those of all controllers go, `but` that of one: they are not there any more to let go on what is stopped."""
+        """Removes the breakpoints of all controllers except `but`: nobody there could resume what they stop."""
         for src, wanted in tuple(self._sets.items()):
             if src != but and _is_any(wanted):
                 self.take(src, BreakSet(version=wanted.version + 1))
 
     def prepare(self, cell: ActorCell, cls: type) -> None:
-        """An actor is about to be constructed, on its thread: what is wanted holds in its `__init__`, too."""
+        """Arms the breakpoints of an actor before its `__init__`, on its thread."""
         sets: dict[str, BreakSet] = msgpack_decoder(dict[str, BreakSet]).decode(cell.spec.debug or b"\x80")
         with self._lock:
             for src, wanted in sets.items():
-                known = self._sets.get(src)
-                if known is None or known.version < wanted.version:
+                before = self._sets.get(src)
+                if before is None or before.version < wanted.version:
                     self._sets[src] = wanted
             self._classes[cell] = cls
             self._apply(cell, cls)
@@ -105,12 +105,12 @@ class WantedBreakpoints:
 
 
 def _as_here(file: str) -> str:
-    """The name that a file has in this process: a kernel before this one may have run the same cell."""
+    """The name of a file in this process: an earlier kernel may have run the same cell."""
     if file in linecache.cache or not _CELL.search(file):
         return file
     _, separator, name = file.rpartition(os.sep)
-    known = (each for each in tuple(linecache.cache) if each.endswith(separator + name) and _CELL.search(each))
-    return next(known, file)
+    same = (other for other in tuple(linecache.cache) if other.endswith(separator + name) and _CELL.search(other))
+    return next(same, file)
 
 
 def _is_any(wanted: BreakSet) -> bool:
@@ -118,7 +118,7 @@ def _is_any(wanted: BreakSet) -> bool:
 
 
 def _who(cell: ActorCell) -> Stopped:
-    """An actor as the ranks that people write mean it."""
+    """An actor in the form that rank selections are matched against."""
     point = cell.instance.rank
     return Stopped(
         session="",
@@ -144,80 +144,80 @@ def _is_meant(who: Stopped, ranks: str) -> bool:
 
 
 class Debuggers:
-    """Those of one process, made when they are first needed; by their sessions, and by their threads."""
+    """The debuggers of one process, created when first needed; by session and by thread."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
-        self._heard = time.monotonic()
+        self._controller_seen = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._by_session: dict[str, ThreadDebugger] = {}
-        self._warned: set[str] = set()  # threads of the engine that were to stop
+        self._warned: set[str] = set()  # the library's threads that a breakpoint was skipped on
         self.wanted = WantedBreakpoints(engine, lambda cell: self._of(cell.executor.thread, cell))
-        engine.part(MeshEvents).listeners.append(self._happened)
+        engine.part(MeshEvents).listeners.append(self._on_mesh_event)
 
-    def _happened(self, event: Event) -> None:
-        """A new owner hears of all that is stopped here; the breakpoints of the one before go with it."""
+    def _on_mesh_event(self, event: Event) -> None:
+        """Sends a new owner all stopped threads; breakpoints of the owner before are removed."""
         if isinstance(event, OwnerChanged):
             self.wanted.drop(but=event.owner)
         if isinstance(event, OwnerChanged) and event.owner:
-            self.heard()
+            self.renew_lease()
             with self._lock:
                 waiting = [debugger for debugger in self._by_session.values() if debugger.stopped]
             for debugger in waiting:
                 debugger.holder = ""
-                self._tell(verbs.STOPPED, debugger.who)
+                self._send(verbs.STOPPED, debugger.who)
 
-    def heard(self) -> None:
-        """A controller has said something: it lives."""
-        self._heard = time.monotonic()
+    def renew_lease(self) -> None:
+        """Records that a controller has sent something."""
+        self._controller_seen = time.monotonic()
 
     # -- stopping, on the thread that stops ---------------------------------------------------------------------------
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
-        """Stops the calling thread at `frame` until a controller lets it go on."""
+        """Stops the calling thread at `frame` until a controller resumes it."""
         name = threading.current_thread().name
         if current.get() is None and name.startswith("monarch-"):
             if name not in self._warned:
                 self._warned.add(name)
-                logger.warning("%s on the engine's own thread %s is passed by: it would stop the process", reason, name)
+                logger.warning("%s on the engine's own thread %s is skipped: it would stop the process", reason, name)
             return
-        self.heard()
+        self.renew_lease()
         self._of_this_thread().stop(frame, reason)
 
     def freeze(self, error: BaseException) -> None:
         """Stops the calling thread where an exception was raised."""
         tbs = frames_of(error)
         if tbs:
-            self.heard()
+            self.renew_lease()
             self._of_this_thread().autopsy(tbs[0], _first_line(error))
 
     def pause(self, actors: Sequence[tuple[str, int]] = ()) -> tuple[int, int]:
-        """Stops what actors run (all, where none are named) at the next line that is traced: how many, and how many
-        run anything.
+        """Stops running actors (all, or those named) at their next traced line; returns how many will stop, and how
+        many are running.
         """
         running = [cell for cell in tuple(self._engine.cells.values()) if cell.running is not None]
         meant = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
         return sum(self._of(cell.executor.thread, cell).pause() for cell in meant), len(meant)
 
     def take(self, src: str, wanted: BreakSet) -> int:
-        """The breakpoints that a controller wants from now on; gives how many actors have any of them."""
+        """Sets a controller's breakpoints; returns the number of actors that have any."""
         armed = self.wanted.take(src, wanted)
         if wanted.release:
             self.release()
         return armed
 
     def release(self) -> None:
-        """Everything goes on, but for the frames of failures that are only looked at."""
+        """Resumes everything, except opened frames of failures."""
         with self._lock:
             debuggers = tuple(self._by_session.values())
         for debugger in debuggers:
             debugger.release()
 
     def open(self, kept: Kept) -> str:
-        """Opens the frames of a failure that was kept, on a thread of its own: the session they are seen in."""
-        self.heard()
+        """Opens the frames of a stored failure on a thread of its own; returns the session."""
+        self.renew_lease()
         session = self._new_session()
         name = f"autopsy of {kept.endpoint}"
         threading.Thread(target=self._show, args=(kept, session), name=name, daemon=True).start()
@@ -239,14 +239,14 @@ class Debuggers:
         finally:
             current.reset(token)
 
-    # -- which there are ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def of_session(self, session: str) -> ThreadDebugger | None:
-        """One that has stopped."""
+        """The debugger of a session."""
         return self._by_session.get(session)
 
     def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, Any]:
-        """That of an actor's thread, and the actor. Raises LookupError."""
+        """The debugger of an actor's thread, and the actor. Raises LookupError."""
         cell = self._engine.cells.get((mesh, rank))
         if cell is None or cell.obj is None:
             raise LookupError("this process has no such actor, or its __init__ still runs")
@@ -264,7 +264,7 @@ class Debuggers:
         ident = thread.ident or 0
         with self._lock:
             debugger = self._by_thread.get(ident)
-            if debugger is None or debugger.thread is not thread:  # its number was given to another one
+            if debugger is None or debugger.thread is not thread:  # the ident was reused
                 debugger = self._by_thread[ident] = self._new(cell, thread)
         return debugger
 
@@ -272,7 +272,7 @@ class Debuggers:
         return f"{self._engine.address}#{next(self._numbers)}"
 
     def _new(self, cell: ActorCell | None, thread: threading.Thread) -> ThreadDebugger:
-        def armed() -> None:  # the actor's endpoints are run under the debugger's eyes, if anything can stop them
+        def armed() -> None:  # endpoints run under the debugger only if something can stop them
             if cell is not None:
                 cell.watch = None if debugger.machine.quiet else debugger.watched
 
@@ -290,35 +290,35 @@ class Debuggers:
                 if registered is debugger:
                     del self._by_thread[ident]
 
-    # -- what debuggers tell and ask (Process of a ThreadDebugger) -----------------------------------------------------
+    # -- messages of debuggers (Process of a ThreadDebugger) ----------------------------------------------------------
 
     def stopped(self, debugger: ThreadDebugger) -> None:
-        """A thread has stopped."""
+        """Reports that a thread has stopped."""
         with self._lock:
             self._by_session[debugger.who.session] = debugger
-        self._tell(verbs.STOPPED, debugger.who)
+        self._send(verbs.STOPPED, debugger.who)
 
     def resumed(self, debugger: ThreadDebugger, why: str) -> None:
-        """It goes on."""
+        """Reports that a thread has resumed."""
         debugger.holder = ""
-        self._tell(verbs.RESUMED, Over(debugger.who.session, why))
+        self._send(verbs.RESUMED, Over(debugger.who.session, why))
 
     def over(self, debugger: ThreadDebugger, why: str) -> None:
-        """Its endpoint has ended: no step of it will stop any more."""
-        self._tell(verbs.OVER, Over(debugger.who.session, why))
+        """Reports that the endpoint of a thread has ended: its step will not stop any more."""
+        self._send(verbs.OVER, Over(debugger.who.session, why))
 
-    def _tell(self, verb: Verb[Q, None], message: Q) -> None:
-        """Tells the controller of all this: the process that nobody has started."""
+    def _send(self, verb: Verb[Q, None], message: Q) -> None:
+        """Sends a message to the controller, or to the process on the way to it."""
         try:
             self._engine.tell(_home_of(self._engine), verb, message)
-        except Exception:  # it is gone: the lease decides
-            logger.debug("%s could not be told", verb.name, exc_info=True)
+        except Exception:  # the controller has ended: the lease decides
+            logger.debug("%s could not be sent", verb.name, exc_info=True)
 
     def verdict(self) -> str:
-        """What is to become of stopped threads when nothing is heard of a controller: "", "resume" or "end"."""
+        """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
         if self._engine.part(MeshRegistry).is_left:
-            self.heard()  # the lease of the mesh counts, until somebody comes
-        if time.monotonic() - self._heard < settings.debug_lease:
+            self.renew_lease()  # the lease of the mesh counts, until a controller attaches
+        if time.monotonic() - self._controller_seen < settings.debug_lease:
             return ""
         self.wanted.drop()
         return "end" if settings.debug_orphan == "end" else "resume"
@@ -341,17 +341,17 @@ def _cell_of(instance: Instance) -> ActorCell | None:
 
 
 def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
-    """What is known of a thread before it has stopped; `cell` is the actor that it runs, if it runs one."""
+    """A thread before it has stopped; `cell` is the actor that it runs, if any."""
     context = current.get() or engine.root_context
     if cell is None:
         uid, rank, incarnation = parse_address(engine.address).place
         console = engine.cells.get((uid, rank))
         point = console.instance.rank if console is not None else context.message_rank
         name = console.spec.name if console is not None else "this process"
-        about = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
+        identity = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
     else:
         point, name = cell.instance.rank, cell.spec.name
-        about = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
+        identity = {"mesh": cell.mesh, "rank": cell.rank, "incarnation": cell.incarnation}
     running = cell.running if cell is not None else None
     return Stopped(
         session=session,
@@ -366,12 +366,12 @@ def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread,
         endpoint=running[1] if running is not None else ("__init__" if cell is not None else ""),
         call=context.call,
         chain=context.chain,
-        **about,  # type: ignore[arg-type]
+        **identity,  # type: ignore[arg-type]
     )
 
 
 def _home_of(engine: Runtime) -> str:
-    """The process that has started this one; this one itself where nobody has."""
+    """The process that has started this one, or this process if it is the root."""
     home = engine.part(MeshRegistry).started_by
     if home:
         return home

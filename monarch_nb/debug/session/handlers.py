@@ -43,7 +43,7 @@ class Handlers:
     # -- commands for stopped threads ---------------------------------------------------------------------------------
 
     def _command(self, command: m.Command, asker: Asker[m.Answer]) -> m.Answer | None:
-        self._debuggers.heard()
+        self._debuggers.renew_lease()
         debugger = self._debuggers.of_session(command.session)
         if debugger is None or not debugger.stopped:
             return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
@@ -62,7 +62,7 @@ class Handlers:
         return None
 
     def _lease(self, _: m.Lease, asker: Asker[None]) -> None:
-        self._debuggers.heard()
+        self._debuggers.renew_lease()
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 

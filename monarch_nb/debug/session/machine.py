@@ -1,6 +1,6 @@
 """What the debugger of one thread knows and decides: whether the thread runs, stands or steps, and what a command does.
 
-Pure: it sees numbers, names and lines, never frames. What `bdb` tells comes in; what `bdb` is to do comes out.
+Pure: it sees numbers, names and lines, never frames. Events of `bdb` come in; what `bdb` is to do comes out.
 """
 
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ class Machine:
         self._forgotten = False  # what could have stopped it before was taken away
         self._jump: int | None = None
 
-    # -- what bdb tells -----------------------------------------------------------------------------------------------
+    # -- events of bdb ------------------------------------------------------------------------------------------------
 
     @property
     def standing(self) -> Standing | None:

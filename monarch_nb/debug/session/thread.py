@@ -36,7 +36,7 @@ Send = Callable[[m.Answer], None]
 
 
 class Process(Protocol):
-    """What the debuggers of a process have in common: whom they tell, and who decides when nobody is there."""
+    """What the debuggers of a process share: the connection to the controller, and its lease."""
 
     def stopped(self, debugger: "ThreadDebugger") -> None:
         """A thread has stopped."""
@@ -48,7 +48,7 @@ class Process(Protocol):
         """No step of it will stop any more."""
 
     def verdict(self) -> str:
-        """What is to become of stopped threads when nothing is heard of a controller: "", "resume" or "end"."""
+        """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Runs a function later, on another thread."""
@@ -179,7 +179,7 @@ class ThreadDebugger:
         *,
         reason: str = "",
     ) -> None:
-        """Tells the controller and carries out its commands; on the stopped thread."""
+        """Reports the stop to the controller and carries out its commands; on the stopped thread."""
         if self.stopped:  # inside of what a command evaluates
             return
         if frame is not None:
@@ -267,7 +267,7 @@ class ThreadDebugger:
     def _send(send: Send, answer: m.Answer) -> None:
         try:
             send(answer)
-        except Exception:  # nobody is there to hear it
+        except Exception:  # the controller has ended
             logger.debug("an answer could not be sent", exc_info=True)
 
     def _follow(self, resume: Resume, frames: Frames) -> None:

@@ -1,4 +1,4 @@
-"""What `bdb` sees of a thread, told to its debugger; and what the debugger decides, done by `bdb`."""
+"""The `bdb` of a thread: passes its events to the thread's debugger, and carries out what the debugger decides."""
 
 import bdb
 import dis
@@ -142,7 +142,7 @@ class Tracer(bdb.Bdb):
             sys.stdout.write(f"{line}\n")
         return hit.stop is not None
 
-    # -- what bdb tells -----------------------------------------------------------------------------------------------
+    # -- events of bdb ------------------------------------------------------------------------------------------------
 
     def trace_dispatch(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         """As bdb's; when the outermost frame of the user's code returns, there is nothing to step in any more."""
@@ -166,7 +166,7 @@ class Tracer(bdb.Bdb):
             try:
                 with (
                     warnings.catch_warnings()
-                ):  # Python says which variables are None then, and may be told to raise it
+                ):  # Python warns which variables are None then, and a filter may turn that into an error
                     warnings.simplefilter("ignore", RuntimeWarning)
                     frame.f_lineno = line  # type: ignore[misc]  # it can be set here, and only here
             except ValueError as error:

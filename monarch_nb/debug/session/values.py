@@ -24,7 +24,7 @@ class _Repr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = LONGEST * (8 if much else 1)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Values of other types write themselves; one that fails is told."""
+        """The repr of values of other types; an error in it is described."""
         summary = tensor_of(x)
         if summary is not None:
             return describe(summary)
