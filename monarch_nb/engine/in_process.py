@@ -85,6 +85,8 @@ class InlineHost:
         if header.dst not in self._alive:
             reason = self._reasons.get(header.dst, "it was never started")
             raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
+        if header.kind == Kind.CONTROL:
+            header.rank = self._alive[header.dst].rank  # which of the would-be processes here is meant
         header.dst = self.engine.address
         self.engine.node.send(header, parcel)
 

@@ -120,7 +120,7 @@ class Mesh(MeshTrait):
     def _opened(self) -> Stream:
         # Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones.
         torch.autograd.set_multithreading_enabled(False)
-        _register_kernels()
+        register_kernels()
         conversions.register()
         layout, region = self.layout, region_of(self._procs)
         propagator = Propagator(layout, leaf=MeshTensor)
@@ -386,7 +386,7 @@ _WHOLE = (
 _libraries: list[Any] = []  # what is registered with them lasts as long as they do
 
 
-def _register_kernels() -> None:
+def register_kernels() -> None:
     """Has these functions make sharded tensors: replicated ones, on the mesh that the device means."""
     if _libraries or not device.claim():
         return

@@ -90,7 +90,7 @@ class Ranks:
     def mesh(self, layout: Layout) -> Stream:
         """A mesh of the first of them. The same as the mesh of processes opens it."""
         torch.autograd.set_multithreading_enabled(False)
-        mesh.register()
+        mesh.register_kernels()
         conversions.register()
         group = SimpleNamespace(over=-1)
         send = partial(self._send, layout)

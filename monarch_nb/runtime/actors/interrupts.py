@@ -134,24 +134,30 @@ class Interrupts:
     ) -> None:
         """`free` ends what an actor waits in, in process groups of torch.distributed; True if it did."""
         self._cells, self._cancelled, self._clock, self._free = cells, cancelled, clock, free
-        self._outcomes: dict[str, _Interrupted] = {}  # by the numbers of interrupts
+        self._outcomes: dict[tuple[str, int], _Interrupted] = {}  # by the number of the interrupt and the rank
 
-    def _cell(self, mesh: str) -> "ActorCell | None":
-        """That of a mesh here: a process has at most one rank of each."""
-        return next((cell for (uid, _), cell in tuple(self._cells.items()) if uid == mesh), None)
+    def _cell(self, mesh: str, rank: int) -> "ActorCell | None":
+        """The cell of a mesh in this process.
+
+        A process has one rank of a mesh, and requests that reach many processes name none. Only a process that plays
+        several others holds more; its hosts put the rank into the request.
+        """
+        named = self._cells.get((mesh, rank))
+        return named or next((cell for (uid, _), cell in tuple(self._cells.items()) if uid == mesh), None)
 
     def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> None:
         """Interrupts an actor of this process (reading thread)."""
-        outcome = self._outcomes.get(request.number)
+        cell = self._cell(request.mesh, asker.header.rank)
+        key = request.number, -1 if cell is None else cell.rank
+        outcome = self._outcomes.get(key)
         if outcome is None:
             while len(self._outcomes) >= _REMEMBERED:
                 self._outcomes.pop(next(iter(self._outcomes)))
-            outcome = self._outcomes[request.number] = _Interrupted()
-            self._begin(request, outcome)
+            outcome = self._outcomes[key] = _Interrupted()
+            self._begin(request, cell, outcome)
         outcome.ask(asker)
 
-    def _begin(self, request: Interrupt, outcome: _Interrupted) -> None:
-        cell = self._cell(request.mesh)
+    def _begin(self, request: Interrupt, cell: "ActorCell | None", outcome: _Interrupted) -> None:
         running = cell.running_now() if cell is not None else {}
         for call in request.drop if cell is None or cell.on_interrupt is None else ():
             if call not in running:
@@ -184,7 +190,7 @@ class Interrupts:
 
     def doing(self, which: WhatRuns, asker: Asker[Doing]) -> Doing:
         """Says what an actor of this process does (reading thread)."""
-        cell = self._cell(which.mesh)
+        cell = self._cell(which.mesh, asker.header.rank)
         return _doing(cell) if cell is not None else Doing()
 
 
