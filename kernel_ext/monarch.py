@@ -46,10 +46,10 @@ class _PrivateLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Runs nothing."""
 
     def get_code(self, name: str) -> "CodeType | None":
-        """What `python -m` runs: the code of the first home."""
+        """The code for `python -m`: that of the first home."""
         home = importlib.import_module(f"{_REAL}.compat").ALIASES[name][0]
         found = importlib.util.find_spec(home)
         assert found is not None

@@ -1,4 +1,4 @@
-"""What a notebook kernel loads: `%load_ext monarch`, or `%load_ext monarch_nb`."""
+"""The notebook side of Monarch: `%load_ext monarch`, or `%load_ext monarch_nb`."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Takes all of it out again; meshes stay."""
+    """Removes the extension; meshes stay."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:
         extension.unload()

@@ -21,7 +21,7 @@ from .session import Session
 
 
 class _Made(Struct, frozen=True):
-    """What a %%actor line asked for, and the uid of what it got."""
+    """The arguments of a %%actor line, and the uid of its mesh."""
 
     uid: str
     arguments: tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
@@ -119,7 +119,7 @@ class Actors:
     # -- spawning and reloading -------------------------------------------------------------------------------------
 
     def _elsewhere(self, living: ActorMesh[Any], procs: ProcMesh) -> str:
-        """Why the living actors are not those that the line means; "" if they are."""
+        """The reason why the living actors do not fit the line; "" if they do."""
         state = state_of(living)
         if state.procs is not state_of(procs) or state.region != region_of(procs):
             return f"it ran on {_place(ProcMesh(state.procs, state.region))} and now runs on {_place(procs)}"
@@ -174,7 +174,7 @@ def _refused(look: Callable[[], str]) -> str:
 
 
 def is_actor_class(value: Any) -> TypeGuard[type]:
-    """Whether it is a class of actors."""
+    """True for an actor class."""
     return isinstance(value, type) and issubclass(value, Actor)
 
 

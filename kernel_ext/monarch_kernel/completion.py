@@ -14,7 +14,7 @@ MOST_INDICES = 16  # of a dimension are offered one by one
 
 
 class LineCompletion:
-    """What can be written on some magics' lines, offered alone: no names of Python among them.
+    """Completion on the lines of some magics, without names of Python.
 
     Through IPython's matchers, or, before 8.6, its `complete_command` hook, which adds Python's names.
     """
@@ -34,7 +34,7 @@ class LineCompletion:
                 self._shell.set_hook("complete_command", self._hook, str_key=magic)
 
     def offered(self, line: str, token: str) -> list[str]:
-        """What can stand in place of `token`, the end of `line`."""
+        """Completions of `token`, the end of `line`."""
         begun = line[: len(line) - len(token)] if line.endswith(token) else line
         magic, *before = begun.split() or [""]
         if magic not in self.magics or not line[len(magic) :][:1].isspace():
@@ -46,11 +46,11 @@ class LineCompletion:
         return [word for word in found if word.startswith(token)]
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
-        """What can follow the words `before` on the line of a magic."""
+        """Words that can follow `before` on the line of a magic."""
         raise NotImplementedError
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:
-        """What can follow `label=` of the mesh that is named first: indices, and all of them, as output writes them."""
+        """Values for `label=` of the first named mesh: indices, and all of them, as output writes them."""
         size = self._sizes(before[0]).get(label, 0)
         return [*(str(index) for index in range(min(size, MOST_INDICES))), *([f"0-{size - 1}"] if size > 1 else [])]
 
@@ -93,7 +93,7 @@ class Completion(LineCompletion):
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
-        """What can follow the words `before` on the line of a magic."""
+        """Words that can follow `before` on the line of a magic."""
         if magic == "%monarch":
             return [] if before else ["doctor"]
         names = self._session.names()
@@ -126,7 +126,7 @@ class Completion(LineCompletion):
         return [*self._dims(before), *(option for option in also if option not in before)]
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:
-        """What can follow `label=`: sizes of a mesh to be made, arguments of actors, or indices."""
+        """Values for `label=`: sizes of a new mesh, arguments of actors, or indices."""
         if magic in ("%mesh", "%%mesh"):
             return ["1", "2", "4", "8"]
         if magic == "%%actor":

@@ -1,4 +1,4 @@
-"""What the doctor finds in a notebook kernel; `python -m monarch_kernel.doctor` starts one and writes that as JSON."""
+"""Checks of a notebook kernel; `python -m monarch_kernel.doctor` starts a kernel and writes its findings as JSON."""
 
 import queue
 import sys
@@ -25,7 +25,7 @@ print(_msgspec.json.encode(_findings(get_ipython())).decode())
 
 
 def kernel_findings(shell: Any) -> list[Finding]:
-    """What there is to say about the kernel that runs the shell."""
+    """Findings about the kernel that runs the shell."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
         advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def _reached() -> Finding:
-    """Whether some kernel that Jupyter offers runs this Python."""
+    """The finding whether a kernel that Jupyter offers runs this Python."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     specs = KernelSpecManager().get_all_specs().values()

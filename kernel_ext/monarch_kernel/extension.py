@@ -1,4 +1,4 @@
-"""What `%load_ext monarch` puts into a kernel, and takes out again."""
+"""The extension that `%load_ext monarch` installs in a kernel."""
 
 import sys
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from .views.widgets import Widgets
 
 
 class Extension:
-    """One for each kernel."""
+    """The extension in one kernel."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -110,7 +110,7 @@ class Extension:
         return self._attached.notices.error(failure) if self._attached is not None else Notice(record(failure, 0.0))
 
     def _announce(self, notice: Notice) -> None:
-        """What can be done about a failure stands above the error that it made."""
+        """Shows the actions for a failure above the error that it caused."""
         if self._attached is not None:
             self._attached.notices.bar(notice)
 
@@ -121,11 +121,11 @@ class Extension:
             self._front.display({**raised_bar(error), **bundle})
 
     def _stopped(self, future: Future[Any]) -> str:
-        """What has become of an awaited call that was interrupted."""
+        """State of an awaited call that was interrupted."""
         return self._attached.stopping.fate(future) if self._attached is not None else ""
 
     def _attach(self) -> None:
-        """To the current engine: there is a new one after shutdown_context()."""
+        """Attaches to the current runtime: there is a new one after shutdown_context()."""
         engine = started()
         if engine is None or (self._attached is not None and self._attached.engine is engine):
             return
@@ -186,7 +186,7 @@ class _Attached:
         front.ending.append(self._output.settle)
 
     def leave(self) -> None:
-        """Lets go of it."""
+        """Removes all hooks from the runtime."""
         self._leave_waits()
         if self._output.settle in self._front.ending:
             self._front.ending.remove(self._output.settle)

@@ -9,7 +9,7 @@ _FILE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def cell_name(shell: Any, filename: str) -> str:
-    """What people call the cell with this file name, such as "Cell In[3]"; "" if it is none."""
+    """Display name of the cell with this file name, such as "Cell In[3]"; "" if there is none."""
     form = getattr(shell.compile, "format_code_name", None)
     if form is None:
         number = _number(shell, filename)

@@ -42,7 +42,7 @@ class Forgotten:
             unretrieved.watch(shown, lambda: self._is_kept(shown))
 
     def _is_kept(self, future: Future[Any]) -> bool:
-        """Whether a variable of the user refers to it, itself or in a collection."""
+        """True if a variable of the user refers to the future, itself or in a collection."""
         for name, value in tuple(self._shell.user_ns.items()):
             if is_hidden(self._shell, name):
                 continue

@@ -60,12 +60,12 @@ class Front:
 
     @property
     def has_displays(self) -> bool:
-        """Whether displays can be updated in place."""
+        """True if displays can be updated in place."""
         return self._kernel is not None
 
     @property
     def in_cell(self) -> bool:
-        """Whether this thread is running a cell."""
+        """True on the thread that is running a cell."""
         return self.running and threading.current_thread() is threading.main_thread()
 
     def interrupt(self) -> None:
@@ -75,7 +75,7 @@ class Front:
 
     @property
     def idle_handler(self) -> Any:
-        """What handles SIGINT between cells; None where that is not the kernel's matter. Set on the main thread only.
+        """The handler of SIGINT between cells; None where the kernel does not set one. Set on the main thread only.
 
         ipykernel has the default handler while it handles a message, and puts this one back afterwards.
         """
@@ -87,13 +87,13 @@ class Front:
         self._kernel.saved_sigint_handler = handler
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Has something called on the main thread once the kernel is between two messages; from any thread."""
+        """Schedules a call on the main thread, between two messages of the kernel; from any thread."""
         assert self._kernel is not None
         self._kernel.io_loop.add_callback(call)
 
     @property
     def numbered(self) -> bool:
-        """Whether the code that runs is a cell of the notebook: front ends also run code of their own, unseen."""
+        """True for a cell of the notebook: front ends also run code of their own, unseen."""
         content = self.parent.get("content", {}) if isinstance(self.parent, dict) else {}
         return not content.get("silent") and bool(content.get("store_history", True))
 
@@ -145,7 +145,7 @@ class Front:
 
 
 def _is_cell(parent: Any) -> bool:
-    """Whether what begins or ends is a cell: messages of widgets fire the same events, also while a cell runs."""
+    """True for a cell: messages of widgets fire the same events, also while a cell runs."""
     kind = parent.get("header", {}).get("msg_type", "execute_request") if isinstance(parent, dict) else ""
     return bool(kind == "execute_request")
 
@@ -169,7 +169,7 @@ class Line:
         self._front.display({"text/plain": text}, self._id, update=not fresh)
 
     def clear(self) -> None:
-        """Takes it away."""
+        """Clears the display."""
         if self._id:
             self._front.display({"text/plain": "", "text/html": ""}, self._id, update=True)
             self._id = self._shown = ""

@@ -1,4 +1,4 @@
-"""Which front end a kernel runs for, by facts of its process, and how much of each feature that front end gives."""
+"""Detection of the kernel's front end, by facts of its process, and the level of each feature that it supports."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ _LABS = (LAB, HUB, LIGHTNING)  # where JupyterLab's extensions can be
 
 
 class Facts(Struct, frozen=True):
-    """What a process knows of its front end."""
+    """Facts from which the front end is recognised."""
 
     environment: Mapping[str, str]
     modules: frozenset[str] = frozenset()  # that are loaded
@@ -55,7 +55,7 @@ class Facts(Struct, frozen=True):
 
 
 def facts_of(shell: Any) -> Facts:
-    """Those of the process that runs a shell; `shell` is None where there is no IPython."""
+    """Facts of the process that runs a shell; `shell` is None without IPython."""
     kernel = getattr(shell, "kernel", None)
     request = (kernel.get_parent("shell") or {}) if kernel is not None else {}
     info = getattr(kernel, "kernel_info", {}) if kernel is not None else {}
@@ -75,7 +75,7 @@ def facts_of(shell: Any) -> Facts:
 
 
 def panel_installed() -> bool:
-    """Whether JupyterLab finds our extension, and nobody has switched it off."""
+    """True if JupyterLab finds the extension and it is not disabled."""
     try:
         from jupyter_core.paths import jupyter_config_path, jupyter_path
     except ImportError:

@@ -35,7 +35,7 @@ Row = tuple[str, str]
 
 
 class Guide:
-    """What %monarch shows. Text here; the HTML form is registered with the other displays."""
+    """Content of %monarch as text; the HTML form is registered with the other displays."""
 
     def __init__(self, meshes: Overview, word: str = "") -> None:
         """`word` is how a line names one of these meshes."""
@@ -58,14 +58,14 @@ class Guide:
 
 
 class Diagnosis:
-    """What %monarch doctor shows: findings by host, and those of the kernel."""
+    """Content of %monarch doctor: findings by host, and those of the kernel."""
 
     def __init__(self, found: "dict[str, list[Finding]]") -> None:
         self.found = found
 
     @property
     def summary(self) -> str:
-        """One line about all of it."""
+        """A one-line summary."""
         from monarch_nb.doctor import summary
 
         return summary(finding for findings in self.found.values() for finding in findings)
@@ -82,12 +82,12 @@ def title() -> str:
 
 
 def running(meshes: Overview) -> str:
-    """What there is."""
+    """A line about the running meshes."""
     return "Running now:" if meshes.rows else "No processes have been started yet."
 
 
 def manual() -> str:
-    """Where the manual is."""
+    """Address of the manual."""
     return page("manual/README.md")
 
 

@@ -21,11 +21,11 @@ class ImportNotices:
         self._reading = False
 
     def install(self) -> None:
-        """From now on such imports are shown."""
+        """Starts to report such imports."""
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Not any more."""
+        """Stops."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -51,7 +51,7 @@ class ImportNotices:
 
 
 def _reads(frame: FrameType | None) -> bool:
-    """Whether this is within the reading of an answer."""
+    """True within the decoding of an answer."""
     while frame is not None:
         if frame.f_code is decode.__code__:
             return True

@@ -48,7 +48,7 @@ class Jobs:
 
 
 class _Bar:
-    """One line of a cell's output, written over as hosts join."""
+    """A line of a cell's output, rewritten as hosts join."""
 
     def __init__(self) -> None:
         self._width = 0

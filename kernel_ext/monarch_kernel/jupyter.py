@@ -21,21 +21,21 @@ def show_error(shell: Any, kind: type[BaseException], error: BaseException, line
 
 
 def last_lines(shell: Any) -> list[str]:
-    """What IPython itself has shown of the last error."""
+    """IPython's own text of the last error."""
     return list(getattr(shell, "_last_traceback", None) or [])
 
 
 def obey_subshells(comm: Any) -> None:
-    """Has messages to a comm handled on the subshell that the front end asks for.
+    """Routes messages of a comm to the subshell that the front end asks for.
 
-    ipykernel 7.4 takes them to the shell that last sent on the comm instead: they would wait for the cell that runs.
+    ipykernel 7.4 sends them to the shell that last sent on the comm instead: they would wait for the running cell.
     """
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, default: default
 
 
 def takes_input(kernel: Any) -> bool:
-    """Whether the front end of the running cell takes questions."""
+    """True if the front end of the running cell takes questions."""
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
@@ -46,8 +46,8 @@ def cell_text(filename: str) -> str | None:
 
 
 def give_back_underscores(shell: Any) -> None:
-    """Has the result of the running cell go into `_` though code has used that name, as loops do: IPython would leave
-    it alone from then on. A function of that name, such as gettext's, stays.
+    """Makes the result of the running cell go into `_` though code has used that name, as loops do: IPython would no
+    longer set it. A function of that name, such as gettext's, stays.
     """
     for name in ("_", "__", "___"):
         used = shell.user_ns.get(name)
@@ -62,8 +62,8 @@ def give_back_underscores(shell: Any) -> None:
 
 
 def take_debug_requests(kernel: Any, handle: Callable[[Request], Awaitable[Request | None]]) -> Callable[[], None]:
-    """Has what front ends ask of the debugger answered by `handle`, on the loop of the control thread; gives what ends
-    that. The kernel's own way to answer is `own_debug_request`.
+    """Routes debug requests of front ends to `handle`, on the loop of the control thread; returns a function that
+    undoes this. The kernel's own answer comes from `own_debug_request`.
     """
 
     async def do_debug_request(message: Request) -> Request | None:

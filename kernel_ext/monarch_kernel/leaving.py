@@ -36,7 +36,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """What a notebook has to say of a mesh to the kernel that comes back to it."""
+    """The notebook's names for a mesh, for the kernel that attaches to it later."""
 
     variables: dict[str, str] = {}  # uids, by the variables that hold them
     parts: dict[str, Part] = {}  # by the variables that hold them
@@ -44,7 +44,7 @@ class Notes(msgspec.Struct, frozen=True):
 
 
 class Notebook:
-    """Has what this notebook calls its meshes kept with them."""
+    """Stores the notebook's names with its meshes."""
 
     def __init__(self, front: Front, session: Session, engine: Runtime) -> None:
         self._front, self._session = front, session
@@ -55,7 +55,7 @@ class Notebook:
         front.ending.append(self._leaving.keep_up)
 
     def close(self) -> None:
-        """Does so no longer."""
+        """Stops storing names."""
         self._leaving.tellers.remove(self._notes)
         self._front.ending.remove(self._leaving.keep_up)
 
@@ -68,7 +68,7 @@ class Notebook:
 
 
 def _part(mesh: Mesh) -> Part | None:
-    """What is written down of it; None for ranks that were picked one by one."""
+    """The stored form of a part of a mesh; None for ranks that were picked one by one."""
     region, ranks = region_of(mesh), region_of(mesh).ndslice
     if type(ranks) is not NDSlice:
         return None

@@ -18,7 +18,7 @@ Mesh = ProcMesh | ActorMesh[Any]
 
 
 class Row(Struct, frozen=True):
-    """One mesh in the table of %meshes."""
+    """A mesh in the table of %meshes."""
 
     view: MeshView
     variables: tuple[str, ...]
@@ -26,7 +26,7 @@ class Row(Struct, frozen=True):
 
 
 class Namespace:
-    """Finds meshes by the variables that hold them, and by the names that they were spawned with."""
+    """Finds meshes by variables that hold them, and by the names that they were spawned with."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -41,7 +41,7 @@ class Namespace:
         }
 
     def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
-        """What %on, %heal and %stop understand: variables that hold meshes, and names of meshes."""
+        """Names that %on, %heal and %stop accept: variables that hold meshes, and names of meshes."""
         held = [(name, state_of(mesh)) for name, mesh in self._variables()]
         states = [(name, state) for name, state in held if state.stopped is None]
         states += [(state.name, state) for state in self.meshes().values() if not state.inner]
@@ -63,7 +63,7 @@ class Namespace:
         raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
 
     def word(self, uid: str) -> str:
-        """What a line has to name for `find` to give that mesh; "" where nothing does."""
+        """A name by which `find` returns that mesh; "" if there is none."""
         state = runtime().meshes[uid]
         held = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
         for name in (*held, state.name):
@@ -73,7 +73,7 @@ class Namespace:
         return ""
 
     def value(self, path: str) -> Any:
-        """What a variable holds, or an attribute of that: `job.workers`; None if there is nothing."""
+        """The value of a variable, or of an attribute of one: `job.workers`; None if there is none."""
         name, *attributes = path.split(".")
         value = self._shell.user_ns.get(name)
         for attribute in attributes:
@@ -81,7 +81,7 @@ class Namespace:
         return value
 
     def bind(self, name: str, mesh: Mesh) -> bool:
-        """Has a variable hold a mesh, unless it holds something else than a mesh that is over; whether it does."""
+        """Assigns a mesh to a variable, unless it holds something other than an ended mesh; True if assigned."""
         held = mesh_in(self._shell.user_ns.get(name))
         free = name not in self._shell.user_ns or (held is not None and state_of(held).stopped is not None)
         mine = held is not None and state_of(held).uid == state_of(mesh).uid
@@ -156,5 +156,5 @@ def whole_mesh(state: MeshState) -> Mesh:
 
 
 def is_hidden(shell: Any, name: str) -> bool:
-    """Whether a variable is IPython's own: what it keeps of past outputs is nobody's reference."""
+    """True for IPython's own variables: stored outputs do not count as references."""
     return name in shell.user_ns_hidden or (name.startswith("_") and name.strip("_oihdut0123456789") == "")

@@ -7,7 +7,7 @@ from .namespace import Row
 
 
 class Overview:
-    """All meshes, one a row. Text here; the HTML form is registered with the other displays."""
+    """All meshes, one per row, as text; the HTML form is registered with the other displays."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -21,12 +21,12 @@ class Overview:
 
     @property
     def unused(self) -> int:
-        """How many of them nothing refers to any more."""
+        """Number of meshes that nothing refers to any more."""
         return sum(not row.used for row in self.rows)
 
     @property
     def advice(self) -> str:
-        """What can be done about these."""
+        """Advice about unused meshes."""
         if self.unused == 1:
             return "No variable refers to one of these meshes any more. %stop --unused stops it."
         return f"No variable refers to {self.unused} of these meshes any more. %stop --unused stops them."
@@ -42,7 +42,7 @@ HEADINGS = ("mesh", "kind", "shape", "ranks", "hosts", "variables")
 
 
 def kind(view: MeshView) -> str:
-    """What its members are."""
+    """The kind of its members."""
     return view.actor_class or "procs"
 
 
@@ -52,16 +52,16 @@ def shape(view: MeshView) -> str:
 
 
 def states(view: MeshView) -> str:
-    """How many ranks are how."""
+    """Rank counts by state."""
     return ", ".join(f"{count} {state}" for state, count in view.counts.items())
 
 
 def hosts(view: MeshView) -> str:
-    """Where they are."""
+    """Its hosts."""
     found = view.hosts
     return ", ".join(found[:3]) + (f", … ({len(found)})" if len(found) > 3 else "")
 
 
 def refers(row: Row) -> str:
-    """Which variables refer to it."""
+    """Variables that refer to it."""
     return ", ".join(row.variables) or ("(held by another object)" if row.used else "(nothing)")

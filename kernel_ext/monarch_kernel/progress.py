@@ -1,4 +1,4 @@
-"""What a waiting cell shows after two seconds: who has answered, who has not, and what those do."""
+"""Progress in a waiting cell after two seconds: ranks that have answered, ranks that have not, and what these do."""
 
 import asyncio
 import sys
@@ -59,7 +59,7 @@ class Progress:
         return over
 
     def ready(self) -> None:
-        """Nothing was waited for, for the result is there: what the ranks printed before comes before all else."""
+        """Shows earlier output of ranks: the result is there without a wait, and output comes before all else."""
         if self._front.in_cell:
             self._output.settle_replies()
 
@@ -96,7 +96,7 @@ class Progress:
 
 
 class _Busy:
-    """What the ranks that a call waits for do instead, as they say when they are asked now and then."""
+    """Activity of ranks that a call waits for, polled now and then."""
 
     def __init__(self) -> None:
         self._asked: Future[dict[int, Doing]] | None = None
@@ -133,7 +133,7 @@ class _Busy:
 
 
 def _awaited() -> bool:
-    """Whether the guard that asks was entered by `await`, and not by a blocking wait."""
+    """True if the guard was entered by `await`, and not by a blocking wait."""
     frame = sys._getframe(2)
     for _ in range(2):  # up to Python 3.11 a comprehension has a frame of its own
         if frame.f_code is Future.__await__.__code__:

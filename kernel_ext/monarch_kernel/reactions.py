@@ -1,4 +1,4 @@
-"""What ranks do, and how they took an interrupt, in words."""
+"""Descriptions of what ranks do, and of how they reacted to an interrupt."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ FileName = Callable[[str], str]
 
 
 def what(state: MeshState, endpoint: str) -> str:
-    """What runs: `a.step()`, or the cell."""
+    """The running call, `a.step()`, or the cell."""
     name = endpoint.lstrip("@!")
     known = _ENGINES.get(endpoint) or (_CONSOLE.get(name) if isinstance(state, ProcState) else None)
     return known or f"{state.name}.{name}()"
@@ -28,7 +28,7 @@ def at(state: MeshState, ranks: Iterable[int]) -> str:
 
 
 def anew(state: MeshState, ranks: Sequence[int]) -> str:
-    """How to kill the processes of ranks that react to nothing, as commands that can be run as they are."""
+    """Commands that kill and restart the processes of ranks that do not react."""
     base = state.region
     pick = places(base.labels, (tuple(base.point_of_base_rank(rank).values()) for rank in ranks))
     some = len(ranks) < len(base) and len(ranks) <= OFFERED
@@ -48,7 +48,7 @@ def grouped(doings: Mapping[int, Doing], key: Callable[[Doing], tuple[object, ..
 
 
 def ended(state: MeshState, reactions: Mapping[int, Doing | None]) -> list[str]:
-    """What an interrupt has ended, and where."""
+    """Description of the calls that an interrupt ended, and their ranks."""
     over = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.ended}
     return [
         f"interrupted {what(state, doing.endpoint)} on {at(state, ranks)}"
@@ -57,7 +57,7 @@ def ended(state: MeshState, reactions: Mapping[int, Doing | None]) -> list[str]:
 
 
 def stuck(state: MeshState, reactions: Mapping[int, Doing | None], name: FileName) -> list[str]:
-    """Who has not reacted to an interrupt, why, and what ends that."""
+    """Description of ranks that have not reacted to an interrupt, the reason, and what ends their calls."""
     held = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.call and not doing.ended}
     lines = []
     for doing, ranks in grouped(held, lambda doing: (doing.endpoint, doing.file, doing.line)):

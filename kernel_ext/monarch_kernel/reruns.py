@@ -1,4 +1,4 @@
-"""What a cell that is run again leaves behind: actors of the class as it was, and meshes that had the name before."""
+"""Leftovers of a cell that is run again: actors of the earlier class, and meshes that had the name before."""
 
 from collections import Counter
 from types import CodeType
@@ -13,7 +13,7 @@ from .session import Session
 
 
 class Reruns:
-    """Says once, at the next call, that actors run an older class; and at the end of a cell what it has left behind."""
+    """Reports once, at the next call, that actors run an older class; and leftovers at the end of a cell."""
 
     def __init__(self, shell: Any, front: Front, session: Session, engine: Runtime) -> None:
         self._shell = shell

@@ -24,7 +24,7 @@ Interrupt = Callable[[Sequence[Waited], Callable[[Sequence[str]], None]], dict[s
 
 
 class _News(Enum):
-    """What can happen to an offer."""
+    """Events of an offer."""
 
     PRESSED = auto()
     ANSWERED = auto()  # a call has ended
@@ -53,7 +53,7 @@ class SecondPress:
         self._leave = waiting.join(guard=self._waits)
 
     def uninstall(self) -> None:
-        """Takes back what is offered."""
+        """Withdraws the offer."""
         self._leave()
         if self._begins in self._front.beginning:
             self._front.beginning.remove(self._begins)
@@ -62,7 +62,7 @@ class SecondPress:
 
     @property
     def possible(self) -> bool:
-        """Whether this kernel lets the idle time be handled, and displays be changed."""
+        """True if this kernel lets SIGINT be handled between cells, and displays be updated."""
         return self._front.idle_handler is not None
 
     def offer(self, calls: Iterable[Waited], before: Any = None, *, pressed: bool = False) -> None:
@@ -172,7 +172,7 @@ class SecondPress:
 
 
 class _Offer:
-    """What is shown in the cell that was stopped, and what has happened to it."""
+    """The display in the interrupted cell, and the events of its offer."""
 
     def __init__(self, front: Front, calls: Sequence[Waited]) -> None:
         self.cell = front.parent
@@ -200,17 +200,17 @@ class _Offer:
         return takes
 
     def leave(self, why: _News) -> None:
-        """No press is meant for the ranks any more."""
+        """Ends the offer: a press no longer concerns the ranks."""
         self._takes = False
         self._elsewhere = why is _News.ELSEWHERE
         self._news.put(why)
 
     def answered(self, future: Future[Any]) -> None:
-        """One of the calls has ended."""
+        """Records that one of the calls has ended."""
         self._news.put(_News.ANSWERED)
 
     def next(self, seconds: float) -> _News:
-        """What happens next, `CLOSED` if that is nothing for some seconds. Blocks so long."""
+        """The next event, `CLOSED` if there is none for some seconds. Blocks that long."""
         try:
             return self._news.get(timeout=max(0.0, seconds))
         except queue.Empty:
@@ -218,7 +218,7 @@ class _Offer:
             return _News.CLOSED if self._news.empty() else self._news.get()
 
     def left_alone(self) -> list[str]:
-        """What has become of calls that no second press came for."""
+        """State of calls for which no second press came."""
         ends = [f"Meanwhile {call.end()}." for call in self.calls if call.future.done()]
         return [*ends, f"It goes on: {self._magic()} ends it there."] if self.pending() else ends
 

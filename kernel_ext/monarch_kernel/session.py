@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Made(Struct, frozen=True):
-    """What a %mesh line asked for, and the uid of what it got."""
+    """The arguments of a %mesh line, and the uid of its mesh."""
 
     uid: str
     dims: tuple[tuple[str, int], ...]
@@ -47,7 +47,7 @@ class Session(Namespace):
         self._jobs: Jobs | None = None  # once a cell asks for one
 
     def made(self) -> dict[str, Made]:
-        """What %mesh lines asked for, by name."""
+        """Arguments of %mesh lines, by name."""
         return dict(self._made)
 
     def remember(self, made: Mapping[str, Made]) -> None:
@@ -55,7 +55,7 @@ class Session(Namespace):
         self._made.update(made)
 
     def file_name(self, file: str) -> str:
-        """What people call a file: `Cell In[3]`, `train.py`."""
+        """Display name of a file: `Cell In[3]`, `train.py`."""
         return cell_name(self._shell, file) or short(file)
 
     # -- making -----------------------------------------------------------------------------------------------------

@@ -34,22 +34,22 @@ class Stopping:
         self._leave: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """From now on Ctrl-C has these two steps in waits of cells."""
+        """Installs the two steps of Ctrl-C in waits of cells."""
         self.second.install()
         self._leave = waiting.join(words=self.stopped, await_guard=self._awaits.guard)
 
     def uninstall(self) -> None:
-        """Not any more."""
+        """Removes them."""
         self._leave()
         self.second.uninstall()
 
     def fate(self, future: Future[Any]) -> str:
-        """What has become of an awaited call that Ctrl-C was pressed for; "" if that is not known."""
+        """State of an awaited call that Ctrl-C was pressed for; "" if unknown."""
         return self._awaits.fates.pop(id(future), "")
 
     @property
     def in_cell(self) -> bool:
-        """Whether this thread runs a cell."""
+        """True on the thread that runs a cell."""
         return self._front.in_cell
 
     def stopped(self, future: Future[Any]) -> str:
@@ -85,7 +85,7 @@ class Stopping:
         return Waited(future, call, state) if call is not None and isinstance(state, MeshState) else None
 
     def offer(self, call: Waited) -> None:
-        """Says what a second Ctrl-C does while the cell waits for that."""
+        """Shows what a second Ctrl-C does while the cell waits for the call."""
         self._front.write(
             f"Stopped waiting for {call.label}. "
             f"Interrupt again within {AGAIN_SECONDS:g} s to interrupt the ranks too.\n",

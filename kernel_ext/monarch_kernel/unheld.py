@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unheld:
-    """Looks at the end of cells, and every few seconds while there are any, which meshes of this kernel nothing holds.
+    """Finds meshes of this kernel that nothing holds, at the end of cells and every few seconds while there are any.
 
     A mesh is held by any handle of it, of a slice, or of its actors, wherever it is: in a variable, in `Out`, `_` or
     another object; by a call that is under way; and by other processes that were sent a reference.
@@ -41,7 +41,7 @@ class Unheld:
         front.ending.append(self.look)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops."""
         self._closed = True
         self._engine.part(MeshEvents).listeners.remove(self._happened)
         if self.look in self._front.ending:
@@ -49,7 +49,7 @@ class Unheld:
 
     @property
     def meshes(self) -> list[MeshState]:
-        """Those that nothing held at the last look, the longest first."""
+        """Meshes that nothing held at the last check, the longest first."""
         known = self._session.meshes()
         return [known[uid] for uid in sorted(self._since, key=self._since.__getitem__) if uid in known]
 
@@ -120,7 +120,7 @@ class Unheld:
             self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
 
     def _why(self, now: float) -> list[tuple[ProcState, str]]:
-        """Which are to end, and why."""
+        """Meshes that are to end, and why."""
         left = [state for state in self.meshes if isinstance(state, ProcState)]
         limit, most, share = settings.mesh_unheld_timeout, settings.mesh_unheld_most, settings.mesh_unheld_memory / 100
         found: dict[str, tuple[ProcState, str]] = {}

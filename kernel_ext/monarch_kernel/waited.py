@@ -27,7 +27,7 @@ class Waited:
         self._progress = call.describe()
 
     def count_again(self) -> None:
-        """Some ranks may have answered since the first Ctrl-C: they are not interrupted."""
+        """Updates the ranks to interrupt: some may have answered since the first Ctrl-C."""
         self.ranks = self._call.missing_ranks() or self.ranks
 
     @property
@@ -36,16 +36,16 @@ class Waited:
         return f"{self._what} on {at(self.state, self.ranks)}"
 
     def goes_on(self) -> str:
-        """It was left alone."""
+        """Text for a call that was left alone."""
         name = self.state.name
         return f"stopped waiting; {self._progress}. It goes on: %interrupt {name} ends it there, .get() waits again"
 
     def meanwhile(self) -> str:
-        """It ended by itself after the first Ctrl-C."""
+        """Text for a call that ended by itself after the first Ctrl-C."""
         return f"stopped waiting; meanwhile {self.end()}"
 
     def end(self) -> str:
-        """How it ended."""
+        """Text for its end."""
         error = self.future.exception(0)
         if error is None:
             return f"{self.label} has ended"
@@ -55,11 +55,11 @@ class Waited:
         return f"{self.label} has ended with {next(iter(error_line(error).splitlines()))}"
 
     def outcome(self, reactions: Reactions) -> str:
-        """It was interrupted, and is over."""
+        """Text for an interrupted call that has ended."""
         return "; ".join(self.outcomes(reactions))
 
     def outcomes(self, reactions: Reactions) -> list[str]:
-        """The same, part by part."""
+        """Texts for its parts."""
         lines = ended(self.state, reactions)
         ran = {doing.call for doing in reactions.values() if doing is not None and doing.call}
         if ran and self._call.call not in ran:
@@ -67,12 +67,12 @@ class Waited:
         return lines or [f"interrupted {self.label}"]
 
     def late(self) -> str:
-        """Some ranks have not stopped."""
+        """Text for ranks that have not stopped."""
         ranks = at(self.state, self._call.missing_ranks())
         return f"{self._what} on {ranks} has not stopped within {GIVE_UP_SECONDS:g} s"
 
     def offers(self) -> str:
-        """The same, with what ends them."""
+        """Text for ranks that have not stopped, with the commands that end them."""
         return f"{self.late()}: {anew(self.state, self._call.missing_ranks())}"
 
 

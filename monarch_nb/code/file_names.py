@@ -1,4 +1,4 @@
-"""What people call the files of their code: a notebook has names for its cells."""
+"""Display names of source files: a notebook has names for its cells."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ _OURS = ("monarch_nb", "monarch_kernel", "monarch")
 
 
 class Reloaded(NamedTuple):
-    """What was loaded again, in order."""
+    """Reloaded modules, in order."""
 
     modules: tuple[str, ...]
 
@@ -77,7 +77,7 @@ def local_modules(roots: Sequence[str] = ()) -> dict[str, str]:
 
 
 def edited(roots: Sequence[str] = ()) -> list[str]:
-    """Of the local modules, those whose files have changed since this process loaded them."""
+    """Local modules whose files have changed since this process loaded them."""
     return [name for name, file in local_modules(roots).items() if _is_edited(name, file)]
 
 
@@ -138,7 +138,7 @@ def _defined_in(value: Any, module: str) -> bool:
 
 
 def _rebind(namespace: dict[str, Any], before: dict[int, tuple[str, Any]], now: dict[str, Any]) -> None:
-    """What was imported from the module by name is the new thing too."""
+    """Rebinds names that were imported from the module to its new objects."""
     for name, value in tuple(namespace.items()):
         attribute, old = before.get(id(value), ("", None))
         if attribute and old is value and attribute in now:

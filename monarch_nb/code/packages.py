@@ -23,7 +23,7 @@ _SETTINGS = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PRO
 
 
 class Done(Struct, frozen=True):
-    """What pip did in one environment."""
+    """Result of pip in one environment."""
 
     python: str
     where: str  # the ranks that run there: "hosts=0-1"
@@ -32,7 +32,7 @@ class Done(Struct, frozen=True):
 
 
 class Installed(Struct, frozen=True):
-    """What pip did on the hosts of a mesh; shown as lines."""
+    """Results of pip on the hosts of a mesh; shown as lines."""
 
     mesh: str
     done: tuple[Done, ...]
@@ -137,7 +137,7 @@ def _mark(token: str) -> None:
 
 
 def _environment(token: str) -> tuple[str, ...]:
-    """What those ranks have alike that share an environment."""
+    """A key that is equal on ranks that share an environment."""
     marks = sorted(path.name for path in _packages().glob(f"{_MARK}{token}-*"))
     machine = [boot_id(), str(Path(sys.prefix).resolve())]
     return (sys.executable, *(marks or machine))
@@ -173,7 +173,7 @@ def _versions() -> dict[str, str]:
 
 
 def _look_again(names: Sequence[str]) -> list[str]:
-    """This rank can import what is new; which of these distributions it has loaded before."""
+    """Clears import caches of this rank; returns those of the distributions that it has loaded before."""
     importlib.invalidate_caches()
     modules = metadata.packages_distributions()
     tops: Mapping[str, set[str]] = {name: {top for top, found in modules.items() if name in found} for name in names}

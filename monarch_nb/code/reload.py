@@ -18,7 +18,7 @@ from monarch_nb.wire import travels_by_value
 
 
 def _code(code: types.CodeType) -> tuple[Any, ...]:
-    """What a function does, wherever its lines stand."""
+    """The behaviour of a function, independent of line numbers."""
     consts = tuple(_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts)
     return code.co_code, code.co_names, code.co_varnames, consts
 
@@ -84,7 +84,7 @@ def _newest(state: ActorState) -> type:
 
 
 def objection(state: ActorState, new: type) -> str:
-    """Why living actors cannot take a class over; "" if they can. Raises ValueError for what is no actor class."""
+    """The reason why living actors cannot adopt a class; "" if they can. Raises ValueError if it is no actor class."""
     check_class(new)
     if kind_of(new) != state.kind:
         return f"{new.__name__} is {kind_of(new)} now and was {state.kind}"

@@ -31,7 +31,7 @@ MOST_BYTES = 256 << 20  # of one workspace: it is code, data belongs elsewhere
 
 
 class Report(Struct):
-    """What a reload has done: modules loaded again anywhere, actor meshes with a new class, and what went wrong."""
+    """Result of a reload: modules reloaded anywhere, actor meshes with a new class, and errors."""
 
     modules: tuple[str, ...] = ()
     meshes: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def reload_code(
 
 
 def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-    """What a function gives in all processes of some meshes, together."""
+    """Results of a function in all processes of some meshes, together."""
     asked = [future for mesh in meshes for future in _on_living(mesh, function, *args)]
     return [each for future in asked for answers in future.get().values() for each in answers]
 
@@ -95,7 +95,7 @@ def owned_actors() -> list[ActorState]:
 
 
 def reload_each(states: Sequence[ActorState], report: Report) -> None:
-    """Gives actor meshes the newest definitions of their classes; what is to be said about it goes into the report."""
+    """Gives actor meshes the newest definitions of their classes; notes go into the report."""
     asked: list[tuple[str, Future[None]]] = []
     for state in states:
         with warnings.catch_warnings(record=True) as caught:
@@ -114,14 +114,14 @@ def reload_each(states: Sequence[ActorState], report: Report) -> None:
 
 
 def _refresh(paths: dict[str, list[str]], roots: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
-    """In a process: loads modules again there, and in the processes that were spawned from there."""
+    """In a process: reloads modules there, and in the processes that were spawned from there."""
     _enter(paths)
     reloaded = [*modules.reload_edited(roots, also).modules]
     return reloaded + _everywhere(get_active_proc_meshes(), _refresh, paths, roots, also)
 
 
 def _enter(paths: dict[str, list[str]]) -> None:
-    """In a process: folders that are not on its path yet go first on it."""
+    """In a process: puts folders that are not on its path yet first on it."""
     sys.path[:0] = [folder for folder in paths.get(runtime().host, ()) if folder not in sys.path]
 
 
@@ -189,7 +189,7 @@ def sync(
 
 
 class File(NamedTuple):
-    """One file as it should be."""
+    """The target state of a file."""
 
     digest: bytes
     executable: bool
@@ -211,7 +211,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _manifest(root: Path) -> dict[str, File]:
-    """All files below a folder by relative path, but hidden ones, byte code and virtual environments.
+    """All files below a folder by relative path, except hidden ones, byte code and virtual environments.
 
     Raises ValueError for more than 256 MiB.
     """

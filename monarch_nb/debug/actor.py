@@ -16,7 +16,7 @@ _LOOK_S = 0.5  # between looks whether the caller has gone away
 
 @dataclass(order=True)
 class DebugSessionInfo:
-    """One stopped rank. Sorted by actor and rank."""
+    """A stopped rank. Sorts by actor and rank."""
 
     actor_name: str
     rank: int
@@ -27,11 +27,11 @@ class DebugSessionInfo:
 
 
 class DebugController(Actor):
-    """What is stopped in the debugger, and commands to it; `monarch.debug` is the same without messages."""
+    """Lists stopped ranks and sends them commands; `monarch.debug` does the same without messages."""
 
     @concurrent_endpoint
     async def list(self, print_output: bool = True) -> "list[DebugSessionInfo]":
-        """All stopped ranks, by actor and rank; printed in the client's output too, unless that is not wanted."""
+        """All stopped ranks, by actor and rank; also printed in the client's output if `print_output`."""
         infos = sorted(map(_info, controller().stopped.records()))
         if print_output:
             sys.stdout.write(f"{Group(controller().stopped.records)!r}\n")

@@ -1,4 +1,4 @@
-"""What programs call: the debugger without a prompt."""
+"""The debugger for programs, without a prompt."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from monarch_nb.wire import ActorError, counted
 
 
 class Group:
-    """Some of the stopped ranks: all commands go to each of them. A group is looked up anew at each command."""
+    """A selection of stopped ranks; each command goes to all of them. The selection is evaluated at each command."""
 
     def __init__(self, choose: Callable[[], list[Stopped]]) -> None:
         self._choose = choose
@@ -67,7 +67,7 @@ class Group:
         return self._prompt.move(motion)
 
     def resume(self) -> None:
-        """Lets them go on, up to the next breakpoint."""
+        """Resumes the ranks, up to the next breakpoint."""
         controller().go(self._all())
 
     def quit(self) -> None:
@@ -84,7 +84,7 @@ class Group:
         }
 
     def where(self) -> str:
-        """One tree of their stacks, with counts."""
+        """The tree of their stacks, with counts."""
         return self._prompt.do("where").text
 
     def diff(self, expression: str) -> list[tuple[Any, list[int]]]:
@@ -99,7 +99,7 @@ class Group:
         return by_value
 
     def diff_text(self, expression: str) -> str:
-        """The same to be read."""
+        """The differences as text."""
         return diff_text(expression, self._ask(expression))
 
     def watch(self, expression: str) -> str:
@@ -170,22 +170,22 @@ def next(mesh: Any = None, timeout: float = STEP_S) -> Answers:  # noqa: A001
 
 
 def resume(mesh: Any = None) -> None:
-    """Lets all that is stopped go on."""
+    """Resumes all that is stopped."""
     group(mesh).resume()
 
 
 def where(mesh: Any = None) -> str:
-    """One tree of the stacks of all that is stopped, with counts."""
+    """The tree of the stacks of all that is stopped, with counts."""
     return group(mesh).where()
 
 
 def table() -> str:
-    """What is stopped, who is not and where those are, and the source around the line."""
+    """The stopped ranks, the other ranks and their locations, and the source around the line."""
     return DebugPrompt(controller(), sessions).table()
 
 
 def detach(mesh: Any = None) -> None:
-    """Lets other controllers give commands to what is stopped."""
+    """Gives up control of what is stopped, so that other controllers can send commands."""
     records = group(mesh).sessions
     controller().ask(records, m.Release(session=""))
 
@@ -235,13 +235,13 @@ def set_breakpoint(
 
 
 def clear_breakpoint(which: Breakpoint | int | None = None) -> None:
-    """Takes a breakpoint away, by itself or its number; all without record."""
+    """Removes a breakpoint, given as such or by its number; without an argument all."""
     for each in breakpoints() if which is None else [which]:
         controller().breakpoints.clear(each.number if isinstance(each, Breakpoint) else each)
 
 
 def breakpoints() -> list[Breakpoint]:
-    """Those that were set from outside."""
+    """Breakpoints that were set from outside the actors."""
     return list(controller().breakpoints)
 
 
@@ -277,12 +277,12 @@ def _failed(what: Any, picks: Any) -> tuple[str, int, str]:
 
 
 def release(mesh: Any) -> None:
-    """Lets the processes of a mesh forget the frames of failures that they have kept."""
+    """Discards the frames of failures that processes of a mesh have stored."""
     controller().release(_addresses(mesh))
 
 
 def freeze_on_error(mesh: Any, on: bool = True) -> None:
-    """Whether an endpoint that raises, on any actor of the mesh's processes, stops at the raise as at a breakpoint."""
+    """Sets whether an endpoint that raises, on any actor of the mesh's processes, stops there as at a breakpoint."""
     controller().freeze(_addresses(mesh), on=on)
 
 

@@ -1,4 +1,4 @@
-"""What the debugger raises."""
+"""Exceptions of the debugger."""
 
 from typing import Any
 

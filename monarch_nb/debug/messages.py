@@ -1,4 +1,4 @@
-"""What a controller asks of stopped ranks and of their processes, and what these answer."""
+"""Requests of a controller to stopped ranks and their processes, and the answers."""
 
 import msgspec
 
@@ -90,7 +90,7 @@ class Pdb(Command, frozen=True, kw_only=True):
 
 
 class Answer(Harmless, frozen=True, kw_only=True):
-    """What came of a command."""
+    """The result of a command."""
 
     session: str
     text: str = ""  # what was printed
@@ -195,7 +195,7 @@ class Threads(msgspec.Struct, frozen=True):
 
 
 class Outcome(Harmless, frozen=True):
-    """What was done, or why it was not: the reply to debug.break, break_set, pause, autopsy and freeze."""
+    """The result of debug.break, break_set, pause, autopsy and freeze, or the error."""
 
     text: str = ""
     error: str = ""

@@ -11,7 +11,7 @@ Event = Literal["asked", "line", "call", "return", "exception", "failure"]  # as
 
 
 class Frame(Harmless, array_like=True, frozen=True):
-    """One frame of a stack."""
+    """A frame of a stack."""
 
     file: str
     line: int
@@ -51,7 +51,7 @@ class Stopped(Harmless, frozen=True, kw_only=True):
 
     @property
     def frame(self) -> Frame:
-        """Where it is."""
+        """The frame that it is stopped in."""
         return self.stack[-1] if self.stack else Frame("?", 0, "?")
 
     @property
@@ -61,7 +61,7 @@ class Stopped(Harmless, frozen=True, kw_only=True):
 
     @property
     def in_the_way(self) -> bool:
-        """Whether it holds its actor up: not so the frames of a failure that are only looked at."""
+        """True if the stop holds its actor up, unlike opened frames of a failure."""
         return not self.post_mortem or bool(self.call)
 
     @property
@@ -138,7 +138,7 @@ class RankBreakpoint(Harmless, frozen=True, kw_only=True):
 
 
 class Thread(Harmless, frozen=True):
-    """One thread of a process, for `stacks`."""
+    """A thread of a process, for `stacks`."""
 
     name: str
     stack: tuple[Frame, ...]

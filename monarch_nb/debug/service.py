@@ -25,7 +25,7 @@ class Service:
         self._debuggers.freeze(error)
 
     def wanted(self) -> bytes:
-        """What an actor that is spawned from this process has to know of breakpoints."""
+        """Breakpoints for the spec of an actor that this process spawns."""
         return self._debuggers.wanted.encoded()
 
     def arm(self, cell: ActorCell, cls: type) -> None:
@@ -33,7 +33,7 @@ class Service:
         self._debuggers.wanted.prepare(cell, cls)
 
     def held_at(self, mesh: str, rank: int) -> str:
-        """Where an actor is stopped that takes no messages for that; "" where it is not."""
+        """The location at which an actor is stopped and takes no messages; "" if it is not."""
         record = self.controller.stopped.holding(mesh, rank)
         return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
 
@@ -48,7 +48,7 @@ def _attend(controller: Controller) -> None:
 
 
 def attach(engine: Runtime) -> Service:
-    """Takes the debugger's verbs from now on."""
+    """Registers the handlers of the debugger's verbs."""
     return Service(engine)
 
 
@@ -58,5 +58,5 @@ def controller_of(engine: Runtime) -> Controller:
 
 
 def controller() -> Controller:
-    """That of this process."""
+    """The controller of this process."""
     return controller_of(runtime())

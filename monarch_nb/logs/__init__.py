@@ -1,4 +1,4 @@
-"""What processes write, from a descriptor to a cell: journals, spools, the agent's tail, lines, options and views.
+"""Output of processes, from a descriptor to a cell: journals, spools, the agent's tail, lines, options and views.
 
 A process writes to its journal; its host agent tails the spool in which that lies and sends chunks to the process that
 has spawned it; there they become lines again, and are shown by a script's output or by the cells of a notebook.

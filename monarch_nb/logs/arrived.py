@@ -26,7 +26,7 @@ class LineBuffer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes, level: int, at: float, now: float) -> str:
-        """Takes more; gives the lines that are complete now."""
+        """Adds data; returns the lines that are complete now."""
         if not self.text:
             self.since, self.level, self.at = now, level, at
         text = self._decoder.decode(data)
@@ -53,27 +53,27 @@ class LineBuffer:
 
     @property
     def text(self) -> str:
-        """What there is of it."""
+        """Its text."""
         return self._text if self._rows is None else self._rows.shown
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it matters to what comes."""
+        """True if nothing of it matters to later data."""
         return not self._text and self._rows is None
 
     @property
     def overwrites(self) -> bool:
-        """Whether it overwrites itself, as progress bars do, and goes on to."""
+        """True for text that overwrites itself, as progress bars do, and is not finished."""
         return self._rows is not None and self._rows.has_bars and not self._rows.ended
 
     @property
     def shown(self) -> str:
-        """What there is to see of it, a line for each bar."""
+        """Its visible text, a line for each bar."""
         return harmless(self.text)
 
 
 class ArrivedLog:
-    """Takes the chunks of one process; the last `kept` lines stay here.
+    """Collects the chunks of one process; stores its last `kept` lines.
 
     `claim` gives the call that output belongs to if the process has not said.
     """
@@ -104,11 +104,11 @@ class ArrivedLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a line without an end."""
+        """True if there is a line without an end."""
         return bool(self._lines) and any(line.text for line in self._open.values())
 
     def reached(self, position: int) -> bool:
-        """Whether all that was written before a position has arrived."""
+        """True if all output before a position has arrived."""
         return self.ended or self._position >= position
 
     @property
@@ -124,7 +124,7 @@ class ArrivedLog:
         return self.received
 
     def feed(self, chunk: LogChunk, now: float) -> list[Written]:
-        """Takes a chunk; gives the lines that are complete now. `now` is monotonic."""
+        """Adds a chunk; returns the lines that are complete now. `now` is monotonic."""
         lines = []
         offset = chunk.offset
         for block in chunk.blocks:
@@ -157,7 +157,7 @@ class ArrivedLog:
         return [self._keep(stream, call, level, at, whole)] if whole else []
 
     def _displayed(self, block: LogBlock, data: bytes) -> list[Written]:
-        """What was displayed; nothing where a part of it is missing. Of it, only the text is kept."""
+        """A display; nothing where a part of it is missing. Only its text is stored."""
         display = decode_display(data)
         if display is None:
             return []

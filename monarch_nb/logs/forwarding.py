@@ -1,4 +1,4 @@
-"""What the processes of a script write, written where the script runs; in a notebook the cells show it instead."""
+"""Output of a script's processes, written where the script runs; in a notebook the cells show it instead."""
 
 import logging
 import sys
@@ -36,7 +36,7 @@ class Windows:
             self._new.extend(lines_of(lines))
 
     def take(self, now: float, *, all_of_it: bool = False) -> tuple[list[Line], list[Line]]:
-        """What is to be shown now: lines one by one, and lines of windows that are over."""
+        """Takes what is due: single lines, and lines of closed windows."""
         single: list[Line] = []
         while self._new:
             line = self._new.popleft()

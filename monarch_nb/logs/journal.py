@@ -1,4 +1,4 @@
-"""What a proc prints goes to files that its agent reads: no reader is ever waited for, and a full disk harms nobody."""
+"""Output of a proc, written to files that its agent reads: it never waits for a reader or fails on a full disk."""
 
 import io
 import os
@@ -104,7 +104,7 @@ class Journal:
         return text
 
     def tag_by(self, tag: Callable[[], tuple[str, int]], sole: Callable[[], str]) -> None:
-        """Says how to learn which call output belongs to.
+        """Sets how to find the call of output.
 
         `tag` gives the call of the running code and the level of the logging record that it is writing, `sole` the
         only call that runs; "" and 0 for none.
@@ -141,7 +141,7 @@ class Journal:
                 self._mark(self._key, time.time())
 
     def position(self) -> int:
-        """Where all that was written so far ends, in bytes of the text file; 0 if nothing was."""
+        """End of the output so far, in bytes of the text file; 0 if nothing was written."""
         self.texts[0].flush()
         self.texts[1].flush()
         self.mark()
@@ -164,7 +164,7 @@ class Journal:
         return True
 
     def _in_child(self) -> None:
-        """In a process forked by the user's code text is raw output, for the marks are those of its parent."""
+        """Switches a process forked by the user's code to raw output: marks belong to its parent."""
         self.lock = threading.RLock()
         self.queue.clear()
         self._marking = False

@@ -32,7 +32,7 @@ def last_lines(base: str, count: int, most: int) -> tuple[str, ...]:
 
 
 def spool_size(base: str) -> int:
-    """How many bytes of a proc's output lie in its spool, taken or not; 0 if that cannot be known."""
+    """Bytes of a proc's output in its spool, taken or not; 0 if unknown."""
     spool = Spool(base)
     try:
         return spool.backlog

@@ -10,7 +10,7 @@ from monarch_nb.wire import Display
 
 
 class Line(NamedTuple):
-    """One line that a process wrote."""
+    """A line that a process wrote."""
 
     address: str
     text: str
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 def lines_of(written: Written) -> list[Line]:
-    """Each of some lines by itself."""
+    """Splits written text into its lines."""
     address, stream, call, _, _, text, display = written
     if display is not None:
         return [Line(address, text.removesuffix("\n"), stream, call, display)]

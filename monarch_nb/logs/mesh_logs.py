@@ -64,7 +64,7 @@ def only_call(address: str, calls: Iterable[WaitingCall], meshes: Mapping[str, M
 
 
 class MeshLogs:
-    """One per process. `set_level` sets the level of `logging` in one process of a mesh, by base rank."""
+    """Logs of this process's meshes. `set_level` sets the level of `logging` in one process of a mesh, by base rank."""
 
     def __init__(self, engine: Runtime, set_level: Callable[[ProcState, int, int], object]) -> None:
         self._engine = engine
@@ -83,7 +83,7 @@ class MeshLogs:
     # -- who shows them ---------------------------------------------------------------------------------------------
 
     def present(self, presenter: Presenter | None) -> None:
-        """From now on this one shows them; the one before is closed."""
+        """Makes `presenter` show the lines; closes the one before."""
         before, self._presenter = self._presenter, presenter
         if before is not None:
             before.close()
@@ -98,7 +98,7 @@ class MeshLogs:
         self.present(None)
 
     def set_option(self, uid: str, option: LogOption) -> None:
-        """How the output of a mesh is shown from now on; what came before is shown as it was set before."""
+        """Sets how output of a mesh is shown from now on; earlier lines are shown as set before."""
         self.settle()
         self.options.set(uid, option)
 
@@ -143,7 +143,7 @@ class MeshLogs:
         self.positions.forget(uid)
 
     def file(self, address: str) -> str:
-        """Where all that a process wrote is: a path, with its host before it if that is not this one; "" if unknown."""
+        """Path of a process's whole log, with the host's name before it if that is another one; "" if unknown."""
         path = self.receiver.file(address)
         host = host_of(address)
         return path if not path or host in self._engine.local_hosts else f"{host}:{path}"

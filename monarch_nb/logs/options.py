@@ -1,4 +1,4 @@
-"""How the output of each mesh is shown, as `ProcMesh.logging_option` and `--no-dedup` have set it."""
+"""Display options of the output of each mesh, set by `ProcMesh.logging_option` and `--no-dedup`."""
 
 import logging
 
@@ -9,7 +9,7 @@ from monarch_nb.settings import settings
 
 
 class LogOption(Struct):
-    """That of one mesh."""
+    """Options of one mesh."""
 
     stream: bool | None = None  # None: as usual where this process runs
     window: float | None = None  # seconds in which equal lines are gathered
@@ -18,13 +18,13 @@ class LogOption(Struct):
 
 
 class LogOptions:
-    """Those of the meshes that this process has spawned."""
+    """Options of the meshes that this process has spawned."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, LogOption] = {}
 
     def of(self, address: str) -> LogOption | None:
-        """What is set for the mesh of a process."""
+        """Options for the mesh of a process."""
         return self._by_uid.get(mesh_of(address)) if self._by_uid else None
 
     def set(self, uid: str, option: LogOption) -> None:
@@ -40,20 +40,20 @@ class LogOptions:
         return 0 if option is None else option.level
 
     def set_merging(self, uid: str, wanted: bool | None) -> None:
-        """Whether equal lines of several ranks of a mesh are shown once; None is as the setting log_dedup says."""
+        """Sets whether equal lines of several ranks of a mesh are shown once; None follows the setting log_dedup."""
         if wanted is None and uid not in self._by_uid:
             return
         self._by_uid.setdefault(uid, LogOption()).dedup = wanted
 
     def merges(self, address: str) -> bool:
-        """Whether equal lines of the mesh of a process are shown once."""
+        """True if equal lines of the mesh of a process are shown once."""
         option = self.of(address)
         wanted = option.dedup if option is not None else None
         return settings.log_dedup if wanted is None else wanted
 
 
 def set_level(level: int) -> None:
-    """In a process: records of `logging` from this level on are written."""
+    """Sets the level, in a process, from which records of `logging` are written."""
     root = logging.getLogger()
     if not root.handlers:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")

@@ -9,7 +9,7 @@ _TOKENS = re.compile(r"(\n|\r|\x1b\[A)")
 
 
 def overwritten(line: str) -> str:
-    """What a terminal shows of a line with carriage returns: the last part between them that has text."""
+    """A line with carriage returns as a terminal shows it: the last part between them that has text."""
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")
@@ -44,7 +44,7 @@ class Rows:
         self._cut = ""  # the beginning of a command to the terminal
 
     def feed(self, text: str) -> list[str]:
-        """Takes what is written next; gives the lines that stay."""
+        """Adds text; returns the lines that are final."""
         left: list[str] = []
         text, self._cut = self._cut + text, ""
         for begun in (UP[:2], UP[:1]):
@@ -111,24 +111,24 @@ class Rows:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is there that could be overwritten or was begun."""
+        """True if nothing can be overwritten and no line has begun."""
         row, begun = self._rows[0], self._returned or self._loose or self._cut
         return len(self._rows) == 1 and not row.text and not row.bar and not begun
 
     @property
     def ended(self) -> bool:
-        """Whether all bars that are there are followed by an empty line, and no bar was ever below another."""
+        """True if an empty line follows all bars, and no bar was ever below another."""
         return not self._nested and not self._returned and not self._rows[self._at].text
 
     @property
     def shown(self) -> str:
-        """What there is to see: a line for each row."""
+        """The visible text: a line for each row."""
         lines = [row.text for row in self._rows if row.text.strip()]
         return "\n".join([*lines, *([self._loose] if self._loose else [])])
 
     @property
     def has_bars(self) -> bool:
-        """Whether any of it is a bar."""
+        """True if it has bars."""
         return any(row.bar for row in self._rows)
 
 

@@ -1,4 +1,4 @@
-"""What processes write, followed from here: their lines as they come, the last of them kept for each process."""
+"""Lines of processes as they come, of which the last are stored for each process."""
 
 import logging
 import threading
@@ -73,7 +73,7 @@ class LogReceiver:
         self._send(agent_of(host_of(address)), TAIL, Follow((address,)))
 
     def catch_up(self, addresses: Iterable[str]) -> None:
-        """What these processes wrote before they are followed is kept, and not shown as if it came now."""
+        """Stores what these processes wrote before they were followed, without showing it as new."""
         with self._arrived:
             self._catching_up.update(addresses)
 
@@ -148,12 +148,12 @@ class LogReceiver:
             return [address for address in self._logs if mesh_of(address) == uid]
 
     def file(self, address: str) -> str:
-        """Where a process's host keeps all that it wrote; "" if unknown."""
+        """Path of a process's log on its host; "" if unknown."""
         log = self._logs.get(address)
         return "" if log is None else log.file
 
     def skipped(self) -> dict[str, int]:
-        """How many lines of which processes never came here: they are in their log files."""
+        """Numbers of lines, by process, that never arrived here: they are in the log files."""
         return {address: log.skipped for address, log in tuple(self._logs.items()) if log.skipped}
 
     def open_lines(self) -> list[OpenLine]:

@@ -11,7 +11,7 @@ SHOWN = 200  # lines, of those that are looked at as a whole
 
 
 class LogRecord(NamedTuple):
-    """One line."""
+    """A line of a mesh."""
 
     time: float  # wall clock, seconds
     rank: Point  # in the whole mesh
@@ -47,7 +47,7 @@ class Logs(Sequence[LogRecord]):
 
     @property
     def heading(self) -> str:
-        """What this is, in a line."""
+        """A one-line description."""
         hidden = max(0, len(self) - SHOWN)
         parts = [f"{counted(len(self), 'line')} of {self.name}"]
         if hidden:

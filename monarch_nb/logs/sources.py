@@ -9,7 +9,7 @@ from monarch_nb.wire import parse_address
 
 
 class Source(NamedTuple):
-    """Which rank of which mesh a process is."""
+    """The rank and mesh of a process."""
 
     uid: str
     name: str
@@ -19,13 +19,13 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Finds the ranks of processes by the meshes that are known here, `meshes` by uid."""
+    """Maps processes to ranks by the known meshes, `meshes` by uid."""
 
     def __init__(self, meshes: Mapping[str, MeshState]) -> None:
         self._meshes = meshes
 
     def of(self, address: str) -> Source:
-        """Which rank a process is."""
+        """The rank of a process."""
         uid, rank = mesh_of(address), rank_of(address)
         state = self._meshes.get(uid)
         if state is None:
@@ -34,7 +34,7 @@ class Sources:
         return Source(uid, state.name, tuple(point.labels), tuple(point.values()), tuple(point.extent.sizes))
 
     def spawned_here(self, uid: str) -> bool:
-        """Whether a mesh of processes was spawned from this one: other processes show the output of their own."""
+        """True for a mesh that this process spawned: other processes show the output of theirs."""
         state = self._meshes.get(uid)
         return isinstance(state, ProcState) and state.spawn_spec is not None
 

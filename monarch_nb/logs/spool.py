@@ -20,7 +20,7 @@ KEPT = 64 * 1024  # and so many stay, for the last lines of a proc that dies
 
 
 class SpoolFile(Struct):
-    """How far it was taken, and how far it was given back."""
+    """A file of a spool: how far it was read, and how far its disk space was given back."""
 
     path: str
     at: int = 0
@@ -37,7 +37,7 @@ class SpoolFile(Struct):
         return os.fstat(self.fd).st_size
 
     def read(self, start: int, limit: int) -> bytes:
-        """What there is from `start` on."""
+        """Data from `start` on."""
         left = min(limit, self.size() - start)
         return os.pread(self.fd, left, start) if left > 0 else b""
 
@@ -51,7 +51,7 @@ class SpoolFile(Struct):
                 self.punched = 1 << 62  # not to be had here: the files grow as long as their proc lives
 
     def close(self) -> None:
-        """Read no more of it."""
+        """Closes the file."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -75,7 +75,7 @@ class Spool:
 
     @property
     def position(self) -> int:
-        """How far the text was taken, with all raw output before it."""
+        """How far the text was read, with all raw output before it."""
         behind = self._out.at < self._mark.out or self._err.at < self._mark.err
         return self._text.at - behind
 
@@ -171,7 +171,7 @@ class Spool:
                 yield stream, 0, at, call, data
 
     def close(self) -> None:
-        """Read no more."""
+        """Closes the files."""
         for file in self._files:
             file.close()
 

@@ -1,6 +1,6 @@
-"""One proc's output on its way from its host agent to those who follow it: what is sent to whom, and what is left out.
+"""One proc's output on its way from its host agent to subscribers: what is sent to whom, and what is left out.
 
-A subscriber says what it has received; no more than WINDOW bytes are on their way to it. While it says nothing the
+A subscriber acknowledges what it received; at most WINDOW bytes are on their way to it. Until it does, the
 spool is left to wait a little; a subscriber that falls behind is skipped, and receives the number of lines it missed.
 """
 
@@ -29,11 +29,11 @@ class _Subscriber(Struct):
 
     @property
     def full(self) -> bool:
-        """Whether so much is on its way that no more is sent."""
+        """True if the window is full, so that nothing more is sent."""
         return self.sent - self.took >= WINDOW
 
     def is_worth_waiting_for(self, now: float) -> bool:
-        """Whether its window is full, and has not been for long."""
+        """True if its window is full, but not for long."""
         if not self.full:
             self.full_since = None
             return False
@@ -42,7 +42,7 @@ class _Subscriber(Struct):
 
 
 class Tail:
-    """Each method that has something to send gives it, in order."""
+    """Decides what each subscriber is sent; methods return the messages, in order."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -54,7 +54,7 @@ class Tail:
         self._subscribers: dict[str, _Subscriber] = {}
 
     def waits(self, now: float) -> bool:
-        """Whether there is a subscriber whose window is full and who is waited for. `now` is monotonic."""
+        """True if a subscriber with a full window is waited for. `now` is monotonic."""
         full = [to.is_worth_waiting_for(now) for to in self._subscribers.values()]
         return any(full)
 
@@ -96,7 +96,7 @@ class Tail:
         return self._send(name, LogChunk(self.address, self.total, self._position, (), ended=self.ended))
 
     def leave(self, name: str) -> None:
-        """Nothing more to that subscriber."""
+        """Removes a subscriber."""
         self._subscribers.pop(name, None)
 
     def _send(self, name: str, chunk: LogChunk) -> list[Sending]:
@@ -119,7 +119,7 @@ class Tail:
         return self.total - self._recent[0][0] if self._recent else 0
 
     def keep_recent(self, size: int) -> None:
-        """Keeps no more than so many bytes."""
+        """Drops all but the last `size` bytes."""
         while self._recent and size < self.recent_size:
             self._drop_oldest()
 
@@ -140,5 +140,5 @@ class Tail:
 
 
 def line_count(blocks: Blocks) -> int:
-    """How many lines end in some blocks."""
+    """Number of line ends in blocks."""
     return sum(block.data.count(b"\n") for block in blocks)

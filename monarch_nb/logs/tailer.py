@@ -1,4 +1,4 @@
-"""Takes what procs write out of their spools: into their log files, and on to who subscribed (see `Tail`).
+"""Moves output of procs from their spools into log files, and on to subscribers (see `Tail`).
 
 A thread of its own, for files and subscribers may be slow.
 """
@@ -96,7 +96,7 @@ class LogFile:
 
 
 def _path_for(address: str, mesh: str, folder: Path) -> Path:
-    """Where the log of a proc goes, named after its mesh: in `folder`, or in what the setting log_folder says."""
+    """Path for the log of a proc, named after its mesh: in `folder`, or in the folder of the setting log_folder."""
     name = re.sub(r"[^\w.-]", "_", mesh)[:40]
     place = parse_address(address).name
     configured = settings.log_folder
@@ -113,7 +113,7 @@ class _Proc:
         self.ends = False  # the proc has ended: the rest is to be taken
 
     def take(self) -> tuple[list[Sending], int]:
-        """Takes the next piece; gives what is to be sent, and how many bytes the piece had."""
+        """Reads the next piece; returns the messages to send, and the size of the piece in bytes."""
         blocks = self._keep(tuple(self.spool.take(CHUNK, time.time(), all_of_it=self.ends)))
         before = self.tail.total
         over = self.ends and not blocks
@@ -166,7 +166,7 @@ class LogTailer(threading.Thread):
         self._ask_tail(address, lambda tail: tail.follow(subscriber, offset))
 
     def leave(self, address: str, subscriber: str) -> None:
-        """No more of this to that subscriber."""
+        """Removes a subscriber."""
 
         def leave(tail: Tail) -> list[Sending]:
             tail.leave(subscriber)

@@ -39,7 +39,7 @@ class LogChunk(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def data(self) -> bytes:
-        """All of it, whatever it is."""
+        """The bytes of all blocks."""
         return b"".join(block.data for block in self.blocks)
 
 

@@ -54,7 +54,7 @@ class LogFilter:
         self._since = since_of(since)
 
     def wants(self, address: str) -> bool:
-        """Whether lines of a process are wanted."""
+        """True if lines of a process match."""
         return mesh_of(address) == self._uid and rank_of(address) in self._ranks
 
     def rank(self, address: str) -> int:
@@ -115,7 +115,7 @@ class LogReader:
         self._wanted = wanted
 
     def there(self, last: int | None = None) -> Logs:
-        """What has arrived, of each rank the `last` lines."""
+        """Lines that have arrived, of each rank the `last` ones."""
         records: list[LogRecord] = []
         files: dict[int, str] = {}
         missing = 0
@@ -129,7 +129,7 @@ class LogReader:
         return Logs(self._name, records, files, missing)
 
     def follow(self, until: Callable[[], bool]) -> Iterator[LogRecord]:
-        """What has arrived, then what comes, until the mesh is stopped or `until()`. Blocks."""
+        """Lines that have arrived, then new ones, until the mesh is stopped or `until()`. Blocks."""
         waiting: deque[LogRecord] = deque(maxlen=MOST_WAITING)
         came = threading.Event()
         missed = 0

@@ -7,7 +7,7 @@ from monarch_nb.wire import Display
 
 
 class Written(NamedTuple):
-    """Some whole lines that a process wrote to one stream, for one call."""
+    """Whole lines that a process wrote to one stream, for one call."""
 
     address: str
     stream: str  # "stdout" or "stderr"
@@ -19,7 +19,7 @@ class Written(NamedTuple):
 
     @property
     def line_count(self) -> int:
-        """How many lines these are."""
+        """Number of lines."""
         return self.text.count("\n")
 
     @property

@@ -69,7 +69,7 @@ def _noise(
     ones: Mapping[tuple[str, str, int], float],
     others: Mapping[tuple[str, str, int], float],
 ) -> float:
-    """How far two profiles of the same program lie apart by chance: sampled shares have binomial errors."""
+    """Expected random distance of two profiles of the same program: sampled shares have binomial errors."""
     least = min(one.samples, other.samples)
     mean = [(ones.get(key, 0.0) + others.get(key, 0.0)) / 2 for key in ones.keys() | others.keys()]
     return NOISE * sum(math.sqrt(share * max(0.0, 1 - share) * 2 / least) for share in mean) / 2

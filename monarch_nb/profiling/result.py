@@ -37,16 +37,16 @@ class Profile:
 
     @property
     def ranks(self) -> dict[int, SeenRank]:
-        """What was seen, by rank of the mesh (row-major in the whole mesh, also of a slice)."""
+        """Samples by rank of the mesh (row-major in the whole mesh, also of a slice)."""
         return self._seen.ranks()
 
     def add(self, samples: Samples) -> None:
-        """What else was seen."""
+        """Adds samples."""
         self._seen.add(samples)
 
     @property
     def samples(self) -> int:
-        """Looks at all ranks together."""
+        """Number of samples of all ranks."""
         return sum(rank.samples for rank in self.ranks.values())
 
     @property
@@ -114,7 +114,7 @@ class Profile:
         return notes
 
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
-        """All of it as text, with files as `name` calls them."""
+        """The profile as text, with display names of files from `name`."""
         lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
         groups, found = self.groups, self.differences
         if found:
@@ -153,7 +153,7 @@ def _lines(node: Node, ranks: Sequence[int], name: Callable[[str], str], indent:
 
 
 def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> dict[str, Any]:
-    """One profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
+    """A profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
     frames: dict[Place, int] = {}
 
     def numbers(stack: Stack) -> list[int]:

@@ -18,7 +18,7 @@ Key = tuple[str, int, str, int]  # requester, its number of the profile, sampled
 
 
 class Service:
-    """One in each process that profiles, or is profiled."""
+    """The profiler of a process that profiles, or is profiled."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine

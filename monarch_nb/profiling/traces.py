@@ -82,7 +82,7 @@ def _names(trace: RankTrace, processes: Mapping[Any, int]) -> list[dict[str, Any
 
 
 class Traces:
-    """Those of one profile."""
+    """The traces of one profile."""
 
     def __init__(self, mesh: Any, profile: Profile) -> None:
         self._mesh, self._profile = mesh, profile
@@ -131,7 +131,7 @@ def _point(region: Any, rank: int) -> dict[str, int]:
 
 
 def _results(asked: "dict[int, Future[Any]]", seconds: float | None) -> dict[int, tuple[Any, str]]:
-    """What each rank gave, or why it gave nothing."""
+    """The result of each rank, or the reason why there is none."""
     until = None if seconds is None else time.monotonic() + seconds
     found: dict[int, tuple[Any, str]] = {}
     for rank, future in asked.items():

@@ -36,7 +36,7 @@ class Node:
         return sum(self.shares.get(rank, 0.0) for rank in ranks) / len(ranks) if ranks else 0.0
 
     def on_processor(self, ranks: Sequence[int]) -> float:
-        """Of the time in it, the part that was spent computing: 0.0 to 1.0."""
+        """Share of its time that was spent computing: 0.0 to 1.0."""
         shares = sum(self.shares.get(rank, 0.0) for rank in ranks)
         return min(1.0, sum(self.computing.get(rank, 0.0) for rank in ranks) / shares) if shares else 0.0
 
@@ -46,7 +46,7 @@ class Node:
         return max(self.lines, key=lambda line: (self.lines[line], -line), default=self.place.line)
 
     def children(self, ranks: Sequence[int]) -> "list[Node]":
-        """What it calls in some ranks, what took longest first."""
+        """Functions that it calls on some ranks, the longest first."""
         return sorted(
             (node for node in self.below.values() if node.share(ranks)),
             key=lambda node: (-node.share(ranks), node.place.function),
@@ -108,7 +108,7 @@ def _key(place: Place) -> Key:
 
 
 def users_part(stack: Stack) -> Stack:
-    """What a user knows of a stack: functions of their own, and the library's that the last of these called."""
+    """The part of a stack that concerns a user: their functions, and the library's that the last of these called."""
     last = next((at for at in range(len(stack) - 1, -1, -1) if stack[at].users), None)
     if last is None:
         return stack

@@ -1,4 +1,4 @@
-"""What people look for among many ranks: words, each of which a rank must fit. Front ends have the same words."""
+"""Search among many ranks by words, each of which a rank must match. Front ends use the same words."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb.store.differing import WORST_FIRST
 
 Fits = Callable[[Mapping[str, Any], Sequence[int], int, str], bool]
-"""Whether a rank fits: its record with its state, its point, its index, the name of its host."""
+"""Decides whether a rank matches: its record with its state, its point, its index, the name of its host."""
 
 _SCALES = {"": 1.0, "%": 0.01, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _PLACE = re.compile(r"(\w+)=(\d*)(?:(:)(\d*))?")
@@ -16,7 +16,7 @@ _MEASURED = re.compile(r"(cpu|memory|gpu|gpu_memory|queue|rate|errors|calls)([<>
 
 
 def fitting(query: str, labels: Sequence[str]) -> Fits | None:
-    """What a query asks for; None where it asks for nothing.
+    """Parses a query; None for an empty one.
 
     Words are states ("failed"), places ("hosts=3", "gpus=0:4"), ranks ("12", "4-7"), measurements ("cpu>50%",
     "memory>2GB"), or a part of a host's name, an endpoint or a reason.

@@ -1,4 +1,4 @@
-"""What a program reports while it runs: values as curves, and spans and measurements on OpenTelemetry's API."""
+"""Reports of a running program: values as curves, and spans and measurements on OpenTelemetry's API."""
 
 from typing import TYPE_CHECKING
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 
 class Instrument(Protocol):
-    """What a meter makes. Which of the methods it has depends on its kind."""
+    """An instrument of a meter. Its kind decides which of the methods it has."""
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
         """Counts on; of counters."""
@@ -46,10 +46,10 @@ class Meter(Protocol):
 
 
 class _Nothing:
-    """Takes everything and keeps nothing."""
+    """Instrument that discards everything."""
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Nobody listens."""
+        """Does nothing."""
 
     record = set = add
 

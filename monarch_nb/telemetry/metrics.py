@@ -1,4 +1,4 @@
-"""What the actors of a mesh have reported, as people look at it."""
+"""Metrics that the actors of a mesh have reported, for people."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from monarch_nb.telemetry.series import ByName
 
 
 class Metrics:
-    """What the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
+    """Values that the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
 
-    `series_of` gives the values that are kept of a mesh by its uid; `fetch` brings those that are on their way.
+    `series_of` returns the stored values of a mesh by its uid; `fetch` brings those that are on their way.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Metrics:
         return str(state_of(self._mesh).name)
 
     def _read(self) -> ByName:
-        """By the ranks of the mesh, or slice."""
+        """Values of the ranks of the mesh, or slice."""
         self._fetch(self._mesh)
         bases = {base: index for index, base in enumerate(region_of(self._mesh).ranks())}
         by_name: ByName = {}

@@ -54,7 +54,7 @@ def _number(name: str, value: Any) -> float:
 
 
 class Points:
-    """One per process: gathers what its actors report and sends it to where they were spawned from, which keeps it."""
+    """Collects reports of this process's actors and sends them to the process that spawned them, which stores them."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
@@ -76,7 +76,7 @@ class Points:
         return "" if home == self._engine.address else home
 
     def note(self, points: list[Point]) -> None:
-        """Takes what an actor of this process has reported."""
+        """Adds reports of an actor of this process."""
         with self._lock:
             points = [point if point.step is not None else self._counted(point) for point in points]
             if self._home():
@@ -126,7 +126,7 @@ class Points:
         return MetricPoints(points)
 
     def _fetch(self, mesh: Any) -> None:
-        """What the processes of a mesh still gather is kept here at once: all that was reported before a call answered.
+        """Fetches points that the processes of a mesh have not sent yet: all that was reported before a call answered.
 
         Blocks for their answers, at most `TAKE_S`; nothing is asked of large meshes.
         """
@@ -152,12 +152,12 @@ class Points:
                 listener(points)
 
     def of(self, mesh: str) -> ByName:
-        """What is kept of a mesh."""
+        """Stored values of a mesh."""
         with self._lock:
             return self._series.of(mesh)
 
     def of_mesh(self, mesh: Any) -> Metrics:
-        """What there is of a mesh or slice, as people look at it."""
+        """Stored values of a mesh or slice, for people."""
         return Metrics(mesh, self.of, self._fetch)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
@@ -171,5 +171,5 @@ METRICS: Feature[Points] = Feature("metrics")
 
 
 def attach(engine: Runtime) -> Points:
-    """Takes `metrics` messages from now on."""
+    """Registers the handlers of `metrics` messages."""
     return Points(engine)

@@ -10,7 +10,7 @@ FORMER = 64  # meshes whose values are kept
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):
-    """One value. `step` is None where the program has counted none."""
+    """A value. `step` is None where the program has counted none."""
 
     mesh: str
     rank: int  # base rank
@@ -21,7 +21,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sample(NamedTuple):
-    """One value of a series."""
+    """A value of a series."""
 
     step: float
     at: float  # wall clock
@@ -32,7 +32,7 @@ ByName = dict[str, dict[int, list[Sample]]]  # name -> base rank -> values
 
 
 class Series:
-    """Those of all meshes, the latest ones of each. One thread at a time."""
+    """Series of all meshes, the latest values of each. One thread at a time."""
 
     def __init__(self) -> None:
         self._meshes: dict[str, ByName] = {}

@@ -62,20 +62,20 @@ class Table(ScrollView):
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
     def watch_cursor(self) -> None:
-        """Keeps it in sight."""
+        """Scrolls to the cursor."""
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False)
         self.refresh()
 
     def action_move(self, by: int) -> None:
-        """Up or down."""
+        """Moves the cursor."""
         self.cursor = max(0, min(self.cursor + by, len(self.rows) - 1))
 
     def action_page(self, by: int) -> None:
-        """By what is in sight."""
+        """Moves the cursor by a page."""
         self.action_move(by * max(1, self.size.height - 1))
 
     def lines(self, first: int, count: int) -> list[tuple[str, ...]]:
-        """Some rows as text."""
+        """Rows as text."""
         now = time.time()
         return [cells(row, now) for row in self.rows[first : first + count]]
 
@@ -91,7 +91,7 @@ class Table(ScrollView):
         )
 
     def render_line(self, y: int) -> Strip:
-        """One line of what is in sight."""
+        """Renders one visible line."""
         at = y + self.scroll_offset.y
         if at >= len(self.rows):
             return Strip.blank(self.size.width, self.rich_style)
@@ -157,7 +157,7 @@ class Top(App[None]):
             yield Footer()
 
     def on_mount(self) -> None:
-        """Begins to look."""
+        """Starts the refresh."""
         self.table.focus()
         self.set_interval(REFRESH_S, self.look_again)
         self.look_again()
@@ -200,22 +200,22 @@ class Top(App[None]):
         self.look_again()
 
     def action_find(self) -> None:
-        """Asks what to look for."""
+        """Opens the search field."""
         asked = self.query_one(Input)
         asked.add_class("asked")
         asked.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Finds while it is typed."""
+        """Searches while it is typed."""
         self._turn(self.look._replace(query=event.value))
 
     def on_input_submitted(self) -> None:
-        """On to the rows."""
+        """Returns to the rows."""
         self.query_one(Input).remove_class("asked")
         self.table.focus()
 
     def action_sort(self) -> None:
-        """By the next column."""
+        """Sorts by the next column."""
         self._turn(self.look._replace(sort=SORTS[(SORTS.index(self.look.sort) + 1) % len(SORTS)]))
 
     def action_hosts(self) -> None:
@@ -230,7 +230,7 @@ class Top(App[None]):
             self._turn(self.look._replace(host=chosen.host, by_host=False))
 
     async def action_back(self) -> None:
-        """Out of a host, or of what was looked for."""
+        """Leaves a host, or the search."""
         asked = self.query_one(Input)
         asked.value = ""
         asked.remove_class("asked")

@@ -19,7 +19,7 @@ No controller of this user can be watched. A notebook's kernel can be once a cel
 
 
 def main(words: Sequence[str]) -> int:
-    """Does what the command line says; gives the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="monarch-nb top", description="Shows the ranks of a running controller. It changes nothing there."
     )

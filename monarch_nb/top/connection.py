@@ -17,7 +17,7 @@ from monarch_nb.wire import json_decoder
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a connection file."""
+    """Content of a connection file."""
 
     socket: str  # a path, in a folder that is this user's own
     secret: str
@@ -28,7 +28,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lives(self) -> bool:
-        """Whether somebody listens there."""
+        """True if the controller listens."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
             knock.settimeout(1.0)
             knock.connect(self.socket)
@@ -37,7 +37,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder() -> Path:
-    """Where they are. Raises PermissionError where it is not this user's own, and OSError where it cannot be made."""
+    """Folder of connection files. Raises PermissionError where another user owns it, OSError if it cannot be made."""
     path = base_folder() / f"monarch-nb-{os.geteuid()}" / "top"
     for each in (path.parent, path):
         with contextlib.suppress(FileExistsError):
@@ -64,7 +64,7 @@ def write(path: Path, connection: Connection) -> None:
 
 
 def read(path: Path) -> Connection:
-    """What is in a file. Raises ValueError or OSError, whose text says what is wrong with it."""
+    """Reads a file. Raises ValueError or OSError, whose text says what is wrong with it."""
     try:
         return json_decoder(Connection).decode(read_private(path))
     except msgspec.DecodeError as error:
@@ -72,7 +72,7 @@ def read(path: Path) -> Connection:
 
 
 def connections() -> list[tuple[Path, Connection]]:
-    """Those of this user's controllers that run, the newest first; files of others are taken away."""
+    """Connections of this user's running controllers, the newest first; files of ended ones are removed."""
     found = []
     for path in folder().glob("*.json"):
         try:

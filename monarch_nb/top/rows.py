@@ -17,7 +17,7 @@ HEADS = ("host", "mesh", "rank", "state", "what", "for", "CPU", "memory (Pss)", 
 
 
 class Row(NamedTuple):
-    """One line. Of a host `stands_for` is how many ranks, 0 of a rank."""
+    """A line. `stands_for` is the number of ranks of a host, 0 for a rank."""
 
     key: tuple[str, str, int]  # uid, host, index of the rank or -1
     host: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How somebody wants to see it."""
+    """The view that a person has chosen."""
 
     query: str = ""
     sort: str = "place"
@@ -43,7 +43,7 @@ class Look(NamedTuple):
 
 
 def rows(document: Document, look: Look) -> list[Row]:
-    """All rows, in the order that is wanted; the worst, the longest and the most first."""
+    """All rows in the chosen order: worst, longest or most first."""
     ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
     every = sum(_size(document["meshes"][uid]) for uid in roots(document))
     by_host = every >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
@@ -58,7 +58,7 @@ def roots(document: Document) -> list[str]:
 
 
 def summary(document: Document) -> str:
-    """All of it in one line."""
+    """The cluster in one line."""
     meshes = document.get("meshes", {})
     counts: Counter[str] = Counter()
     for uid in roots(document):
@@ -178,7 +178,7 @@ def _memory(row: Row) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Without what would command a terminal."""
+    """Text without terminal commands."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
 
 

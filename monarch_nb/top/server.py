@@ -87,7 +87,7 @@ class StoreServer:
 
 
 class _Watcher:
-    """One terminal. The store puts messages here, its own thread writes them: a slow one holds nobody up."""
+    """A connected terminal. The store queues messages, its own thread writes them: a slow one delays nobody."""
 
     def __init__(self, store: Store, peer: socket.socket, secret: str, ended: Any) -> None:
         self._store = store
@@ -109,7 +109,7 @@ class _Watcher:
             self._changed.notify()
 
     def run(self) -> None:
-        """Until it leaves."""
+        """Serves it until it leaves."""
         leave = None
         try:
             if not self._is_known():
@@ -129,7 +129,7 @@ class _Watcher:
             self._ended(self)
 
     def _is_known(self) -> bool:
-        """Whether it has sent the secret of the connection file, in one line, soon."""
+        """True if it sends the secret of the connection file, in one line, in time."""
         self._peer.settimeout(_GREETING_S)
         line = b""
         while not line.endswith(b"\n") and len(line) < _GREETING:
@@ -141,7 +141,7 @@ class _Watcher:
         return hmac.compare_digest(line.strip(), self._secret.encode())
 
     def _listen(self) -> None:
-        """What it sends means nothing; its end does."""
+        """Waits for its end; input is ignored."""
         with contextlib.suppress(OSError):
             while self._peer.recv(4096):
                 pass
@@ -194,7 +194,7 @@ def serve(engine: Runtime | None = None, what: str = "") -> Path:
 
 
 def stop() -> None:
-    """Nobody can watch any more; the file is gone."""
+    """Ends the service and removes the file."""
     global _serving
     serving, _serving = _serving, None
     if serving is not None:

@@ -1,4 +1,4 @@
-"""What people write after a magic's name, read into plain values; what is wrong with it is said with a way out."""
+"""Parsers of magics' lines: words in, plain values out; errors say what to write instead."""
 
 from .actor_arguments import ActorArguments, read_actor
 from .log_arguments import LOG_OPTIONS, LogArguments, read_logs

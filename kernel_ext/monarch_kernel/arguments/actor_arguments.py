@@ -12,7 +12,7 @@ _BLANKS = "positional arguments come before named ones, and an expression has no
 
 
 class ActorArguments(Struct, frozen=True):
-    """What a line asks %%actor for."""
+    """Arguments of a %%actor line."""
 
     name: str
     mesh: str
@@ -66,7 +66,7 @@ def _check_expression(label: str, text: str) -> None:
 
 
 def _expressions(line: str) -> list[str]:
-    """What is separated by blanks, where these are neither in brackets nor in quotes; commas at the ends go."""
+    """Expressions separated by blanks outside of brackets and quotes; commas at their ends are dropped."""
     words, word, depth, quote = [], "", 0, ""
     at = 0
     while at < len(line):

@@ -24,7 +24,7 @@ LOG_OPTIONS = ("--follow", "--grep", "--level", "--since", "--last", "--stderr",
 
 
 class LogArguments(Struct, frozen=True):
-    """What a line asks %logs for; `filters` are those of `logs_of`, where any is given."""
+    """Arguments of a %logs line; `filters` are those of `logs_of`."""
 
     place: Place
     follow: bool = False

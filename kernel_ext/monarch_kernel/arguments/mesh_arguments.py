@@ -16,7 +16,7 @@ USUAL_DIMS = ("hosts", "gpus")  # what almost everybody means by a dimension of 
 
 
 class MeshArguments(Struct, frozen=True):
-    """What a line asks %mesh for."""
+    """Arguments of a %mesh line."""
 
     name: str
     dims: dict[str, int] = field(default_factory=dict)

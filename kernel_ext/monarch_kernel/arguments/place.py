@@ -21,7 +21,7 @@ _SPAN = re.compile(r"(-?\d+)(?:-(\d+))?")
 
 
 class Place(Struct, frozen=True):
-    """Which ranks of which mesh a line of `magic` means."""
+    """The mesh and ranks that a line of `magic` names."""
 
     magic: str
     name: str

@@ -20,7 +20,7 @@ PROFILE_OPTIONS = ("--hz", "--torch")
 
 
 class ProfileArguments(Struct, frozen=True):
-    """What a line asks %%prof for."""
+    """Arguments of a %%prof line."""
 
     place: Place
     hz: float = 100.0

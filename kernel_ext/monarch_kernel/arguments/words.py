@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether a variable can have this name."""
+    """True if a variable can have this name."""
     return name.isidentifier() and not keyword.iskeyword(name)
 
 

@@ -1,4 +1,4 @@
-"""What requests of front ends need: the ranks that answer, and how it is said that they cannot. Pure."""
+"""Types that requests of front ends use: the ranks that answer, and the error where they cannot. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -17,16 +17,16 @@ class Ranks(Protocol):
     """The cluster's debugger, as far as it is needed."""
 
     def records(self) -> list[Stopped]:
-        """All that is stopped."""
+        """All stopped threads."""
 
     def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
-        """Gives a command to each; blocks for the answers."""
+        """Sends a command to each record; blocks for the answers."""
 
     def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:
         """The breakpoints of all actors, in place of those before."""
 
     def release(self) -> None:
-        """Takes all breakpoints of actors away, and lets all go on; blocks until that is so."""
+        """Removes all breakpoints of actors and resumes all ranks; blocks until that is done."""
 
     def pause(self) -> str:
         """Stops what runs at its next line; gives why nothing will."""

@@ -10,24 +10,24 @@ from monarch_nb.runtime import Runtime
 
 
 class ClusterRanks:
-    """That of the engine of now: there is a new one after shutdown_context()."""
+    """Ranks of the current runtime: there is a new one after shutdown_context()."""
 
     def __init__(self, engine: Callable[[], Runtime | None]) -> None:
         self._engine = engine
 
     @property
     def controller(self) -> Controller | None:
-        """None while this process is in no cluster."""
+        """The controller; None while this process is in no cluster."""
         engine = self._engine()
         return controller_of(engine) if engine is not None and not engine.closed else None
 
     def records(self) -> list[Stopped]:
-        """All that is stopped."""
+        """All stopped threads."""
         controller = self.controller
         return controller.stopped.records() if controller is not None else []
 
     def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
-        """Gives a command to each; blocks for the answers."""
+        """Sends a command to each record; blocks for the answers."""
         controller = self.controller
         if controller is None:
             return [m.Answer(session=record.session, error="the cluster was left", resumed=True) for record in records]
@@ -40,9 +40,7 @@ class ClusterRanks:
             controller.breakpoints.set_everywhere(lines, raised=raised, uncaught=uncaught)
 
     def release(self) -> None:
-        """No actor has breakpoints any more, and all that is stopped goes on. Blocks until that is so, for a bounded
-        time.
-        """
+        """Removes all breakpoints of actors and resumes all ranks. Blocks until that is done, for a bounded time."""
         controller = self.controller
         if controller is None:
             return

@@ -30,7 +30,7 @@ class DebugCompletion(LineCompletion):
     magics = ("%%mdb", "%break", "%mpm", "%stacks", "%freeze")
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
-        """What can follow the words `before` on the line of a magic."""
+        """Words that can follow `before` on the line of a magic."""
         if magic == "%break":
             return self._break(before)
         if magic == "%stacks":
@@ -54,7 +54,7 @@ class DebugCompletion(LineCompletion):
         return self._dims(after) if after else self._session.names("actors")
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:
-        """What can follow `label=`; on a line of %break the mesh is named after "on"."""
+        """Values for `label=`; on a line of %break the mesh is named after "on"."""
         return super().values(magic, before[before.index("on") + 1 :] if "on" in before else before, label)
 
     def _functions(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the debugger's magics give back: text to read, data to go on with."""
+"""Results of the debugger's magics: text to read, data to use."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -17,11 +17,11 @@ class Listing:
 
 
 class Table(Listing):
-    """What is stopped, as it was when this was made; live where widgets are."""
+    """The stopped ranks at the time of its creation; live where widgets are."""
 
 
 class Results(Sequence[Answers]):
-    """What came of the commands of a cell, in order; `values` are those of the last command that had any."""
+    """Results of the commands of a cell, in order; `values` are those of the last command that had any."""
 
     def __init__(self, results: Sequence[Answers]) -> None:
         self._results = list(results)
@@ -41,7 +41,7 @@ class Results(Sequence[Answers]):
 
     @property
     def values(self) -> dict[int, Any]:
-        """By rank, what the last command that had values has given."""
+        """Values by rank of the last command that had any."""
         for result in reversed(self._results):
             if any(answer.value is not None for _, answer in result.pairs):
                 return result.values

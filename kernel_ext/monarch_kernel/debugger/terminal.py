@@ -17,7 +17,7 @@ USELESS = 4  # looks in a row at which it was not: a step lets ranks go for a mo
 
 
 class CellTerminal:
-    """Asks one question at a time, and only while a cell runs: an answer to another one would never come."""
+    """The prompt in a cell. Asks one question at a time, and only while a cell runs: later answers never arrive."""
 
     def __init__(self, shell: Any, front: Front, beside: Callable[[], bool] = lambda: False) -> None:
         self._shell = shell
@@ -30,7 +30,7 @@ class CellTerminal:
 
     @property
     def echoes(self) -> bool:
-        """Whether the front end keeps what was typed: VS Code asks in a box of its own and shows nothing of it."""
+        """True if the front end keeps typed text visible: VS Code asks in a box of its own and shows nothing of it."""
         return "__vsc_ipynb_file__" not in self._shell.user_ns
 
     def table(self, text: str, *, again: bool) -> bool:
@@ -47,20 +47,20 @@ class CellTerminal:
         self._has_view = self._beside()
 
     def gone(self) -> None:
-        """Says that there is nothing to ask for; the view, where there is one, does so at the question itself."""
+        """Prints that nothing is left to ask; the view, where there is one, does so at the question itself."""
         if not self._has_view:
             self.write("» no rank is stopped any more\n")
 
     @property
     def can_ask(self) -> bool:
-        """Whether the front end of the running cell takes questions, and the user wants any (`debug_prompt`)."""
+        """True if the front end of the running cell takes questions, and the user wants any (`debug_prompt`)."""
         if not self._front.running or not settings.debug_prompt:
             return False
         return self._kernel is None or takes_input(self._kernel)
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
-        """One line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and NothingToAsk when
-        `useless()` is found true for a while: whoever types answers nothing. A terminal waits all the same.
+        """A typed line; blocks. Raises NoPrompt, EOFError, KeyboardInterrupt on the main thread; and NothingToAsk once
+        `useless()` has been true for a while: an answer would change nothing. A terminal waits all the same.
         """
         if not self.can_ask:
             raise NoPrompt

@@ -20,7 +20,7 @@ from .terminal import CellTerminal
 
 
 class CellPrompt:
-    """Asks in the cell that waits, and calls files what people call them: `Cell In[3]`."""
+    """The prompt in the waiting cell, with display names of files: `Cell In[3]`."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class CellPrompt:
         )
 
     def install(self) -> None:
-        """From now on waits show what is stopped."""
+        """Joins waits, which then show what is stopped."""
         self.waits.install()
         self._front.ending.append(self._view.ended)
 
     def uninstall(self) -> None:
-        """Not any more."""
+        """Leaves waits."""
         self.waits.uninstall()
         if self._view.ended in self._front.ending:
             self._front.ending.remove(self._view.ended)

@@ -1,4 +1,4 @@
-"""How meshes, values, futures and failures look in a cell."""
+"""Displays of meshes, values, futures and failures in cells."""
 
 import time
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def install(shell: Any) -> None:
 
 
 def uninstall(shell: Any) -> None:
-    """Takes them away."""
+    """Removes the displays."""
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in _FORMS:
         formatter.pop(kind, None)

@@ -14,7 +14,7 @@ _LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks i
 
 
 def guide_html(guide: Guide) -> str:
-    """What %monarch shows."""
+    """HTML of %monarch."""
     parts = [f"<div><b>{escape(title())}</b></div><div>{escape(running(guide.meshes))}</div>"]
     if guide.meshes.rows:
         parts.append(overview_html(guide.meshes))
@@ -24,7 +24,7 @@ def guide_html(guide: Guide) -> str:
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:
-    """What %monarch doctor shows."""
+    """HTML of %monarch doctor."""
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
     for name, findings in diagnosis.found.items():
         rows = "".join(map(_row, findings))

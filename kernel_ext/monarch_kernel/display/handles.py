@@ -36,7 +36,7 @@ class HandleForms:
         formatters["text/plain"].for_type(Placement, lambda value, printer, cycle: printer.text(text_of(value)))
 
     def uninstall(self) -> None:
-        """Takes them away."""
+        """Removes the displays."""
         formatters = self._shell.display_formatter.formatters
         for kind, form in (
             ("text/html", HANDLE),
@@ -49,7 +49,7 @@ class HandleForms:
             formatters[kind].pop(form, None)
 
     def html(self, tensor: Any) -> str:
-        """Where it lies."""
+        """The placement of a tensor."""
         stream = tensor.reference.stream
         gone = "" if stream.lost is None else _first_line(stream.lost)
         name = self._name(tensor)
@@ -87,7 +87,7 @@ class HandleForms:
 
 
 def mesh_facts(mesh: Any) -> tuple[str, ...]:
-    """What the tensors of a mesh are: their device, how many there are, and how much."""
+    """Facts about the tensors of a mesh: device, number and size."""
     stream = mesh.stream
     if stream.lost is not None:
         return "for tensors", _first_line(stream.lost)
@@ -110,7 +110,7 @@ def sharded(module: Any) -> list[tuple[str, Any]]:
 
 
 def lost_ranks(stream: Any) -> tuple[int, ...]:
-    """Which ranks of a mesh of tensors have failed."""
+    """Ranks of a mesh of tensors that have failed."""
     procs = next((procs for one, procs in all_streams() if one is stream), None)
     if procs is None:
         return ()
@@ -118,7 +118,7 @@ def lost_ranks(stream: Any) -> tuple[int, ...]:
 
 
 def _calls(name: str) -> tuple[tuple[str, str], ...]:
-    """How a cell shows values of a tensor that has this name."""
+    """Expressions that show values of a tensor with this name."""
     called = name or "t"
     return ("its values", f"{called}.full_tensor()"), ("by rank", f"{called}.local_shards()")
 

@@ -51,7 +51,7 @@ LEFT = ' style="text-align:left"'  # of a cell: Lab sets tables right, and takes
 
 
 def framed(*parts: str, kind: str = "") -> str:
-    """One display: its parts within the scope of the style."""
+    """A display: its parts within the scope of the style."""
     return f'<div class="mnb{f" {kind}" if kind else ""}"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
@@ -81,7 +81,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """What and its value, a line each."""
+    """Rows of labels and values."""
     body = "".join(f"<tr><th{LEFT}>{escape(what)}</th><td{LEFT}>{escape(value)}</td></tr>" for what, value in rows)
     return f"<table><tbody>{body}</tbody></table>" if body else ""
 

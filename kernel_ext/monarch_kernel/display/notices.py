@@ -38,7 +38,7 @@ class Notice(Struct, frozen=True):
 
 
 class _Shown(Struct):
-    """Where an event was shown, and how many ranks it had then."""
+    """The cell in which an event was shown, and the number of its ranks then."""
 
     cell: Any
     card: bool

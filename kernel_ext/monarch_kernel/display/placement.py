@@ -54,9 +54,9 @@ def placement_html(
     *facts: str,
     calls: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """All that is to be seen of where a tensor lies; `lost` ranks are marked.
+    """The placement of a tensor as HTML; `lost` ranks are marked.
 
-    `calls` say what a cell may ask for besides, and by what code.
+    `calls` are (label, code) pairs for further displays.
     """
     linked = len(placement.blocks) <= _LINKED
     lights = (

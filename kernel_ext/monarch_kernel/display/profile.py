@@ -98,7 +98,7 @@ def _group(profile: "Profile", ranks: Sequence[int], name: FileName) -> str:
 
 
 class ProfileForms:
-    """How profiles look in one kernel, whose cells it calls by their numbers."""
+    """Displays of profiles in one kernel, with its cells' numbers as file names."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -110,7 +110,7 @@ class ProfileForms:
         self._formatters["text/plain"].for_type(PROFILE, lambda profile, out, _: out.text(profile.text(self._named)))
 
     def uninstall(self) -> None:
-        """No longer."""
+        """Removes the displays."""
         for kind in ("text/html", "text/plain"):
             self._formatters[kind].pop(PROFILE, None)
 
@@ -124,7 +124,7 @@ class ProfileForms:
 
 
 def flame_graph(root: "Node", ranks: Sequence[int], name: FileName) -> str:
-    """What some ranks did, by functions and what they called, with files as `name` calls them."""
+    """A flame graph of some ranks, with display names of files from `name`."""
     return f'<div class="mnb-flame" style="{_FRAME}">{_flame_row(root, ranks, name, root.share(ranks), 0)}</div>'
 
 
@@ -135,7 +135,7 @@ def _colour(kind: str, computed: float) -> str:
 
 
 def flame_legend() -> Iterator[str]:
-    """What the colours mean."""
+    """Legend of the colours."""
     box = "display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px;vertical-align:-1px"
     for kind in KINDS:
         yield f'<span style="{box};background-color:{_colour(kind, 1.0)}"></span>{kind}'

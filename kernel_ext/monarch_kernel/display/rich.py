@@ -22,7 +22,7 @@ _HTML = "text/html"
 
 
 def can_stand_beside(data: Mapping[str, Any]) -> bool:
-    """Whether these forms can be a part of HTML as they are: images, and HTML that runs nothing."""
+    """True if these forms can be embedded in HTML: images, and HTML without scripts."""
     if any(kind.startswith("application/") and kind != "application/pdf" for kind in data):
         return False
     html = data.get(_HTML)

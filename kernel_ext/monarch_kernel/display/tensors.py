@@ -129,7 +129,7 @@ def module_html(name: str, parameters: Sequence[tuple[str, Any]]) -> str:
 
 
 def module_text(parameters: Sequence[tuple[str, Any]]) -> str:
-    """The same as text."""
+    """The parameters as text."""
     rows = [("parameter", "tensor", "placement", "on a rank")]
     for path, meta in parameters[:_LISTED]:
         placement = placement_of(meta)

@@ -1,4 +1,4 @@
-"""What has moved between the memory of processes, as a small matrix and tables."""
+"""Transfers between the memory of processes, as a small matrix and tables."""
 
 from collections.abc import Sequence
 from html import escape

@@ -19,7 +19,7 @@ RICH_BYTES = 8 << 20
 
 
 def value_mesh_html(mesh: Any) -> str:
-    """One row for each different value."""
+    """A row for each different value."""
     count = len(mesh)
     dims = " ".join(f"{label}={size}" for label, size in mesh.extent.items())
     if count and nothing_in(count, mesh.get):

@@ -1,4 +1,4 @@
-"""What ranks write and display, in the cells that caused it: which cell, how much of it, equal lines once, folds."""
+"""Output of ranks in the cells that caused it: finding the cell, limits, merging of equal lines, folding."""
 
 from .cell_output import CellOutput
 from .cells import Cells

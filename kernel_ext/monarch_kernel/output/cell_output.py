@@ -1,4 +1,4 @@
-"""What the ranks print, shown in the cell that caused it: equal lines of several ranks once, with their ranks."""
+"""Printed output of ranks in the cell that caused it: equal lines of several ranks once, with their ranks."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Waiting:
-    """What one rank wrote in one cell and is not shown yet."""
+    """Output of one rank for one cell that is not shown yet."""
 
     def __init__(self) -> None:
         self.written: list[Written] = []
@@ -65,7 +65,7 @@ class CellOutput:
         self._thread = threading.Thread(target=self._work, name="monarch-cell-output", daemon=True)
 
     def start(self) -> None:
-        """From now on lines are shown as they come, not only when somebody asks for it."""
+        """Starts to show lines as they come, not only on request."""
         self._thread.start()
 
     def close(self) -> None:
@@ -91,12 +91,12 @@ class CellOutput:
         self.flush(all_of_it=True, displays=True)
 
     def settle_lines(self) -> None:
-        """The same for whole lines alone: the call that has ended may not be the last one of its cell."""
+        """Shows whole lines only: the call that has ended may not be the last one of its cell."""
         self._drain()
         self.flush(displays=True)
 
     def settle_replies(self) -> None:
-        """The same where replies have come since; else nothing is to be shown before them."""
+        """Shows lines if replies have come since; nothing else must be shown before them."""
         if self._drain():
             self.flush(displays=True)
 
@@ -197,7 +197,7 @@ class CellOutput:
         return self._cells.of(line.address, line.call)
 
     def progress(self) -> str:
-        """How far the ranks' own progress bars are: their lines with carriage returns."""
+        """Progress of the ranks' own progress bars: their lines with carriage returns."""
         bars = [
             (self._sources.of(bar.address), Line(bar.address, row, bar.stream, bar.call))
             for bar in self._receiver.open_lines()

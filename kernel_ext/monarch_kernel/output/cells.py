@@ -1,4 +1,4 @@
-"""Which cell of the notebook output belongs to: calls are numbered, and each cell knows the first one of its own."""
+"""Maps output to cells of the notebook: calls are numbered, and each cell stores the number of its first call."""
 
 import bisect
 from typing import Any
@@ -13,7 +13,7 @@ KEPT = 2000  # cells
 
 
 class CallCells:
-    """Finds the cells of calls by their numbers. One thread begins cells; any may ask."""
+    """Maps numbers of calls to cells. One thread begins cells; any thread may ask."""
 
     def __init__(self, cell: Any) -> None:
         self._begun: tuple[list[int], list[Any]] = ([0], [cell])  # first calls, and cells; replaced, not changed
@@ -30,7 +30,7 @@ class CallCells:
 
 
 class Cells:
-    """Finds the cell that output belongs to. Cells begin on the kernel's thread; `of` is for any."""
+    """Maps output to cells. Cells begin on the kernel's thread; `of` is for any thread."""
 
     def __init__(self, front: Front, engine: Runtime) -> None:
         self._front = front

@@ -119,7 +119,7 @@ class _Fold:
         return [line for _, line in sorted(timed, key=lambda line: line[0])]
 
     def _below(self) -> list[Line]:
-        """Those in sight: the last one of each rank, or a few of the only one."""
+        """Visible lines below: the last one of each rank, or a few if there is one rank."""
         if len(self._last) == 1:
             return self._lines(BELOW)
         ends = [last[-1][1] for _, last in sorted(self._last.items()) if last]

@@ -1,7 +1,7 @@
-"""How much of what the ranks print a front end is given: a flood of one rank takes nothing from the others.
+"""Limits for the output of ranks: a flood of one rank takes nothing from the others.
 
-A Jupyter server cuts a kernel off that sends more than 1 MB/s over three seconds; so much is never sent. And nobody
-reads thousands of lines in a cell: a rank that floods is held back until it has written little for a while.
+A Jupyter server disconnects a kernel that sends more than 1 MB/s over three seconds; output stays below that. And
+nobody reads thousands of lines in a cell: a rank that floods is held back until it has written little for a while.
 """
 
 import time
@@ -32,7 +32,7 @@ class Bucket:
         self._at = time.monotonic()
 
     def refill(self, now: float) -> float:
-        """What is allowed now."""
+        """Adds the allowance of the time that has passed; returns it."""
         self.left = min(self.most, self.left + (now - self._at) * self._rate)
         self._at = now
         return self.left
@@ -56,7 +56,7 @@ class Held:
 
 
 class _Share:
-    """What one rank may show of a batch, line by line, and what is over, in the order in which it was written."""
+    """Lines that one rank may show of a batch, and those beyond its limit, in the order in which they were written."""
 
     def __init__(self) -> None:
         self.shown: list[tuple[Written, str]] = []  # lines without their ends
@@ -68,7 +68,7 @@ class _Share:
         return sum(_size(*piece) for piece in self.shown)
 
     def cut(self, places: Collection[int]) -> None:
-        """Takes away the lines at some places; displays stay."""
+        """Removes lines by index; displays stay."""
         shown, cut = [], []
         for place, (written, line) in enumerate(self.shown):
             if place in places and written.display is None:
@@ -103,7 +103,7 @@ class Pacing:
         ]
 
     def _of_rank(self, address: str, batch: Sequence[Written], now: float) -> _Share:
-        """What one rank may show; while it floods nothing."""
+        """Lines that one rank may show; none while it floods."""
         bucket = self._ranks.get(address) or self._ranks.setdefault(address, Bucket(RANK_LINES, RANK_BURST))
         left = int(bucket.refill(now))
         if address in self._flooding and left > bucket.most / 2:
@@ -128,7 +128,7 @@ class Pacing:
         return share
 
     def _bound_lines(self, shares: dict[str, _Share], now: float) -> None:
-        """Takes away what all ranks together show too much; equal lines of several ranks are one."""
+        """Removes lines beyond the limit of all ranks together; equal lines of several ranks count once."""
         left = self._lines.refill(now)
         wanted: Counter[str] = Counter()
         for share in shares.values():
@@ -160,7 +160,7 @@ class Pacing:
         self._lines.left = left
 
     def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
-        """Takes away what is more than a front end may be sent; whoever wants little gets it all."""
+        """Removes what exceeds the bytes that a front end may be sent; ranks that need little keep all of it."""
         left = self._bytes.refill(now)
         for place, share in enumerate(sorted(shares.values(), key=lambda share: share.size)):
             most = left / (len(shares) - place)

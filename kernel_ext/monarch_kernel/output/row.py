@@ -17,7 +17,7 @@ _NOTHING: Bundle = {"text/plain": "", "text/html": ""}
 
 
 class Member:
-    """One display of one rank."""
+    """A display of one rank."""
 
     def __init__(self, address: str, source: Source, display: Display, merges: bool) -> None:
         self.address = address
@@ -52,12 +52,12 @@ class Row:
         return sum(group[0].size for group in self._groups.values())
 
     def put(self, member: Member) -> None:
-        """One more."""
+        """Adds a display."""
         self._groups.setdefault(member.digest, []).append(member)
         self.changed = True
 
     def drop(self, gone: Callable[[Member], bool]) -> None:
-        """Those go."""
+        """Removes displays."""
         for digest, group in tuple(self._groups.items()):
             left = [member for member in group if not gone(member)]
             if len(left) < len(group):
@@ -67,11 +67,11 @@ class Row:
                     del self._groups[digest]
 
     def has(self, digest: bytes) -> bool:
-        """Whether a display that looks so stands here."""
+        """True if an equal display is in the row."""
         return digest in self._groups
 
     def has_room(self, member: Member) -> bool:
-        """Whether a display can stand here."""
+        """True if the row has room for a display."""
         if not self._groups or self.has(member.digest):
             return True
         if len(self) >= BESIDE or self.size + member.size > BESIDE_BYTES:
@@ -80,7 +80,7 @@ class Row:
         return can_stand_beside(member.display.data) and all(map(can_stand_beside, beside))
 
     def above(self, named: bool) -> Bundle:
-        """What stands above it."""
+        """The heading of the row."""
         if not self._groups:
             return _NOTHING
         where = prefix([member.source for group in self._groups.values() for member in group], named=named).strip()
@@ -95,7 +95,7 @@ class Row:
         }
 
     def body(self, named: bool) -> tuple[Bundle, dict[str, Any]]:
-        """It itself, and facts about its forms."""
+        """The row as a bundle, and metadata of its forms."""
         if not self._groups:
             return _NOTHING, {}
         groups = sorted(self._groups.values(), key=lambda group: min(member.source.point for member in group))

@@ -1,4 +1,4 @@
-"""What ranks display, shown in the cell that caused it: equal displays once with their ranks, others side by side.
+"""Displays of ranks in the cell that caused them: equal displays once with their ranks, others side by side.
 
 The first display of each rank in a call makes the first row, the second one the second, and so on. A row is replaced in
 place when more of it comes. How much of it one cell may hold is bounded.
@@ -35,7 +35,7 @@ class _Call:
         self._places: dict[tuple[bytes, int], Row] = {}  # where what was displayed so often stands
 
     def clear(self, address: str) -> None:
-        """Takes away what a rank has displayed."""
+        """Removes the displays of a rank."""
         self.clearing.discard(address)
         self._last.pop(address, None)
         self._times = {key: count for key, count in self._times.items() if key[0] != address}
@@ -76,7 +76,7 @@ class _LeftOut:
 
 
 class Rows:
-    """All of a kernel. One thread at a time."""
+    """All rows of a kernel. One thread at a time."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -136,7 +136,7 @@ class Rows:
     # -- bounds -----------------------------------------------------------------------------------------------------
 
     def _has_room(self, cell: Any, more: int = -1) -> bool:
-        """Whether a cell holds no more than it may; or, with a number of bytes, may hold one more display of them."""
+        """True if a cell is within its limit, or, given a number of bytes, can take one more display of that size."""
         rows = [row for call in self._calls.values() for row in call.rows if row.cell is cell]
         return sum(map(len, rows)) + (more >= 0) <= MOST and sum(row.size for row in rows) + max(0, more) <= MOST_BYTES
 
@@ -180,7 +180,7 @@ class Rows:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has changed that is not shown yet."""
+        """True if changes are not shown yet."""
         return bool(self._changed()) or any(left_out.changed for left_out in self._left_out.values())
 
     def _changed(self) -> Sequence[Row]:

@@ -1,4 +1,4 @@
-"""How a program calls its tensors: by the variables of the notebook, and by the parameters of modules in them."""
+"""Names of tensors in a program: variables of the notebook, and parameters of modules in them."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ _MOST = 2000  # tensors of one module that are named
 
 
 def variables() -> dict[str, Any]:
-    """Those of the notebook, as they are now."""
+    """The current variables of the notebook."""
     shell = IPython.get_ipython()
     return {} if shell is None else dict(shell.user_ns)
 
@@ -34,7 +34,7 @@ def names_of(held: Mapping[str, Any]) -> dict[tuple[int, int], str]:
 
 
 def name_of(held: Mapping[str, Any], tensor: Any) -> str:
-    """What variable holds this very tensor; "" for none."""
+    """The variable that holds this very tensor; "" for none."""
     return next((name for name, value in tuple(held.items()) if value is tensor and not name.startswith("_")), "")
 
 

@@ -38,7 +38,7 @@ def parts_on(mesh: Any, source: str) -> Iterator[None]:
 
 
 def workers_on(mesh: Any) -> list[ActorMesh[Any]]:
-    """Those that execute the operations on the tensors of a proc mesh, or of a slice of it."""
+    """Workers that execute operations on the tensors of a proc mesh, or of a slice of it."""
     module = sys.modules.get("monarch_nb.tensor.processes")
     if module is None or not isinstance(mesh, ProcMesh):
         return []

@@ -19,7 +19,7 @@ NOTHING = "There are no sharded tensors. monarch.distribute(tensor, mesh, shardi
 
 
 class Tensors:
-    """What there is at this moment, by mesh; with `waits` the lines that waited, instead of the tensors."""
+    """The current tensors by mesh; with `waits`, the lines that waited instead."""
 
     def __init__(self, engine: Runtime, *, waits: bool = False) -> None:
         found = store_of(engine).document().get("tensors", {})
@@ -44,7 +44,7 @@ def head(summary: Summary) -> tuple[str, ...]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One tensor in a table."""
+    """Cells of a table row for one tensor."""
     each = "lost" if row.lost else size_text(row.each)
     return row.name or "·", row.title, " ".join(row.placement), each, row.line.at
 
@@ -60,7 +60,7 @@ def live_text(live: Sequence[int]) -> str:
 
 
 def memory_lines(summary: Summary) -> list[str]:
-    """What tensors take on ranks, and what processes or devices have for that and all else."""
+    """Memory of tensors on ranks, and the memory that processes or devices have."""
     lines = [f"live: {live_text(summary.live)}"]
     if summary.memory is not None:
         of = "memory of the processes" if summary.memory.of == "process" else "memory allocated on the devices"
@@ -69,7 +69,7 @@ def memory_lines(summary: Summary) -> list[str]:
 
 
 def moved_cells(summary: Summary) -> list[tuple[str, ...]]:
-    """What was moved, by dimension of the mesh."""
+    """Moved data by dimension of the mesh."""
     return [(dim, kind, str(count), size_text(nbytes)) for dim, kind, count, nbytes in by_dimension(summary.moved)]
 
 
@@ -80,7 +80,7 @@ def waited_cells(waits: tuple[Wait, ...]) -> list[tuple[str, ...]]:
 
 
 def waits_text(summary: Summary) -> str:
-    """How often the last cell has waited for the workers."""
+    """Number of times that the last cell has waited for the workers."""
     times = sum(wait.count for wait in summary.waits)
     if not times:
         return "the last cell waited for no result"

@@ -18,7 +18,7 @@ class Bundle(TypedDict):
 
 
 def built() -> bool:
-    """Whether the bundles are there; only a checkout in which somebody removed them has none."""
+    """True if the bundles are there; only a checkout from which they were removed has none."""
     return all((STATIC / f"{view}.{kind}").is_file() for view in VIEWS for kind in ("js", "css"))
 
 

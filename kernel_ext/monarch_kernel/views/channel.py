@@ -42,7 +42,7 @@ def pieces(message: Message, size: Size, most: int = LARGEST) -> Iterator[Messag
 
 
 def _after(message: Message, patches: list[Message]) -> Iterator[Message]:
-    """What has no room in the first one follows it as changes of the same number."""
+    """Splits patches that do not fit into the first message into further changes with the same number."""
     seq = message["seq"]
     for patch in patches:
         yield {"type": "delta", "prev": seq, "seq": seq, "patch": patch, "now": message["now"]}
@@ -167,7 +167,7 @@ def _encoded(message: Message) -> bytes | None:
 
 
 class Inbox:
-    """What views send, handled one after the other on a thread of its own: handlers may be called on any subshell."""
+    """Queue of messages of views, handled one after the other on its own thread: comm handlers run on any subshell."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ class Inbox:
         self._lock = threading.Lock()
 
     def put(self, work: Callable[[], None]) -> None:
-        """Has it done soon."""
+        """Queues work."""
         self._queue.put(work)
         with self._lock:
             if self._thread is None:

@@ -160,7 +160,7 @@ class DebugRequests:
         return self._run(controller, message, "quit")
 
     def _do_frame(self, controller: Controller, message: Message) -> Message:
-        """Looks at one frame of the stack."""
+        """Selects a frame of the stack."""
         return self._select(controller, message, m.Select(session="", frame=int(message.get("frame") or 0)))
 
     def _do_up(self, controller: Controller, message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""What can be displayed besides meshes: failures, lines and metrics, each as text, as HTML, and live."""
+"""Displays besides meshes: failures, lines and metrics, each as text, as HTML, and live."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ class LogView:
 
     @property
     def lines(self) -> list[Line]:
-        """They, as views have them."""
+        """The lines in the form of views."""
         return [(one.rank.rank, round(one.time, 3), "", one.text) for one in self.logs[-LINES:]]
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ _pages: Pages | None = None
 
 
 def element_of(value: Any) -> Any:
-    """The same in a page of marimo; None elsewhere, as in a program of marimo that is run as a script."""
+    """The element of a value in a marimo page; None elsewhere, as in a marimo program that is run as a script."""
     global _pages
     marimo = sys.modules.get("marimo")
     if marimo is None or marimo.app_meta().mode not in ("edit", "run"):

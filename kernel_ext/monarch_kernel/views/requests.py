@@ -1,4 +1,4 @@
-"""What views can ask for: each verb is a thin skin over a Python call."""
+"""Requests of views: each verb is a thin skin over a Python call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ class Requests:
 
     @staticmethod
     def _meshes(state: MeshState, message: Message, bases: list[int]) -> list[Any]:
-        """What is meant as meshes: the whole one, or one for each rank."""
+        """The requested meshes: the whole one, or one for each rank."""
         kind: Any = ActorMesh if isinstance(state, ActorState) else ProcMesh
         if message.get("ranks") is None:
             return [kind(state, state.region)]

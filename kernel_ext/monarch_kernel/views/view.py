@@ -117,7 +117,7 @@ class View:
             self._request(message)
 
     def _request(self, message: Message) -> None:
-        """Does it once: a view asks again where its connection was lost, and gets the answer that was given."""
+        """Answers a request once: a view repeats it after a lost connection, and gets the stored answer."""
         key = message.get("id")
         if key in self._asked:
             if (answer := self._asked[key]) is not None:

@@ -38,7 +38,7 @@ def widget_base() -> Any:
         return None
 
     class View(anywidget.AnyWidget):
-        """One view of the cluster; everything live comes as messages, `saved` is what is there without a kernel."""
+        """A view of the cluster. Live data comes as messages; `saved` is shown without a kernel."""
 
         options = traitlets.Dict().tag(sync=True)
         saved = traitlets.Dict().tag(sync=True)
@@ -70,7 +70,7 @@ class Widgets:
         self._made: dict[Any, Any] = {}
 
     def install(self, views: LiveViews) -> None:
-        """From now on meshes and the like are shown live. Without a kernel, or without anywidget, nothing changes."""
+        """Registers live displays. Without a kernel, or without anywidget, nothing changes."""
         if getattr(self._shell, "kernel", None) is None:
             return
         self._base = widget_base()
@@ -93,7 +93,7 @@ class Widgets:
         return None
 
     def _seen(self) -> bool:
-        """Whether somebody is there. Runs without stdin, such as nbclient's, are looked at later, without a kernel.
+        """True if a person watches. Runs without stdin, such as nbclient's, are opened later, without a kernel.
 
         JupyterLab cannot show widgets then; the static forms it can.
         """
@@ -123,7 +123,7 @@ class Widgets:
             formatter.pop(kind, None)
 
     def _live(self, view: LiveView, shown: Callable[[Any], Shown]) -> Callable[..., dict[str, Any]]:
-        """What gives the form of a value besides text and HTML; {} if it cannot be shown live."""
+        """The formatter of live forms; {} for values that cannot be shown live."""
 
         def bundle(value: Any, include: Any = None, exclude: Any = None) -> dict[str, Any]:
             try:
@@ -212,7 +212,7 @@ def _brief(records: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
-    """What one mesh needs of the state to be shown without a kernel."""
+    """The part of the state that shows one mesh without a kernel."""
     if uid is None:
         return {**document, "ranks": {}}
     meshes = document.get("meshes", {})

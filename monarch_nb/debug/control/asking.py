@@ -13,12 +13,12 @@ ANSWER_S = 5.0  # beyond debug_command_timeout, for an answer to arrive
 
 
 class Asking(threading.local):
-    """Whether the calling thread waits for an answer to the debugger."""
+    """Marks threads that wait for an answer to the debugger."""
 
     now = False
 
     def answer(self, future: "Future[T]", timeout: float) -> T:
-        """What was answered; blocks. Raises what `Future.get` does."""
+        """The answer; blocks. Raises what `Future.get` does."""
         self.now = True
         try:
             return future.get(timeout)
@@ -30,7 +30,7 @@ asking = Asking()
 
 
 def outcome_of(future: "Future[Outcome]") -> Outcome:
-    """What was answered, or why nothing was."""
+    """The outcome, or an outcome with the error."""
     try:
         return asking.answer(future, settings.debug_command_timeout)
     except Exception as error:

@@ -38,7 +38,7 @@ class Breakpoint:
 
 
 class Breakpoints:
-    """Those of one controller, by number."""
+    """The breakpoints of one controller, by number."""
 
     def __init__(self, engine: Runtime, here: Callable[[str, m.BreakSet], int]) -> None:
         """`here` takes those that are wanted in all actors for the actors of this process."""
@@ -94,7 +94,7 @@ class Breakpoints:
         return added
 
     def clear(self, number: int) -> None:
-        """Takes one away again. Raises DebugError for a number that there is not."""
+        """Removes a breakpoint. Raises DebugError for an unknown number."""
         cleared = self._by_number.pop(number, None)
         if cleared is None:
             numbers = ", ".join(map(str, self._by_number)) or "none"
@@ -158,7 +158,7 @@ class Breakpoints:
         return "" if any(not each.error for each in outcomes) else "; ".join(errors)
 
     def _addresses(self) -> list[str]:
-        """All processes that may hold actors, but for this one, and for those that have failed."""
+        """All processes that may hold actors, except this one and failed ones."""
         addresses = []
         for state in tuple(self._engine.meshes.values()):
             if isinstance(state, ProcState) and state.stopped is None:

@@ -1,4 +1,4 @@
-"""Who is not stopped where others are, and what those do: asked of their processes."""
+"""Ranks that are not stopped where others are, and what they do, as their processes report it."""
 
 import contextlib
 import json
@@ -119,7 +119,7 @@ def stacks_text(controller: Controller, state: Any, ranks: Sequence[int], name: 
 
 
 def py_spy() -> str | None:
-    """Where py-spy is; None if it is not installed."""
+    """Path of py-spy; None if it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
@@ -166,7 +166,7 @@ def seen_from_outside(address: str, pid: int) -> list[Sequence[Frame]]:
 
 
 def spied(program: str, pid: int) -> list[Sequence[Frame]]:
-    """By py-spy, which needs no help of the process."""
+    """Stacks read by py-spy, without help of the process."""
     done = subprocess.run(
         [program, "dump", "--json", "--pid", str(pid)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -179,7 +179,7 @@ def spied(program: str, pid: int) -> list[Sequence[Frame]]:
 
 
 def signalled(file: Path, pid: int) -> list[Sequence[Frame]]:
-    """By a signal whose handler, in C, writes them into a file. Raises OSError."""
+    """Stacks that a signal handler, in C, writes to a file. Raises OSError."""
     before = file.stat().st_size  # the file says that the process handles the signal
     os.kill(pid, dumps.SIGNAL)
     deadline = time.monotonic() + WRITES_S
@@ -210,7 +210,7 @@ def parsed(text: str) -> list[Sequence[Frame]]:
 
 
 def _own(threads: Any) -> list[Sequence[Frame]]:
-    """Of stacks (outermost first) the part below the engine's frames, of those threads that run an actor."""
+    """Parts of stacks (outermost first) below the library's frames, of threads that run an actor."""
     stacks_of_actors = []
     for stack in threads:
         runs = [n for n, frame in enumerate(stack) if frame.file == f"{_OURS}runtime/actors/cell.py"]

@@ -1,4 +1,4 @@
-"""Asks for commands and carries them out, until nothing is stopped or the prompt is left."""
+"""Reads commands and carries them out, until nothing is stopped or the prompt is left."""
 
 import threading
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Redrawn(Generic[T]):
         self._unlisten = stopped.listen(self._happened)
 
     def close(self) -> None:
-        """Nothing is shown from now on."""
+        """Stops the redraws."""
         with self._lock:
             self._closed.set()
         self._unlisten()
@@ -66,7 +66,7 @@ class Redrawn(Generic[T]):
 
 
 class Conversation:
-    """One question after the other. `over()` ends it; with `ending="close"` the word quit only leaves the prompt."""
+    """A sequence of questions. `over()` ends it; with `ending="close"` the word quit only leaves the prompt."""
 
     def __init__(self, prompt: DebugPrompt, terminal: Terminal, over: Callable[[], bool], ending: str) -> None:
         self._prompt = prompt
@@ -140,7 +140,7 @@ class Conversation:
             self._terminal.write(f"other ranks have stopped: {places}\n")
 
     def _command(self, last: str) -> str | None:
-        """What was typed, whole; "" for nothing to do, None for the end."""
+        """The complete input; "" for nothing to do, None for the end."""
         prompt = self._prompt
         prompt.gather()
         line = self._ask(prompt.question)

@@ -1,4 +1,4 @@
-"""What is typed at the prompt, or written in a `%%mdb` cell: read, sent to the ranks in focus, answered in one text."""
+"""Commands of the prompt or of a `%%mdb` cell: read, sent to the ranks in focus, answered in one text."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -162,7 +162,7 @@ class DebugPrompt:
         return Answers(text, "\n".join(part for part in parts if part), result.pairs)
 
     def move(self, motion: Motion, line: int | None = None) -> Answers:
-        """Lets those in focus step, and says where they have come to."""
+        """Steps the ranks in focus; returns their new locations."""
         records = self.fix()
         if not records:
             return Answers(_WORDS[motion], "*** nothing is stopped")
@@ -196,12 +196,12 @@ class DebugPrompt:
         return Answers(text, f"{went}, and stopped again:\n{self.after(again)}" if again else went, pairs)
 
     def after(self, before: Sequence[Stopped]) -> str:
-        """Where those are that were let go by a step, and what is watched."""
+        """New locations of ranks that were stepped, and watched values."""
         stopped = self.controller.stopped
         return "\n".join([_moves_text(before, stopped.records(), stopped.why_over, self.name), *self.watched()])
 
     def watched(self) -> list[str]:
-        """What is displayed, by rank, and the sparklines of what is watched."""
+        """Displayed values by rank, and sparklines of watched ones."""
         if not self.candidates():
             return []
         shown = [self._display(expression).text for expression in self.displays]
@@ -230,7 +230,7 @@ class DebugPrompt:
         return Answers("focus", "\n".join([line, *source_lines(first)]) if rest else line)
 
     def table(self, *, source: bool = True) -> str:
-        """What is stopped, who is not and where those are."""
+        """The stopped ranks, the other ranks and their locations."""
         records = self.candidates()
         sizes, missing = whereabouts.missing(self.controller, records, self.name)
         return table_text(records, sizes=sizes, missing=missing, name=self.name, source=source)
@@ -332,9 +332,9 @@ def _key(record: Stopped) -> tuple[str, int, str]:
 def _moves_text(
     before: Sequence[Stopped], now: Sequence[Stopped], why_over: Callable[[str], str], name: FileName = short
 ) -> str:
-    """One line for each place that they have come to, for those whose endpoint has ended, and for those that still run.
+    """A line for each new location, for ranks whose endpoint has ended, and for ranks that still run.
 
-    `now` is all that is stopped; `why_over(session)` says why one cannot stop any more, "" where it may.
+    `now` is all that is stopped; `why_over(session)` says why a session cannot stop any more, "" if it may.
     """
     by_session = {record.session: record for record in now}
     stopped = [by_session[record.session] for record in before if record.session in by_session]

@@ -1,4 +1,4 @@
-"""Where people read what is stopped and type what is to be done."""
+"""Terminals on which people see what is stopped and type commands."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class NoPrompt(Exception):
-    """Nobody can be asked here."""
+    """No prompt can be shown here."""
 
 
 class NothingToAsk(BaseException):
@@ -14,15 +14,15 @@ class NothingToAsk(BaseException):
 
 
 class Terminal(Protocol):
-    """Where people read and type."""
+    """Output and input of a prompt."""
 
     @property
     def can_ask(self) -> bool:
-        """Whether there is anybody to type."""
+        """True if a person can type."""
 
     @property
     def echoes(self) -> bool:
-        """Whether what was typed stays to be seen."""
+        """True if typed text stays visible."""
 
     def write(self, text: str) -> None:
         """Shows text."""
@@ -31,14 +31,14 @@ class Terminal(Protocol):
         """Shows what is stopped; `again` in place of what was shown last, if it can: whether it was shown."""
 
     def beside(self) -> None:
-        """What is stopped has been shown as text, and questions follow: whatever else shows it can be shown now."""
+        """Called once what is stopped was shown as text and questions follow: other views of it can be shown now."""
 
     def gone(self) -> None:
         """A question was of no use any more: nothing is stopped."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = ...) -> str:
-        """One line that was typed. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the
-        question is `useless()`.
+        """A typed line. Raises NoPrompt, EOFError, KeyboardInterrupt; NothingToAsk if it can detect that the question
+        is `useless()`.
         """
 
 
@@ -47,12 +47,12 @@ class Console:
 
     @property
     def can_ask(self) -> bool:
-        """Whether a person sits there."""
+        """True at a terminal with a person."""
         return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
     @property
     def echoes(self) -> bool:
-        """What is typed stays on the screen."""
+        """True: typed text stays on the screen."""
         return True
 
     def write(self, text: str) -> None:
@@ -67,14 +67,14 @@ class Console:
         return not again
 
     def gone(self) -> None:
-        """Says that there is nothing to ask for."""
+        """Prints that nothing is left to ask."""
         self.write("» no rank is stopped any more\n")
 
     def beside(self) -> None:
-        """Nothing else."""
+        """Does nothing: a terminal has no other view."""
 
     def ask(self, prompt: str, useless: Callable[[], bool] = lambda: False) -> str:
-        """One line; waits for it however useless it becomes. Raises NoPrompt, EOFError, KeyboardInterrupt."""
+        """A typed line; waits even if it becomes useless. Raises NoPrompt, EOFError, KeyboardInterrupt."""
         if not self.can_ask:
             raise NoPrompt
         return input(prompt)

@@ -1,4 +1,4 @@
-"""What is stopped and what it answers, drawn together over the ranks: as text and as plain data. Pure."""
+"""Stopped ranks and their answers, merged over the ranks: as text and as plain data. Pure."""
 
 from monarch_nb.debug.render.answers import Answers
 from monarch_nb.debug.render.groups import FileName, Group, grouped, named, short

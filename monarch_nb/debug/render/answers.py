@@ -1,4 +1,4 @@
-"""What came of a command: the text that is shown, and by rank what each has answered. Pure."""
+"""Results of a command: the text to show, and the answers by rank. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from monarch_nb.debug.render.merge import Pair, plain
 
 @dataclass(frozen=True)
 class Answers:
-    """What came of one command: the text that is shown, and by rank what each has answered."""
+    """Results of a command: the text to show, and the answers by rank."""
 
     command: str
     text: str
@@ -17,17 +17,17 @@ class Answers:
 
     @property
     def values(self) -> dict[int, Any]:
-        """By rank, the value: numbers as numbers, else as text. None where there was none."""
+        """Values by rank: numbers as numbers, others as text; None without a value."""
         return {record.rank: plain(answer.value) for record, answer in self.pairs}
 
     @property
     def summaries(self) -> dict[int, Value | None]:
-        """By rank, all that is known of the value: its type, of tensors the shape, extremes and NaN count."""
+        """Summaries of values by rank: type, and for tensors shape, extremes and NaN count."""
         return {record.rank: answer.value for record, answer in self.pairs}
 
     @property
     def errors(self) -> dict[int, str]:
-        """By rank, what went wrong."""
+        """Errors by rank."""
         return {record.rank: answer.error for record, answer in self.pairs if answer.error}
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ class Group:
 
     @property
     def ranks(self) -> int:
-        """How many ranks; several threads of one may be here."""
+        """Number of ranks, of which some may have several threads here."""
         return len({record.rank for record in self.records})
 
     @property
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def where(self) -> str:
-        """Which ranks: `trainers gpus=0-6`."""
+        """The ranks: `trainers gpus=0-6`."""
         return named(self.records)
 
 
@@ -66,7 +66,7 @@ def ranks_of(records: Sequence[Stopped]) -> str:
 
 
 def named(records: Sequence[Stopped]) -> str:
-    """With the names of their meshes."""
+    """Ranks with the names of their meshes."""
     meshes: dict[str, list[Stopped]] = {}
     for record in records:
         meshes.setdefault(record.mesh, []).append(record)
@@ -83,7 +83,7 @@ def place(frame: Frame, name: FileName = short) -> str:
 
 @dataclass
 class Node:
-    """One frame of the tree, and who is in it."""
+    """A frame of the tree, and the ranks in it."""
 
     frame: Frame
     who: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Node:
 
     @property
     def children(self) -> "list[Node]":
-        """What is called from there, by most ranks first."""
+        """Called frames, those with most ranks first."""
         return _sorted(self.below)
 
 

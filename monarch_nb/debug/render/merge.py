@@ -19,7 +19,7 @@ Pair = tuple[Stopped, Answer]
 
 
 def shown(answer: Answer) -> str:
-    """One answer as text."""
+    """An answer as text."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
         parts.append(answer.value.text)
@@ -31,7 +31,7 @@ def shown(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Merged:
-    """One text, and those whose answer it is."""
+    """A text, and the ranks whose answer it is."""
 
     text: str
     records: tuple[Stopped, ...]
@@ -58,7 +58,7 @@ def merged(pairs: Sequence[Pair]) -> list[Merged]:
 
 
 def who(records: Sequence[Stopped], among: Sequence[Stopped]) -> str:
-    """Which ranks, as short as it is clear."""
+    """The ranks, in the shortest clear form."""
     return ranks_of(records) if len({record.mesh for record in among}) == 1 else named(records)
 
 

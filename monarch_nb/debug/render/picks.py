@@ -1,4 +1,4 @@
-"""Which of the stopped ranks somebody means: `3`, `0,2`, `0:4`, `gpus=0:4`, `trainers[gpus=3]`, `trainers gpus=3`."""
+"""Selections of stopped ranks: `3`, `0,2`, `0:4`, `gpus=0:4`, `trainers[gpus=3]`, `trainers gpus=3`."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _DIM = re.compile(r"([^\W\d]\w*)=(\S+)", re.ASCII)
 
 
 def pick(records: Sequence[Stopped], text: str) -> list[Stopped]:
-    """Those that are meant. Raises DebugError where none is, or the text means nothing."""
+    """The selected ranks. Raises DebugError for none, or for invalid text."""
     words = text.replace("[", " ").replace("]", " ").split()
     picked = list(records)
     for word in words:

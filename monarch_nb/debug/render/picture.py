@@ -1,4 +1,4 @@
-"""What is stopped as plain JSON, for whoever draws it: groups, one tree of the stacks, values by rank. Pure."""
+"""Stopped ranks as plain JSON for views: groups, the tree of stacks, values by rank. Pure."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def picture_of(
     name: FileName = short,
     index: Callable[[Stopped], int] = lambda record: record.rank,
 ) -> Picture:
-    """All that is stopped: `groups`, `tree`, `missing`. `index` gives a rank's place in its mesh."""
+    """The document of all that is stopped: `groups`, `tree`, `missing`. `index` gives a rank's index in its mesh."""
     by_id = {record.session: record for record in records}
     nodes = tree((record.session, record.stack) for record in records)
     return {
@@ -89,8 +89,8 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
 
 
 def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
-    """What came of an expression by rank, and a sparkline over the ranks in order. Unusual values come first, others
-    in the order of ranks; where there are too many to show, those farthest from the usual.
+    """Values of an expression by rank, and a sparkline over the ranks in order. Unusual values come first, others in
+    the order of ranks; where there are too many to show, those farthest from the usual remain.
     """
     ordered = sorted(pairs, key=lambda pair: (pair[0].name, pair[0].rank))
     by_text = {group.text: answer for group, answer in folded(pairs)}

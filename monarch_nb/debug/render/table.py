@@ -1,4 +1,4 @@
-"""What is stopped, as the table that a waiting cell shows. Pure."""
+"""The table of stopped ranks that a waiting cell shows. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,14 +17,14 @@ class Missing:
         self.what = dict(what)  # point -> what it does
 
     def by_what(self) -> dict[str, list[tuple[int, ...]]]:
-        """Those that do the same, together."""
+        """Ranks by their activity."""
         by_what: dict[str, list[tuple[int, ...]]] = {}
         for point, what in self.what.items():
             by_what.setdefault(what, []).append(point)
         return by_what
 
     def where(self, points: Iterable[tuple[int, ...]]) -> str:
-        """Some of its places: `gpus=0-2`."""
+        """Points of the mesh as text: `gpus=0-2`."""
         return places(self.extent.labels, points, self.extent.sizes)
 
     def lines(self) -> list[str]:
@@ -43,9 +43,9 @@ def table_text(
     name: FileName = short,
     source: bool = True,
 ) -> str:
-    """One line for each group, who is missing, and the source around the line of the largest group.
+    """A line for each group, the other ranks, and the source around the line of the largest group.
 
-    `sizes` are those of whole meshes, by uid; `name` writes file names.
+    `sizes` are those of whole meshes, by uid; `name` gives display names of files.
     """
     groups = grouped(records)
     if not groups:

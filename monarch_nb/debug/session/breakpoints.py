@@ -25,7 +25,7 @@ class Place:
 
 @dataclass(eq=False, slots=True)
 class Breakpoint:
-    """One breakpoint, at a line or at the first line of a function that is run."""
+    """A breakpoint, at a line or at the first executed line of a function."""
 
     number: int
     file: str
@@ -43,7 +43,7 @@ class Breakpoint:
     _began: tuple[int, int] | None = None  # of a function: where it begins, and its first line that was run
 
     def is_at(self, place: Place) -> bool:
-        """Whether it is at this line."""
+        """True if it is at this line."""
         if self.file != place.file:
             return False
         if not self.function:
@@ -56,13 +56,13 @@ class Breakpoint:
 
     @property
     def reason(self) -> str:
-        """What is said of a stop at it."""
+        """Description of a stop at it."""
         return f"breakpoint {self.number}" + (f", if {self.condition}" if self.condition else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What came of one line: the breakpoint that stops there, if any, and what others have to print."""
+    """Result of a line: the breakpoint that stops there, if any, and texts that others print."""
 
     stop: Breakpoint | None = None
     note: str = ""
@@ -70,7 +70,7 @@ class Hit:
 
 
 class BreakpointTable:
-    """Those of one thread, by number. Changed by any thread, consulted by the thread that they are of."""
+    """Breakpoints of one thread, by number. Changed by any thread, read by its own thread."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, Breakpoint] = {}  # replaced, never changed: other threads may be reading it
@@ -111,15 +111,15 @@ class BreakpointTable:
         return added
 
     def get(self, number: int) -> Breakpoint | None:
-        """One by its number, if it is there still."""
+        """A breakpoint by its number, None if it was removed."""
         return self._by_number.get(number)
 
     def of(self, set_by: str) -> list[Breakpoint]:
-        """Those that somebody has set."""
+        """Breakpoints that `set_by` has set."""
         return [each for each in self._by_number.values() if each.set_by == set_by]
 
     def remove(self, breakpoints: Iterable[Breakpoint]) -> None:
-        """Takes some away."""
+        """Removes breakpoints."""
         gone = {each.number for each in breakpoints}
         self._replace({number: each for number, each in self._by_number.items() if number not in gone})
 
@@ -128,11 +128,11 @@ class BreakpointTable:
         self._files = frozenset(each.file for each in by_number.values())
 
     def has_file(self, file: str) -> bool:
-        """Whether any is in this file; costs nothing."""
+        """True if this file has any; fast."""
         return file in self._files
 
     def hit(self, place: Place, evaluate: Evaluate) -> Hit:
-        """What happens at a line: each breakpoint there counts its hit; the first that holds stops."""
+        """Evaluates the breakpoints of a line: each counts its hit; the first that holds stops."""
         if place.file not in self._files:
             return Hit()
         stop: Breakpoint | None = None
@@ -171,7 +171,7 @@ def _holds(breakpoint: Breakpoint, evaluate: Evaluate) -> tuple[bool, str]:
 
 
 def passed_often_enough(condition: str, passes: int) -> bool:
-    """Whether a hit condition holds after so many passes: "3" and "== 3" at the third only, ">= 3" from the third on,
+    """True if a hit condition holds after so many passes: "3" and "== 3" at the third only, ">= 3" from the third on,
     "% 3" at each third; an empty one always. Raises ValueError for anything else.
     """
     text = condition.strip()

@@ -142,8 +142,8 @@ class Variables:
         return {name: value for name, value in tuple(every.items()) if not name.startswith("__")}
 
     def assign(self, number: int, name: str, value: Any, frame: int) -> None:
-        """Gives a variable of a scope (0: the locals of `frame`), or something that is held, another value. Raises what
-        that raises; TypeError where nothing can be changed.
+        """Assigns to a variable of a scope (0: the locals of `frame`), or to a child of a value. Raises what the
+        assignment raises; TypeError where nothing can be assigned.
         """
         holder = self._holder(number) if number else _Holder(None, "", frame, "locals")
         held = holder.value
@@ -169,7 +169,7 @@ def _key(mapping: Mapping[Any, Any], name: str) -> Any:
 
 
 def _counts(value: Any) -> tuple[int, int]:
-    """How many named and how many numbered children a value has."""
+    """Number of named and of numbered children of a value."""
     if issubclass(type(value), _LEAVES):
         return 0, 0
     if _is_tensor(value):
@@ -219,12 +219,12 @@ def _children(value: Any, expression: str) -> Iterator[Child]:
 
 
 def _is_short(key: Any) -> bool:
-    """Whether a key can be written into an expression."""
+    """True if a key can be written into an expression."""
     return isinstance(key, int) and -_LARGEST < key < _LARGEST if not isinstance(key, str) else len(key) <= 200
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an instance holds: its own dictionary and its slots; nothing is computed."""
+    """Attributes of an instance from its dictionary and slots; nothing is computed."""
     if callable(value) and not hasattr(type(value), "__dict__"):
         return
     try:
@@ -245,7 +245,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Commands:
-    """Those of one stop. `resume` says how the thread is to go on, once a command has said that it is."""
+    """Commands of one stop. `resume` is set by the command that resumes the thread."""
 
     def __init__(self, debugger: Debugger, frames: Frames, tb: types.TracebackType | None) -> None:
         self.debugger = debugger
@@ -285,7 +285,7 @@ class Commands:
 
     @property
     def standing(self) -> Standing:
-        """Where the thread stands. Raises CommandError where it does not any more."""
+        """The stop. Raises CommandError if the thread has resumed."""
         standing = self.machine.standing
         if standing is None:
             raise CommandError("the rank is not stopped any more")

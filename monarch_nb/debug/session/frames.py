@@ -36,7 +36,7 @@ _redirect_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _redirected(into: TextIO) -> Iterator[None]:
-    """What this thread prints goes into `into`."""
+    """Redirects what this thread prints to `into`."""
     with _redirect_lock:
         split = [(name, _Split(getattr(sys, name), into, threading.get_ident())) for name in ("stdout", "stderr")]
         for name, stream in split:
@@ -64,7 +64,7 @@ class Frames:
         return len(self.entries)
 
     def frame(self, index: int) -> types.FrameType:
-        """One of them."""
+        """A frame by its index."""
         return self.entries[index][0]
 
     def locals(self, index: int) -> Any:
@@ -74,7 +74,7 @@ class Frames:
         return self._locals[index]
 
     def names(self, index: int) -> Mapping[str, Any]:
-        """All that an expression there can name, in one dictionary: what is inside of comprehensions sees it, too."""
+        """All names of a frame in one dictionary, so that comprehensions see them, too."""
         return {**self.frame(index).f_globals, **self.locals(index)}
 
     def evaluate(self, expression: str, index: int) -> Any:
@@ -93,7 +93,7 @@ class Frames:
             _write_back(self.frame(index))
 
     def assign(self, name: str, value: Any, index: int) -> None:
-        """Gives a local variable another value."""
+        """Assigns to a local variable."""
         self.locals(index)[name] = value
         _write_back(self.frame(index))
 
@@ -105,7 +105,7 @@ class Frames:
 
 
 def is_expression(text: str) -> bool:
-    """Whether a text is an expression, and not statements; one that is neither is taken for statements."""
+    """True for an expression; text that is neither expression nor statements counts as statements."""
     try:
         compile(text.strip(), FILE, "eval")
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""What controllers ask of the debuggers of a process: the handlers of the debugger's verbs, on the reading thread."""
+"""Handlers of the debugger's verbs in a process, on the reading thread."""
 
 import importlib
 import linecache
@@ -25,7 +25,7 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 
 class Handlers:
-    """Those of one process."""
+    """The handlers of one process."""
 
     def __init__(self, engine: Runtime, debuggers: Debuggers) -> None:
         self._engine = engine
@@ -156,7 +156,7 @@ def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, 
 
 
 def _scopes(obj: Any, first: str) -> list[Any]:
-    """Where a function is looked for: the class by its name, in it, in what its methods see, in its modules, in all."""
+    """Scopes in which a function is searched: the class by name, its members, globals of methods, modules, all."""
     cls = type(obj)
     if isinstance(obj, Console):
         return [obj.namespace, sys.modules]
@@ -171,7 +171,7 @@ def _scopes(obj: Any, first: str) -> list[Any]:
 
 
 def _imported(names: list[str], where: str) -> Any:
-    """What a full name means, with its module imported; None if there is no such module."""
+    """The object with a full name, its module imported; None if there is no such module."""
     for length in range(len(names) - 1, 0, -1):
         name = ".".join(names[:length])
         try:
@@ -244,7 +244,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
 
 
 def _without_wait(stack: list[stacks.Entry]) -> list[stacks.Entry]:
-    """Without the engine's frames at its inner end: how `.get()` waits is of no interest."""
+    """Drops the library's frames at the inner end: the internals of `.get()` are of no interest."""
     end = len(stack)
     while end and stacks.is_engine(stack[end - 1][0]):
         end -= 1

@@ -1,4 +1,4 @@
-"""What the debugger of one thread knows and decides: whether the thread runs, stands or steps, and what a command does.
+"""State machine of one thread's debugger: running, stopped or stepping, and the effect of each command.
 
 Pure: it sees numbers, names and lines, never frames. Events of `bdb` come in; what `bdb` is to do comes out.
 """
@@ -18,14 +18,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """It goes on to where a step ends."""
+    """The thread runs to the end of a step."""
 
     motion: Motion
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """It stands at a line, or the frames of a failure are open, and commands are carried out."""
+    """The thread is stopped at a line, or frames of a failure are open; commands are carried out."""
 
     number: int  # how often it has stopped
     event: Event
@@ -37,7 +37,7 @@ class Standing:
 
     @property
     def traced(self) -> bool:
-        """Whether it stands at a line that is about to be run: another one can be chosen only then."""
+        """True if stopped at a line that is about to run: only then can another line be chosen."""
         return self.event == "line"
 
 
@@ -46,7 +46,7 @@ State = Running | Stepping | Standing
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How the thread goes on: up to a breakpoint, or by a step that counts from a frame, and until a line."""
+    """How the thread resumes: to a breakpoint, or by a step that counts from a frame, and until a line."""
 
     motion: Motion
     frame: int
@@ -76,17 +76,17 @@ class Machine:
 
     @property
     def standing(self) -> Standing | None:
-        """Where it stands, if it does."""
+        """The stop, None while the thread runs."""
         return self.state if isinstance(self.state, Standing) else None
 
     @property
     def stepping(self) -> bool:
-        """Whether a step is under way."""
+        """True while a step is under way."""
         return isinstance(self.state, Stepping)
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing can stop it but its own code: it need not be traced."""
+        """True if only its own code can stop the thread: no tracing is needed."""
         return isinstance(self.state, Running) and not (self.breakpoints or self.raised or self.pausing)
 
     def at(self, place: Place, evaluate: Evaluate) -> Hit:
@@ -158,7 +158,7 @@ class Machine:
         return self.state
 
     def select(self, frame: int) -> Standing:
-        """Looks at another frame."""
+        """Selects another frame."""
         standing = self._standing()
         if not 0 <= frame < standing.depth:
             raise CommandError(f"there is no frame {frame}: the outermost is 0, the innermost {standing.depth - 1}")
@@ -166,7 +166,7 @@ class Machine:
         return self.state
 
     def move(self, by: int) -> Standing:
-        """Looks so many frames further in, or out; as far as there are any."""
+        """Selects a frame further in or out, as far as there are any."""
         standing = self._standing()
         frame = min(max(0, standing.selected + by), standing.depth - 1)
         if frame == standing.selected:
@@ -174,7 +174,7 @@ class Machine:
         return self.select(frame)
 
     def go(self, motion: Motion, line: int | None = None, *, frame: int | None = None) -> Resume:
-        """Lets it go on; a step counts from the frame that is looked at, or from `frame`."""
+        """Resumes the thread; a step counts from the selected frame, or from `frame`."""
         standing = self._standing()
         start = standing.selected if frame is None else self.select(frame).selected
         self.state = Running() if motion == "continue" or standing.event == "failure" else Stepping(motion)

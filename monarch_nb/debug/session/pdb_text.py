@@ -149,7 +149,7 @@ class PdbText(pdb.Pdb):
 
     @breaks.setter
     def breaks(self, lines: object) -> None:
-        """They are the debugger's."""
+        """Ignores pdb's own table: breakpoints are the debugger's."""
 
     def set_break(
         self,
@@ -169,12 +169,12 @@ class PdbText(pdb.Pdb):
         return None
 
     def get_breaks(self, filename: str, lineno: int) -> list[Any]:
-        """Those at a line, in the order in which they were set."""
+        """Breakpoints at a line, in the order in which they were set."""
         file = self.canonic(filename)
         return [_Shown(each) for each in self._table if (each.file, each.line) == (file, lineno)]
 
     def get_bpbynumber(self, arg: Any) -> Any:
-        """One by the number that was typed. Raises ValueError."""
+        """A breakpoint by its typed number. Raises ValueError."""
         if not arg:
             raise ValueError("Breakpoint number expected")
         try:
@@ -190,7 +190,7 @@ class PdbText(pdb.Pdb):
         return _Shown(of_number)
 
     def clear_bpbynumber(self, arg: Any) -> str | None:
-        """Takes one away."""
+        """Removes a breakpoint."""
         try:
             self._table.remove([self.get_bpbynumber(arg).breakpoint])
         except ValueError as error:
@@ -198,7 +198,7 @@ class PdbText(pdb.Pdb):
         return None
 
     def clear_break(self, filename: str, lineno: int) -> str | None:
-        """Takes those at a line away."""
+        """Removes the breakpoints of a line."""
         there = self.get_breaks(filename, lineno)
         if not there:
             return f"There is no breakpoint at {self.canonic(filename)}:{lineno}"
@@ -283,7 +283,7 @@ class PdbText(pdb.Pdb):
         return shorten(obj)
 
     def error(self, msg: object) -> None:
-        """What went wrong with a command; pdb hands exceptions over, too."""
+        """Records the error of a command; pdb passes exceptions, too."""
         self._errors.append(msg)
 
     # -- what is not there --------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class _Shown(bdb.Breakpoint):
 
     @property
     def enabled(self) -> bool:
-        """Whether it stops."""
+        """True if it stops."""
         return self.breakpoint.enabled
 
     @enabled.setter
@@ -331,7 +331,7 @@ class _Shown(bdb.Breakpoint):
 
     @property
     def cond(self) -> str | None:
-        """What must hold."""
+        """The condition."""
         return self.breakpoint.condition or None
 
     @cond.setter
@@ -340,7 +340,7 @@ class _Shown(bdb.Breakpoint):
 
     @property
     def ignore(self) -> int:
-        """How many passes do not stop."""
+        """Number of passes to ignore."""
         return self.breakpoint.ignore
 
     @ignore.setter

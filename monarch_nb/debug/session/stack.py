@@ -36,7 +36,7 @@ def _within(frame: types.FrameType, packages: Sequence[str]) -> bool:
 
 
 def is_engine(frame: types.FrameType) -> bool:
-    """Whether a frame is the engine's own."""
+    """True for a frame of the library."""
     return _within(frame, _ENGINE)
 
 
@@ -46,7 +46,7 @@ _LIBRARIES = tuple(
 
 
 def is_users(frame: types.FrameType) -> bool:
-    """Whether a frame is of the user's own code, and not of the engine or of a library that is installed."""
+    """True for a frame of the user's code, neither of this library nor of an installed one."""
     file = frame.f_code.co_filename
     return not is_engine(frame) and not file.startswith(_LIBRARIES) and not file.startswith("<frozen")
 
@@ -68,7 +68,7 @@ def users_part(frame: types.FrameType | None, tb: types.TracebackType | None) ->
 
 
 def own_part(stack: Sequence[Entry]) -> int:
-    """Where in a stack (outermost first) the user's part begins; 0 if it has none."""
+    """Index in a stack (outermost first) at which the user's part begins; 0 if it has none."""
     first = 0
     for number, (frame, _) in enumerate(stack):
         if is_engine(frame):
@@ -89,7 +89,7 @@ def bottom_of(frame: types.FrameType) -> types.FrameType:
 
 
 def runs_for_user(frame: types.FrameType) -> bool:
-    """Whether code of the user's has called a frame, or a library has for it: not what only runs the loop."""
+    """True if the user's code has called a frame, directly or through a library; false for frames of the event loop."""
     at: types.FrameType | None = frame
     while at is not None and not is_engine(at):
         if not _within(at, _PLUMBING):
@@ -131,7 +131,7 @@ _checked: dict[tuple[str, float, types.CodeType], bool] = {}
 
 
 def has_changed(code: types.CodeType) -> bool:
-    """Whether the file that code came from holds other code now: the lines that are shown may be wrong then."""
+    """True if the file of a code object has changed: its displayed lines may be wrong."""
     try:
         at = os.stat(code.co_filename).st_mtime
     except OSError:  # a cell, whose source came along

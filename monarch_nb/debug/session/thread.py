@@ -42,10 +42,10 @@ class Process(Protocol):
         """A thread has stopped."""
 
     def resumed(self, debugger: "ThreadDebugger", why: str) -> None:
-        """It goes on."""
+        """Reports that a thread has resumed."""
 
     def over(self, debugger: "ThreadDebugger", why: str) -> None:
-        """No step of it will stop any more."""
+        """Reports that no step of a thread will stop any more."""
 
     def verdict(self) -> str:
         """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
@@ -81,7 +81,7 @@ class ThreadDebugger:
 
     @property
     def stopped(self) -> bool:
-        """Whether it stands."""
+        """True while it is stopped."""
         return self.machine.standing is not None
 
     # -- stopping -----------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class ThreadDebugger:
         return added
 
     def clear_breakpoints(self, set_by: str) -> int:
-        """Takes those away that somebody has set; how many they were."""
+        """Removes the breakpoints that `set_by` has set; returns their number."""
         gone = self.machine.breakpoints.of(set_by)
         self.machine.breakpoints.remove(gone)
         self._armed()
@@ -143,7 +143,7 @@ class ThreadDebugger:
         return True
 
     def release(self) -> None:
-        """Lets it go on, whoever has it, and forgets a step; the frames of a failure stay open. From any thread."""
+        """Resumes the thread, whoever holds it, and drops a step; frames of a failure stay open. From any thread."""
         with self._posting:
             standing = self.machine.standing
             if standing is None:
@@ -160,7 +160,7 @@ class ThreadDebugger:
         return self._pdb
 
     def stop_where_raised(self, on: bool) -> None:
-        """Whether exceptions stop it in the user's frame where they are raised."""
+        """Sets whether exceptions stop the thread in the user's frame where they are raised."""
         self.machine.raised = on
         self._armed()
 
@@ -313,7 +313,7 @@ class ThreadDebugger:
         return self._completed(answer, error, commands.frames)
 
     def _completed(self, answer: m.Answer, error: str, frames: Frames) -> m.Answer:
-        """With what was printed, and the place that is looked at now."""
+        """Adds printed output and the selected location to an answer."""
         text = self._printed()
         resumed = not self.stopped or answer.resumed
         standing = self.machine.standing

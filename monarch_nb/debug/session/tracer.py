@@ -43,7 +43,7 @@ class Tracer(bdb.Bdb):
     # -- what is to be done -------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """What runs on this thread from now on is not traced: it stops outside of tracing."""
+        """Suspends tracing on this thread, which is about to stop outside of it."""
         sys.settrace(None)
 
     def bottom(self, frame: types.FrameType) -> None:
@@ -51,7 +51,7 @@ class Tracer(bdb.Bdb):
         self.botframe = frame
 
     def follow(self, resume: Resume, frames: Iterable[types.FrameType], start: types.FrameType | None) -> None:
-        """Lets the thread go on as decided; `frames` are those of its stack, a step counts from `start`."""
+        """Resumes the thread as decided; `frames` are those of its stack, a step counts from `start`."""
         if resume.motion == "continue" or start is None:
             self.set_continue()
         elif resume.motion == "in":
@@ -118,18 +118,18 @@ class Tracer(bdb.Bdb):
     # -- what bdb asks ------------------------------------------------------------------------------------------------
 
     def stop_here(self, frame: types.FrameType) -> bool:
-        """Whether a step ends in a frame: what the loop does while an endpoint waits is not gone into."""
+        """True if a step ends in a frame; steps do not enter the event loop while an endpoint waits."""
         here: bool = super().stop_here(frame)
         return here and (self.stopframe is not None or runs_for_user(frame))
 
     def break_anywhere(self, frame: types.FrameType) -> bool:
-        """Whether a frame is traced though no step goes through it."""
+        """True for a frame that is traced though no step goes through it."""
         if self._machine.breakpoints.has_file(self.canonic(frame.f_code.co_filename)):
             return True
         return (self._machine.raised or self._machine.pausing) and is_users(frame)
 
     def break_here(self, frame: types.FrameType) -> bool:
-        """Whether a breakpoint stops at the line that is about to be run; others print what they have to say there."""
+        """True if a breakpoint stops at the next line; log points print their messages there."""
         code = frame.f_code
         file = self.canonic(code.co_filename)
         if self._machine.pausing and is_users(frame):
@@ -200,7 +200,7 @@ class Tracer(bdb.Bdb):
 
 
 def _is_over(frame: types.FrameType) -> bool:
-    """Whether a "return" event is one: coroutines that only wait have the same event."""
+    """True for a real return: coroutines that only wait have the same event."""
     if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return True
     at = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
@@ -208,7 +208,7 @@ def _is_over(frame: types.FrameType) -> bool:
 
 
 def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:
-    """Whether an exception has not passed a frame of the user's before it came to this one."""
+    """True if an exception has not passed a frame of the user's before this one."""
     if tb is None or isinstance(error, (StopIteration, StopAsyncIteration, GeneratorExit)):
         return False
     if not is_users(tb.tb_frame):
