@@ -28,7 +28,7 @@ _LOOP = "gloo_tcp_loop"  # the name of gloo's threads; older versions do not nam
 _MADE_S = 5.0  # patience for the threads of a group that was just made to fall asleep
 _CUT_S = 0.05  # patience for threads whose epoll is still unknown when connections are cut
 _AGAIN_S = (0.1, 0.5, 2.0, 5.0)  # pauses after which a cut is repeated, for connections that it has missed
-CAN_CUT = sys.platform == "linux"  # elsewhere nobody tells what a descriptor is
+CAN_CUT = sys.platform == "linux"  # other systems do not say what a descriptor is
 
 
 class Connections:

@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(_Records)
 def records() -> list[Record]:
     """The last collectives of this process. Takes a tenth of a second where there are thousands.
 
-    Empty where PyTorch was told to remember none; older versions remember none of gloo's.
+    Empty if PyTorch is configured to record none; older versions do not record those of gloo.
     """
     library: Any = sys.modules.get("torch._C._distributed_c10d")
     found: list[Record] = []

@@ -7,7 +7,7 @@ from monarch_nb.wire import Done, Verb
 
 
 class GroupKey(msgspec.Struct, array_like=True, frozen=True):
-    """Tells a process group from others, alike in all of its members."""
+    """Identifies a process group, equally on all of its members."""
 
     name: str
     members: tuple[int, ...]  # ranks of torch.distributed

@@ -38,7 +38,7 @@ def batches_of(source: Any) -> Iterator[Batch]:
         if isinstance(item, Mapping):
             yield {name: _column(value) for name, value in item.items()}
         elif isinstance(item, tuple | list):
-            yield {str(place): _column(value) for place, value in enumerate(item)}
+            yield {str(index): _column(value) for index, value in enumerate(item)}
         else:
             yield {"0": _column(item)}
 

@@ -1,4 +1,4 @@
-"""The actor that hands out the batches of feeds, in the process that has their sources."""
+"""The actor that serves the batches of feeds, in the process that has their sources."""
 
 import asyncio
 import itertools
@@ -16,11 +16,11 @@ from monarch_nb.wire import Encoded, encode
 __all__ = ["FeedServer", "Progress", "Serving", "server"]
 
 Progress = tuple[list[int], int | None, int, int, int]
-"""How far the ranks are, how many steps there are (if known), how many are held, rows done, bytes read."""
+"""Steps done by each rank, total of steps (if known), steps held, rows done, bytes read."""
 
 
 class Step(NamedTuple):
-    """What there is for each part: its rows as they travel, None for none."""
+    """Encoded rows of a step by part; None for a part without rows."""
 
     parts: list[Encoded | None]
     rows: int
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class Ledger:
-    """A step is held until every rank is done with it, and few are held ahead."""
+    """Holds steps until every rank is done with them, and limits the steps read ahead."""
 
     def __init__(self, ranks: int, ahead: int) -> None:
         self.done = [0] * ranks  # by rank: steps that it is done with
@@ -39,36 +39,36 @@ class Ledger:
 
     @property
     def held(self) -> int:
-        """How many steps are."""
+        """Number of steps held."""
         return len(self._held)
 
     @property
     def next(self) -> int:
-        """The number of the step that is read next."""
+        """Number of the next step to read."""
         return self._first + len(self._held)
 
     @property
     def slowest(self) -> int:
-        """How many steps all ranks are done with."""
+        """Number of steps that all ranks are done with."""
         return min(self.done)
 
     def behind(self) -> list[int]:
-        """The ranks that hold up the others."""
+        """The slowest ranks."""
         return [rank for rank, done in enumerate(self.done) if done == self.slowest]
 
     def may_read(self) -> bool:
-        """Whether there is room for another step."""
+        """Returns whether another step may be read."""
         return self.ended is None and self.next < self.slowest + self._ahead
 
     def add(self, step: Any | None) -> None:
-        """The next step was read; None: there is none."""
+        """Adds the next step; None marks the end."""
         if step is None:
             self.ended = self.next
         else:
             self._held.append(step)
 
     def finish(self, rank: int, steps: int) -> bool:
-        """A rank is done with its first `steps`; whether that makes room."""
+        """Records that a rank is done with its first `steps`; returns whether that makes room."""
         self.done[rank] = max(self.done[rank], steps)
         first = self._first
         while self._held and self._first < self.slowest:
@@ -77,18 +77,18 @@ class Ledger:
         return self._first > first
 
     def step(self, number: int) -> Any:
-        """A step that is held; None if it is still to be read. Raises LookupError for one that is gone."""
-        place = number - self._first
-        if place < 0:
+        """Returns a held step, or None before it is read. Raises LookupError after all ranks are done with it."""
+        index = number - self._first
+        if index < 0:
             raise LookupError(f"batch {number} is gone: all ranks were done with it")
-        return self._held[place] if place < len(self._held) else None
+        return self._held[index] if index < len(self._held) else None
 
 
 class Serving:
-    """One feed: reads no more than `ahead` steps before the slowest rank.
+    """Serves one feed, which is read at most `ahead` steps before the slowest rank.
 
-    A thread reads as soon as there is room, and puts each part where messages take it from: what all ranks are done
-    with is filled again, and whoever gets the same part, or asks again, gets the same memory.
+    A thread reads when there is room, and encodes each part into memory that messages send from. All requests for a
+    part get the same memory, which is reused after all ranks are done with it.
     """
 
     numbers = itertools.count()
@@ -107,7 +107,7 @@ class Serving:
         self._bytes = 0
 
     async def pull(self, part: int, step: int) -> Encoded | None:
-        """A part of a step, once it is there; None after the last."""
+        """Waits for a part of a step; None after the last step."""
         while True:
             held: Step | None = self.ledger.step(step)
             if held is not None:
@@ -118,7 +118,7 @@ class Serving:
             await self._wait(step)
 
     async def finish(self, rank: int, steps: int) -> None:
-        """A rank needs its first batches no more."""
+        """Records that a rank is done with its first `steps`."""
         if self.ledger.finish(rank, steps):
             if self._failed is None:
                 self._read_on()
@@ -126,22 +126,22 @@ class Serving:
                 self._changed.notify_all()
 
     async def end(self, rank: int) -> None:
-        """There is nothing more for a rank in what was read."""
+        """Records that a rank needs nothing more of the steps read so far."""
         await self.finish(rank, self.ledger.next)
 
     async def stop(self) -> None:
-        """Whoever waits is told; the source is let go once what is being read has come."""
+        """Fails waiting ranks; the source is released after the read in progress."""
         self._failed = LookupError("this feed was stopped")
         async with self._changed:
             self._changed.notify_all()
 
     def progress(self) -> Progress:
-        """How far it is."""
+        """The progress of the feed."""
         ledger = self.ledger
         return list(ledger.done), ledger.ended, ledger.held, sum(self._rows_of_steps[: ledger.slowest]), self._bytes
 
     def _read_on(self) -> None:
-        """Has the next step read, unless that is under way. Raises what the source has raised."""
+        """Starts to read the next step unless a read is in progress. Raises what the source has raised."""
         if self._failed is not None:
             raise self._failed
         if self._reading is None and self.ledger.may_read():
@@ -154,7 +154,7 @@ class Serving:
                 step = await asyncio.to_thread(self._next, engine)
                 self.ledger.add(step)
                 if step is None:
-                    self._rows = Rows(())  # the source is let go
+                    self._rows = Rows(())  # releases the source
                 else:
                     self._rows_of_steps.append(step.rows)
                     self._bytes += step.nbytes
@@ -168,7 +168,7 @@ class Serving:
                 self._changed.notify_all()
 
     def _next(self, engine: Runtime) -> Step | None:
-        """Reads a step; None after the last. On a thread of its own."""
+        """Reads a step; None after the last. Runs on a thread of its own."""
         parts: list[Encoded | None] = []
         count = nbytes = 0
         for _ in range(self._parts):
@@ -203,35 +203,35 @@ class Serving:
 
 
 class FeedServer(Actor):
-    """All feeds whose sources are in this process. Feeds are put into `open` there, for a source cannot travel."""
+    """Serves all feeds of this process. Feeds add themselves to `open`, since a source cannot be sent."""
 
     open: "dict[int, Serving]" = {}  # noqa: RUF012  # of the process
 
     @concurrent_endpoint
     async def begin(self, feed: int, rank: int) -> int:
-        """The step that a rank goes on with."""
+        """The step at which a rank continues."""
         return self._of(feed).ledger.done[rank]
 
     @concurrent_endpoint
     async def pull(self, feed: int, rank: int, part: int, step: int, done: int) -> Encoded | None:
-        """A rank's batch of a step, once it is there; None after the last. `done` is what it needs no more."""
+        """Waits for a rank's batch of a step; None after the last. `done` steps are no longer needed."""
         serving = self._of(feed)
         await serving.finish(rank, done)
         return await serving.pull(part, step)
 
     @concurrent_endpoint
     async def finish(self, feed: int, rank: int) -> None:
-        """A rank has had its last batch, and needs none any more."""
+        """Records that a rank has received its last batch."""
         await self._of(feed).end(rank)
 
     @concurrent_endpoint
     async def progress(self, feed: int) -> Progress:
-        """How far a feed is."""
+        """The progress of a feed."""
         return self._of(feed).progress()
 
     @concurrent_endpoint
     async def close(self, feed: int) -> None:
-        """Lets go of a feed."""
+        """Stops a feed."""
         serving = self.open.pop(feed, None)
         if serving is not None:
             await serving.stop()
@@ -250,6 +250,6 @@ def server() -> Any:
     """The server of this process."""
     engine = runtime()
     found = _servers.get(engine)
-    if found is None or state_of(found).stopped:  # by hand, as all of a notebook is
+    if found is None or state_of(found).stopped:  # the user may have stopped the actor
         found = _servers[engine] = this_proc().spawn("feeds", cast("Any", FeedServer))
     return found

@@ -113,7 +113,7 @@ class RDMABuffer:
     def drop(self) -> Future[None]:
         """Ends the offer, from any process: the memory is let go and later transfers fail. Once is enough."""
         mine, handle = service(), self._handle
-        if handle.process == mine.engine.address:
+        if handle.process == mine.runtime.address:
             mine.withdraw(handle.number)
             return resolved_future(None)
 

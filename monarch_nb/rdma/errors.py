@@ -1,4 +1,4 @@
-"""What goes wrong with memory of other processes, by name."""
+"""Exceptions of transfers."""
 
 from monarch_nb._about import more
 
@@ -18,7 +18,7 @@ class OwnerLostError(RDMAError):
 
 
 def owner_lost(buffer: object, reason: str) -> OwnerLostError:
-    """The error for a buffer whose process does not answer any more, and what to do about it."""
+    """The error for a buffer whose process does not answer, with the remedy."""
     return OwnerLostError(
         f"{buffer} cannot be reached: {reason}. Heal its mesh (monarch.actor.heal_mesh) and make a new buffer there"
         + more("manual/data.md#how-long-a-buffer-lives")

@@ -35,7 +35,7 @@ _ENVIRONMENT = {
 _OF_THIS_PROCESS = 1 << 40  # numbers of memory that is registered for one transfer; those of regions are smaller
 _FORKED = "this process was forked from one that may use NIXL, whose libraries do not survive that"
 
-Span = tuple[int, int, int]  # address, bytes, and the number that tells apart what was registered at one address
+Span = tuple[int, int, int]  # address, bytes, and a number that distinguishes registrations at one address
 
 
 class LinkCutError(Exception):

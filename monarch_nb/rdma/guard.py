@@ -1,8 +1,8 @@
-"""Who writes to memory of this process from outside: a lock per region, in a file that other processes can open.
+"""Locks against releasing memory while other processes write to it: one per region, in a file that they can open.
 
-A writer of another process holds a shared lock on the byte with the region's number while it writes, and the owner does
-not let go of memory as long as there is one. The kernel takes the lock back when the writer is killed. The locks belong
-to the opened file (fcntl(2), "open file description locks"), not to a process.
+A writer holds a shared lock on the byte with the number of the region, and the owner releases no memory that is locked.
+The kernel releases the lock of a killed writer. Locks belong to the opened file (fcntl(2), "open file description
+locks"), not to a process.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _FLOCK = struct.Struct("hhqqi")  # <fcntl.h>, struct flock: type, whence, start,
 
 
 def _lock(descriptor: int, kind: int, number: int) -> bool:
-    """Takes, or gives back, a lock on one byte; False where somebody else's is in the way."""
+    """Takes or releases the lock of one byte; False if another lock conflicts."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, number, 1, 0))
     except (BlockingIOError, PermissionError):
@@ -34,7 +34,7 @@ class Guard:
             self.descriptor = os.memfd_create("monarch-rdma-guard", os.MFD_CLOEXEC)
 
     def written(self, number: int) -> bool:
-        """Whether a process writes to that region just now; does not block."""
+        """Returns whether a process writes to a region now. Does not block."""
         if self.descriptor < 0:
             return False
         if not _lock(self.descriptor, fcntl.F_WRLCK, number):
@@ -43,7 +43,7 @@ class Guard:
         return False
 
     def close(self) -> None:
-        """Gives up the file."""
+        """Closes the file."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -51,10 +51,10 @@ class Guard:
 
 @contextlib.contextmanager
 def writing(pid: int, descriptor: int, numbers: "list[int]") -> Iterator[bool]:
-    """The writer's side: keeps regions of process `pid` where they are. False where one is about to go.
+    """The writer's side: retains regions of process `pid`. Yields False if one is being released.
 
-    Raises OSError where that file cannot be opened: FileNotFoundError if the process is gone, PermissionError if it
-    lets nobody in.
+    Raises OSError if the file cannot be opened: FileNotFoundError if the process has ended, PermissionError without
+    access.
     """
     guard = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""Who uses memory of this process by its RDMA device now: until they say that they are done, it stays where it is."""
+"""Leases of memory to RDMA devices of other processes: leased memory stays in place until it is returned."""
 
 import itertools
 import threading
@@ -13,8 +13,8 @@ from monarch_nb.rdma.verbs import Leased, Leasing, Outcome, Releasing, Renewing
 __all__ = ["LEASE_S", "Leases"]
 
 LEASE_S = 10.0
-_DRIVEN_S = 0.0001  # between two looks at what has come, while somebody uses memory
-_STEP_S = 0.5  # the most that one look counts: a process that was stopped has not seen its lessees' renewals
+_DRIVEN_S = 0.0001  # between two polls of the agent while there is a lease
+_STEP_S = 0.5  # limit of the time that one poll counts, since a stopped process does not receive renewals
 
 
 @dataclass(slots=True)
@@ -24,23 +24,23 @@ class _Lease:
 
 
 class Leases:
-    """One per process that offers memory. The agent is driven while there is a lease, and costs nothing otherwise."""
+    """Leases that this process has granted. Polls the agent while there is a lease, and costs nothing otherwise."""
 
     def __init__(self, regions: Regions, fabric: Fabric, *, seconds: float = LEASE_S) -> None:
         self._regions, self._fabric = regions, fabric
-        self._seconds = seconds  # that a lease stands after it was last renewed
+        self._seconds = seconds  # until a lease expires after its last renewal
         self._tokens = itertools.count(1)
         self._changed = threading.Condition()
         self._leases: dict[int, _Lease] = {}
-        self._returned = False  # whether some have ended since memory was last let go
+        self._returned = False  # leases have ended since memory was last released
         self._registering = threading.Lock()
-        self._spans: dict[int, Span] = {}  # of regions that the device knows
+        self._spans: dict[int, Span] = {}  # of regions registered with the device
         self._driver: threading.Thread | None = None
         self._closed = False
-        regions.keep_while(self._held)
+        regions.retain_while(self._held)
 
     def lease(self, question: Leasing) -> Leased:
-        """Registers regions and says how to reach them. Blocks; raises CannotReachError."""
+        """Registers regions, and returns how to reach them. Blocks; raises CannotReachError."""
         with self._changed:
             if self._closed:
                 return Leased("lost", "this process leaves the cluster")
@@ -52,14 +52,14 @@ class Leases:
             self._changed.notify_all()
         spans = []
         try:
-            for place, (number, secret) in enumerate(question.regions):
+            for index, (number, secret) in enumerate(question.regions):
                 try:
                     with self._regions.use(number, secret, write=question.write) as memory:
                         self._add(token, number)
                         spans.append(self._register(memory, number))
                 except (LookupError, PermissionError) as error:
                     self.release(Releasing(token))
-                    return Leased("dropped", str(error), place=place)
+                    return Leased("dropped", str(error), index=index)
             words = self._fabric.words_for(spans)
         except BaseException:
             self.release(Releasing(token))
@@ -67,7 +67,7 @@ class Leases:
         return Leased("done", lease=token, agent=self._fabric.name, words=words)
 
     def renew(self, question: Renewing) -> Outcome:
-        """Somebody still uses what was leased."""
+        """Renews a lease."""
         with self._changed:
             lease = self._leases.get(question.lease)
             if lease is None:
@@ -76,7 +76,7 @@ class Leases:
         return Outcome("done")
 
     def release(self, message: Releasing) -> None:
-        """Somebody has done what they wanted. Does not block."""
+        """Ends a lease. Does not block."""
         with self._changed:
             self._leases.pop(message.lease, None)
             self._returned = True
@@ -93,7 +93,7 @@ class Leases:
             driver.join(2 * _STEP_S)
 
     def _held(self, number: int) -> bool:
-        """Whether somebody uses a region that was withdrawn. If not, the device forgets it."""
+        """Returns whether a region is leased; deregisters it if not."""
         with self._changed:
             if any(number in lease.numbers for lease in self._leases.values()):
                 return True
@@ -116,7 +116,7 @@ class Leases:
             return self._spans[number]
 
     def _drive(self) -> None:
-        """On a thread of its own: makes the agent take what has come for it, and ends leases that nobody renews."""
+        """Polls the agent and expires leases, on a thread of its own."""
         seen = time.monotonic()
         while True:
             with self._changed:
@@ -130,7 +130,7 @@ class Leases:
                 seen = now
                 returned, self._returned = self._returned, False
             if returned:
-                self._regions.let_go()
+                self._regions.release_withdrawn()
             self._fabric.drive()
             time.sleep(_DRIVEN_S)
 

@@ -1,4 +1,4 @@
-"""How long a transfer may take, and whether somebody has given it up."""
+"""Time limit and cancellation of a transfer."""
 
 import time
 
@@ -8,19 +8,19 @@ __all__ = ["Limit"]
 
 
 class Limit:
-    """One per operation of a user; movers look at it between pieces."""
+    """The limit of one operation of a user, which movers check between pieces."""
 
     __slots__ = ("_cancelled", "_doing", "_end", "_what", "seconds")
 
     def __init__(self, seconds: float, doing: str, what: object = "") -> None:
         self.seconds = seconds
-        self._doing, self._what = doing, what  # put together only where somebody reads it
+        self._doing, self._what = doing, what  # formatted on demand
         self._end = time.monotonic() + seconds
         self._cancelled = False
 
     @property
     def title(self) -> str:
-        """Such as "reading buffer 3 of trainer"."""
+        """Text such as "reading buffer 3 of trainer"."""
         return f"{self._doing} {self._what}".rstrip()
 
     def cancel(self) -> None:
@@ -28,7 +28,7 @@ class Limit:
         self._cancelled = True
 
     def left(self) -> float:
-        """Seconds left; raises TimeoutError when there are none, TransferCancelledError when it was given up."""
+        """Seconds left. Raises TimeoutError at the limit, TransferCancelledError after `cancel`."""
         if self._cancelled:
             raise TransferCancelledError(f"{self.title} was cancelled")
         left = self._end - time.monotonic()

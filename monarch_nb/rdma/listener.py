@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from monarch_nb.rdma.place import Place, here
+from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.tunnel import make_ready
 from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, receive_into, welcome
@@ -40,12 +40,12 @@ class Listener:
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._closed = False
 
-    def open_for(self, asker: Place, *, plain: bool = False) -> tuple[tuple[tuple[str, int], ...], Key]:
+    def open_for(self, asker: ProcessIdentity, *, plain: bool = False) -> tuple[tuple[tuple[str, int], ...], Key]:
         """Where that process can open streams to, and a key for it. Raises OSError.
 
         Streams that leave this machine are encrypted, unless `plain` says that nobody asks for that.
         """
-        inside = here().same_network(asker)
+        inside = own_identity().same_network(asker)
         bound = "127.0.0.1" if inside else "0.0.0.0"
         encrypted = not inside and not plain
         if encrypted:
@@ -120,7 +120,7 @@ class Listener:
     def _carry_out(
         self, connection: socket.socket, what: int, number: int, secret: bytes, offset: int, size: int
     ) -> bool:
-        """One request; False ends the stream, as nothing else can tell the other side that a piece will not come."""
+        """One request; False ends the stream, the only way to report a missing piece to the other side."""
         begun = False
         try:
             for start in range(offset, offset + size, _PIECE) or (offset,):

@@ -1,4 +1,4 @@
-"""Memory of this process that can be moved: where it lies, how long it is, whether it may be written, who keeps it."""
+"""Memory of this process: address, size, access and owner."""
 
 import ctypes
 import sys
@@ -11,7 +11,7 @@ __all__ = ["Memory", "Ranges", "memory_of"]
 
 
 class Memory:
-    """A stretch of bytes at a fixed address; `keeper` is the object whose memory it is, which stays while this does."""
+    """A range of bytes at a fixed address. `keeper` is the object that owns the memory, which this keeps alive."""
 
     __slots__ = ("address", "keeper", "readonly", "size")
 
@@ -22,12 +22,12 @@ class Memory:
         self.readonly = readonly
 
     def part(self, offset: int, size: int) -> "Memory":
-        """`size` bytes of it from `offset` on."""
+        """The part of `size` bytes at `offset`."""
         assert 0 <= offset <= offset + size <= self.size
         return Memory(self.address + offset, size, self.keeper, readonly=self.readonly)
 
     def view(self) -> memoryview:
-        """The same bytes as a memoryview, to write to where it is not read-only."""
+        """The bytes as a memoryview, writable unless the memory is read-only."""
         held = (ctypes.c_ubyte * self.size).from_address(self.address)
         view = memoryview(held).cast("B")
         return view.toreadonly() if self.readonly else view
@@ -58,19 +58,19 @@ def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memor
 
 
 class Ranges:
-    """Stretches of addresses; those that touch are one."""
+    """A set of address ranges, in which adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
 
     def hits(self, memory: Memory) -> bool:
-        """Whether one of its bytes is in here."""
-        place = bisect_right(self._ends, memory.address)
-        return place < len(self._starts) and self._starts[place] < memory.address + memory.size
+        """Returns whether the set has any byte of this memory."""
+        index = bisect_right(self._ends, memory.address)
+        return index < len(self._starts) and self._starts[index] < memory.address + memory.size
 
     def add(self, memory: Memory) -> None:
-        """Takes its bytes in."""
+        """Adds the bytes of this memory."""
         start, end = memory.address, memory.address + memory.size
         first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
         if first < last:

@@ -49,7 +49,7 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
         ends = (min(a + m, b + n) for a, m, b, n in zip(self.start, self.shape, other.start, other.shape, strict=True))
         return Box(starts, tuple(max(0, end - start) for start, end in zip(starts, ends, strict=True)))
 
-    def place(self, point: tuple[int, ...]) -> int:
+    def index_of(self, point: tuple[int, ...]) -> int:
         """The number of an element among those of the box, row-major."""
         number = 0
         for at, start, size in zip(point, self.start, self.shape, strict=True):
@@ -78,7 +78,7 @@ def common(source: Box, target: Box) -> Iterator[Stretch]:
     ranges = (range(start, start + size) for start, size in zip(both.start[:outer], both.shape[:outer], strict=True))
     for point in itertools.product(*ranges):
         corner = (*point, *both.start[outer:])
-        yield Stretch(source.place(corner), target.place(corner), count)
+        yield Stretch(source.index_of(corner), target.index_of(corner), count)
 
 
 class Shard:

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from monarch_nb.rdma.buffer import aside, service
 from monarch_nb.rdma.errors import BufferDroppedError
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.puts import Kept, starts
+from monarch_nb.rdma.puts import StoredValue, starts
 from monarch_nb.runtime import Future, runtime
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.shared import MemoryFile
@@ -19,62 +19,62 @@ _TIMEOUT_S = 60.0
 
 
 class Put(Generic[T]):
-    """A value that was put: send this, and call `get()` where the value is needed.
+    """A value that was put: send this object, and call `get()` where the value is needed.
 
-    The value is a snapshot of what was put, and what `get()` gives is private to whoever asks: tensors and arrays lie
-    in pages that all processes of a host share until somebody writes to them. It is kept while the process that put it
-    has this object, and the actor there lives; after that until `rdma_put_kept` bytes of such values are newer.
+    The value is a snapshot. `get()` gives a private copy: memory of tensors and arrays is shared by all processes of a
+    host until a process writes to it. The value is stored while the process that put it has this object and the actor
+    there lives, and after that until `rdma_put_kept` bytes of such values are newer.
     """
 
-    __slots__ = ("__weakref__", "_kept")
+    __slots__ = ("__weakref__", "_value")
 
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
+    def __init__(self, stored: StoredValue) -> None:
+        self._value = stored
 
     @property
     def owner(self) -> str:
         """The actor that put it."""
-        return self._kept.handle.owner
+        return self._value.handle.owner
 
     def size(self) -> int:
         """Bytes of the value as it travels."""
-        return sum(self._kept.sizes)
+        return sum(self._value.sizes)
 
     def get(self, timeout: float = _TIMEOUT_S) -> T:
         """The value. The first process of another host that asks fetches it for all others there.
 
         Blocks. Raises BufferDroppedError, OwnerLostError or another RDMAError, and TimeoutError.
         """
-        near = service().puts.near(self._kept)
-        return self._decoded(near) if near is not None else self.fetch(timeout).get()
+        local = service().puts.local_file(self._value)
+        return self._decoded(local) if local is not None else self.fetch(timeout).get()
 
     def fetch(self, timeout: float = _TIMEOUT_S) -> Future[T]:
         """The same as a future, to `await` in an actor with an event loop."""
         puts = service().puts
-        return aside(lambda limit: self._decoded(puts.fetch(self._kept, limit)), Limit(timeout, "fetching", self))
+        return aside(lambda limit: self._decoded(puts.fetch(self._value, limit)), Limit(timeout, "fetching", self))
 
     def drop(self) -> None:
         """Lets the value go, on all hosts, from the process that put it. Who has got it keeps what it has."""
         mine = service()
-        if self._kept.handle.process != mine.address:
+        if self._value.handle.process != mine.address:
             raise ValueError(f"{self!r} is dropped in the process that put it")
-        mine.puts.drop(self._kept.handle.number)
+        mine.puts.drop(self._value.handle.number)
 
     def __repr__(self) -> str:
-        return f"<Put {self._kept.handle.number} of {self.owner}, {self.size():,} bytes>"
+        return f"<Put {self._value.handle.number} of {self.owner}, {self.size():,} bytes>"
 
-    def __getstate__(self) -> Kept:
-        return self._kept
+    def __getstate__(self) -> StoredValue:
+        return self._value
 
-    def __setstate__(self, kept: Kept) -> None:
-        self._kept = kept
+    def __setstate__(self, stored: StoredValue) -> None:
+        self._value = stored
 
     def _decoded(self, file: MemoryFile) -> T:
         try:
             memory = file.private()
         except SharedMemoryError as error:
             raise BufferDroppedError(f"{self!r} cannot be mapped: {error}") from error
-        sizes = self._kept.sizes
+        sizes = self._value.sizes
         first, *others = (memory[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True))
         value: T = decode([bytes(first), *others], runtime())
         return value
@@ -87,6 +87,6 @@ def put(value: T) -> Put[T]:
     """
     engine, mine = runtime(), service()
     frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, engine)]
-    made: Put[T] = Put(mine.puts.keep(frames, engine.context().actor_instance))
-    weakref.finalize(made, mine.puts.release, made._kept.handle.number).atexit = False
+    made: Put[T] = Put(mine.puts.store(frames, engine.context().actor_instance))
+    weakref.finalize(made, mine.puts.release, made._value.handle.number).atexit = False
     return made

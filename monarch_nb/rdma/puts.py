@@ -1,4 +1,4 @@
-"""One process's part in put values: those it has put, and those it holds for the other processes of its host."""
+"""Put values in one process: its own, and those that it holds for the other processes of its host."""
 
 import contextlib
 import os
@@ -15,10 +15,10 @@ import msgspec
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import Move
-from monarch_nb.rdma.place import Place, here
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import Routes
 from monarch_nb.runtime import Instance, Runtime
@@ -28,54 +28,54 @@ from monarch_nb.transport.mapping import map_file
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Asker, Pieces
 
-__all__ = ["Kept", "Puts", "starts"]
+__all__ = ["Puts", "StoredValue", "starts"]
 
-_MARGIN = 64  # bytes before the first frame, in which the token is; frames begin at multiples of it
+_MARGIN = 64  # bytes before the first frame, which start with the token; frames are aligned to this
 _TOKEN = 16
 A = TypeVar("A")
 _Host = tuple[str, int]
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
-    """What names a value that was put."""
+class StoredValue(msgspec.Struct, array_like=True, frozen=True):
+    """Reference to a put value, as sent to other processes."""
 
     handle: Handle  # of the whole file
-    token: bytes  # with which the file begins: descriptors are used again
+    token: bytes  # start of the file, since descriptors are reused
     descriptor: int  # of the file, in the process that put it
     sizes: tuple[int, ...]  # of the frames
 
 
 class End(Protocol):
-    """What is needed of the process that this is in."""
+    """Services of the process that put values use."""
 
-    engine: Runtime
+    runtime: Runtime
     regions: Regions
     routes: Routes
 
     def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
-        """Offers memory of this process on behalf of an actor."""
+        """Offers memory of this process for an actor."""
 
     def where(self, handle: Handle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
-        """Asks the owner of a value where it lies; None if that takes too long."""
+        """Asks the owner for the location of a value; None if that takes too long."""
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
-    """Where frames of these sizes begin in a file."""
+    """Offsets of frames of these sizes in a file."""
     return list(accumulate((-(-size // _MARGIN) * _MARGIN for size in sizes[:-1]), initial=_MARGIN))
 
 
-def _opened(kept: Kept, pid: int, descriptor: int) -> MemoryFile | None:
-    """The file that a process of this host has; None if it has that no more, or lets nobody open it."""
+def _opened(stored: StoredValue, pid: int, descriptor: int) -> MemoryFile | None:
+    """Opens the file of a process on this host; None if it is gone or cannot be opened."""
     try:
-        file = MemoryFile.of_process(pid, descriptor, kept.handle.size)
-        return file if os.pread(file.fd, _TOKEN, 0) == kept.token else None
+        file = MemoryFile.of_process(pid, descriptor, stored.handle.size)
+        return file if os.pread(file.fd, _TOKEN, 0) == stored.token else None
     except (SharedMemoryError, OSError):
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A memory file: in which process of the asker's host, and by which descriptor there."""
+    """Location of a memory file: a process on the host of the asker, and the descriptor there."""
 
     process: str
     pid: int
@@ -84,23 +84,23 @@ class Location:
 
 @dataclass(slots=True)
 class _Copy(Generic[A]):
-    location: Location | None = None  # where those who ask are told to look
-    holders: set[str] = field(default_factory=set)  # more than one where somebody has waited for another in vain
+    location: Location | None = None  # the location that is sent to askers
+    holders: set[str] = field(default_factory=set)  # several if a process has waited for another in vain
     waiting: list[A] = field(default_factory=list)
 
 
 class Copies(Generic[A]):
-    """The owner's list for one value: the first that asks from a host fetches it for all others there. No I/O."""
+    """Copies of one value by host, on the side of the owner: the first asker of a host fetches it for all. No I/O."""
 
     def __init__(self) -> None:
         self._by_host: dict[_Host, _Copy[A]] = {}
 
-    def ask(self, place: Place, asker: A, *, missing: bool) -> Location | bool | None:
-        """Where it lies on that host; True: the asker is to fetch it; None: another does, and the asker waits.
+    def ask(self, identity: ProcessIdentity, asker: A, *, missing: bool) -> Location | bool | None:
+        """Returns the location on that host, True if the asker is to fetch the value, None if it has to wait.
 
-        `missing` says that the asker found nothing where it was told to look, or has waited in vain.
+        `missing` says that the asker found nothing at the last location, or has waited in vain.
         """
-        host = (place.boot, place.namespace)
+        host = (identity.boot, identity.namespace)
         copy = self._by_host.get(host)
         if copy is None or missing:
             if copy is None:
@@ -111,38 +111,38 @@ class Copies(Generic[A]):
             copy.waiting.append(asker)
         return copy.location
 
-    def held(self, place: Place, location: Location) -> list[A]:
-        """It lies there now; those who have waited for that."""
-        copy = self._by_host.setdefault((place.boot, place.namespace), _Copy())
+    def held(self, identity: ProcessIdentity, location: Location) -> list[A]:
+        """Records a location; returns the askers that waited for it."""
+        copy = self._by_host.setdefault((identity.boot, identity.namespace), _Copy())
         copy.location = location
         copy.holders.add(location.process)
         waiting, copy.waiting = copy.waiting, []
         return waiting
 
     def waiting(self) -> list[A]:
-        """Those who wait."""
+        """All waiting askers."""
         return [asker for copy in self._by_host.values() for asker in copy.waiting]
 
     def holders(self) -> list[str]:
-        """The processes that have a file of it."""
+        """Processes that hold a file of the value."""
         return [process for copy in self._by_host.values() for process in sorted(copy.holders)]
 
 
 class Puts:
-    """Methods from any thread."""
+    """Put values of one process. Thread-safe."""
 
     def __init__(self, end: End) -> None:
         self._end = end
         self._lock = threading.Lock()
         self._copies: dict[int, Copies[Asker[verbs.Where]]] = {}
-        self._files: dict[int, tuple[bytes, MemoryFile]] = {}  # of values put here
-        self._unused: OrderedDict[int, int] = OrderedDict()  # number -> bytes: nobody here refers to these any more
-        self._held: OrderedDict[bytes, MemoryFile] = OrderedDict()  # by token: those of other hosts
+        self._files: dict[int, tuple[bytes, MemoryFile]] = {}  # of values put by this process
+        self._unused: OrderedDict[int, int] = OrderedDict()  # number -> bytes of unreferenced values
+        self._held: OrderedDict[bytes, MemoryFile] = OrderedDict()  # values of other hosts, by token
 
-    # -- values put here --------------------------------------------------------------------------------------------
+    # -- values of this process -------------------------------------------------------------------------------------
 
-    def keep(self, frames: Sequence[memoryview | Pieces], owner: Instance) -> Kept:
-        """Copies frames into a memory file, which is on offer to other hosts."""
+    def store(self, frames: Sequence[memoryview | Pieces], owner: Instance) -> StoredValue:
+        """Copies frames into a memory file and offers it to other hosts."""
         sizes = tuple(frame.nbytes for frame in frames)
         token = secrets.token_bytes(_TOKEN)
         file = MemoryFile.empty(starts((*sizes, 0))[-1])
@@ -154,23 +154,23 @@ class Puts:
         handle = self._end.offer(memory_of(file.view()), owner, readonly=True)
         with self._lock:
             self._copies[handle.number], self._files[handle.number] = Copies(), (token, file)
-        return Kept(handle, token, file.fd, sizes)
+        return StoredValue(handle, token, file.fd, sizes)
 
     def release(self, number: int) -> None:
-        """Nobody in this process refers to a value any more. The oldest of such go when they have too many bytes."""
-        gone = []
+        """Marks a value as unreferenced in this process. The oldest such values are dropped above a limit of bytes."""
+        surplus = []
         with self._lock:
             entry = self._files.get(number)
             if entry is None:
                 return
             self._unused[number] = entry[1].length
             while sum(self._unused.values()) > settings.rdma_put_kept:
-                gone.append(self._unused.popitem(last=False)[0])
-        for one in gone:
-            self.drop(one)
+                surplus.append(self._unused.popitem(last=False)[0])
+        for unused in surplus:
+            self.drop(unused)
 
     def drop(self, number: int) -> None:
-        """Ends a value, on all hosts; a second time it does nothing."""
+        """Drops a value on all hosts; idempotent."""
         with self._lock:
             copies, entry = self._copies.pop(number, None), self._files.pop(number, None)
             self._unused.pop(number, None)
@@ -180,86 +180,88 @@ class Puts:
         for asker in copies.waiting():
             asker.reply(verbs.Where("dropped"))
         for process in copies.holders():
-            with contextlib.suppress(Exception):  # it may be gone
-                self._end.engine.tell(process, verbs.FORGET, verbs.Forget(entry[0]))
+            with contextlib.suppress(Exception):  # the process may have ended
+                self._end.runtime.tell(process, verbs.FORGET, verbs.Forget(entry[0]))
 
     def sweep(self) -> None:
-        """Ends the values whose actors have ended."""
-        there = {region.number for region in self._end.regions}
+        """Drops the values whose actors have ended."""
+        offered = {region.number for region in self._end.regions}
         for number in tuple(self._files):
-            if number not in there:
+            if number not in offered:
                 self.drop(number)
 
     def where(self, question: verbs.WhereIs, asker: Asker[verbs.Where]) -> verbs.Where | None:
-        """Where a value put here lies on the asker's host."""
+        """Replies with the location of a value on the host of the asker."""
         with self._lock:
             copies, entry = self._copies.get(question.number), self._files.get(question.number)
             if copies is None or entry is None or not secrets.compare_digest(entry[0], question.token):
                 return verbs.Where("dropped")
-            found = copies.ask(question.place, asker, missing=question.missing)
+            found = copies.ask(question.identity, asker, missing=question.missing)
         if found is None:
-            return None  # it is told later
+            return None  # the reply follows when the value has been fetched
         return verbs.Where("fetch") if isinstance(found, bool) else _where(found)
 
     def holds(self, message: verbs.Holds, asker: Asker[None]) -> None:
-        """A process has fetched a value for its host."""
-        location = Location(asker.src, message.place.pid, message.descriptor)
+        """Records that a process has fetched a value for its host."""
+        location = Location(asker.src, message.identity.pid, message.descriptor)
         with self._lock:
             copies = self._copies.get(message.number)
-            waiting = copies.held(message.place, location) if copies is not None else []
-        for one in waiting:
-            one.reply(_where(location))
+            waiting = copies.held(message.identity, location) if copies is not None else []
+        for waiter in waiting:
+            waiter.reply(_where(location))
 
-    # -- values put elsewhere ---------------------------------------------------------------------------------------
+    # -- values of other processes ----------------------------------------------------------------------------------
 
-    def near(self, kept: Kept) -> MemoryFile | None:
-        """The file of a value, if the process that put it is on this host, or this process holds it."""
-        held = self._held.get(kept.token)
-        place = kept.handle.place
-        if held is not None or not here().same_namespace(place):
+    def local_file(self, stored: StoredValue) -> MemoryFile | None:
+        """The file of a value whose owner is on this host, or that this process holds; else None."""
+        held = self._held.get(stored.token)
+        identity = stored.handle.identity
+        if held is not None or not own_identity().same_namespace(identity):
             return held
-        return _opened(kept, place.pid, kept.descriptor)
+        return _opened(stored, identity.pid, stored.descriptor)
 
-    def fetch(self, kept: Kept, limit: Limit) -> MemoryFile:
-        """The file of a value, from another host if need be. Blocks. Raises what movers raise."""
-        near = self.near(kept)
-        if near is not None:
-            return near
+    def fetch(self, stored: StoredValue, limit: Limit) -> MemoryFile:
+        """Returns the file of a value, fetched from another host if necessary. Blocks; raises what movers raise."""
+        local = self.local_file(stored)
+        if local is not None:
+            return local
         missing = False
         while True:
-            question = verbs.WhereIs(kept.handle.number, kept.token, here(), missing)
-            answer = self._end.where(kept.handle, question, limit)
+            question = verbs.WhereIs(stored.handle.number, stored.token, own_identity(), missing)
+            answer = self._end.where(stored.handle, question, limit)
             if answer is not None and answer.how == "dropped":
-                raise BufferDroppedError(f"{kept.handle} was dropped: put it again, and keep what put() gives")
+                raise BufferDroppedError(f"{stored.handle} was dropped: put it again, and keep what put() gives")
             if answer is not None and answer.how == "fetch":
-                return self._pull(kept, limit)
-            file = _opened(kept, answer.pid, answer.descriptor) if answer is not None else None
+                return self._pull(stored, limit)
+            file = _opened(stored, answer.pid, answer.descriptor) if answer is not None else None
             if file is not None:
                 return file
-            missing = True  # whoever was to fetch it is gone, or lets nobody open its files
+            missing = True  # the process that fetched it has ended or cannot be accessed
 
     def forget(self, message: verbs.Forget, asker: Asker[None]) -> None:
-        """A value was dropped where it was put."""
+        """Releases a value that its owner has dropped."""
         with self._lock:
             self._held.pop(message.token, None)
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases all files."""
         with self._lock:
             for table in (self._copies, self._files, self._unused, self._held):
                 table.clear()
 
-    def _pull(self, kept: Kept, limit: Limit) -> MemoryFile:
-        size = kept.handle.size
+    def _pull(self, stored: StoredValue, limit: Limit) -> MemoryFile:
+        size = stored.handle.size
         file = MemoryFile.empty(size)
         os.ftruncate(file.fd, size)
         memory = memory_of(map_file(file.fd, size, private=False, writable=True), writable=True)
-        self._end.routes.transfer([Move(kept.handle, 0, memory)], limit, write=False)
+        self._end.routes.transfer([Move(stored.handle, 0, memory)], limit, write=False)
         with self._lock:
-            self._held[kept.token] = file
-            while len(self._held) > 1 and sum(one.length for one in self._held.values()) > settings.rdma_put_kept:
+            self._held[stored.token] = file
+            while len(self._held) > 1 and sum(held.length for held in self._held.values()) > settings.rdma_put_kept:
                 self._held.popitem(last=False)
-        self._end.engine.tell(kept.handle.process, verbs.HOLDS, verbs.Holds(kept.handle.number, here(), file.fd))
+        self._end.runtime.tell(
+            stored.handle.process, verbs.HOLDS, verbs.Holds(stored.handle.number, own_identity(), file.fd)
+        )
         return file
 
 

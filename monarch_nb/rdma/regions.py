@@ -1,4 +1,4 @@
-"""The memory that this process has offered to others: one table, one mark per region that its readers look at."""
+"""Memory that this process offers to others: a table, and a mark for each region that its readers check."""
 
 import ctypes
 import itertools
@@ -59,19 +59,19 @@ class Regions:
     def __iter__(self) -> Iterator[Region]:
         return iter(tuple(self._regions.values()))
 
-    def keep_while(self, held: Callable[[int], bool]) -> None:
-        """Memory that was withdrawn is kept while `held` says True of its number. Whoever ends that calls `let_go`."""
+    def retain_while(self, held: Callable[[int], bool]) -> None:
+        """Retains withdrawn memory while `held(number)` is True. The caller ends that with `release_withdrawn`."""
         self._held.append(held)
 
     def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> Region:
         """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
-        self.let_go()
+        self.release_withdrawn()
         with self._lock:
             if not self._free:
                 block = ctypes.create_string_buffer(_BLOCK * MARK)
                 self._blocks.append(block)
                 start = ctypes.addressof(block)
-                self._free.extend(start + place * MARK for place in range(_BLOCK))
+                self._free.extend(start + index * MARK for index in range(_BLOCK))
             mark, readonly = self._free.pop(), readonly or memory.readonly
             region = Region(next(self._numbers), memory, owner, actor, mark, readonly=readonly)
             ctypes.memmove(region.mark, region.secret, MARK)
@@ -93,11 +93,11 @@ class Regions:
                 region.lock.wait()
         with self._lock:
             self._withdrawn.append(region)
-        self.let_go()
+        self.release_withdrawn()
         return True
 
-    def let_go(self) -> None:
-        """Of memory that was withdrawn, and that nobody outside uses any more."""
+    def release_withdrawn(self) -> None:
+        """Releases withdrawn memory that no other process uses."""
         if not self._withdrawn:
             return
         with self._lock:

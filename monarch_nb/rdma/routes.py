@@ -1,4 +1,4 @@
-"""Which mover serves which process: the best that works, found out once, with the reasons why the others do not."""
+"""Chooses a mover for each process: the first in order of preference that works, and why earlier ones do not."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ SOCKETS = frozenset({"streams", "messages"})  # the movers that go through socke
 
 @dataclass(slots=True)
 class Route:
-    """How bytes move between this process and another, and how many have."""
+    """The mover between this process and another, with counts of transfers."""
 
     process: str
     mover: str = ""  # "" before the first transfer
@@ -46,16 +46,16 @@ class RDMAWriteTransferWarning(UserWarning):
 
 
 class Routes:
-    """One per process. `ladder` has the movers, the best first; `allowed` says by name which may be used now."""
+    """The routes of one process. `movers` are in order of preference; `allowed` gives the names allowed now."""
 
     def __init__(
         self,
-        ladder: Mapping[str, Mover],
+        movers: Mapping[str, Mover],
         allowed: Callable[[], tuple[str, ...]],
         moved: "Callable[[Route, int, float, bool], None]" = lambda route, size, seconds, write: None,
     ) -> None:
-        self._ladder = ladder
-        self._moved = moved  # is told of each transfer that is over
+        self._movers = movers
+        self._moved = moved  # called after each transfer
         self._allowed = allowed
         self._lock = threading.Lock()
         self._routes: dict[str, Route] = {}
@@ -77,7 +77,7 @@ class Routes:
     def quick(self, process: str) -> bool:
         """Whether its bytes need nobody's help, so that a small transfer is over before a thread could begin it."""
         route = self.of(process)
-        mover = self._ladder.get(route.mover)
+        mover = self._movers.get(route.mover)
         return mover is not None and mover.alone and route.allowed == self._allowed()
 
     def transfer(self, moves: Sequence[Move], limit: Limit, *, write: bool, quick: bool = False) -> None:
@@ -102,7 +102,7 @@ class Routes:
         known = route.mover if route.allowed == allowed else ""
         reasons: list[str] = []
         for name in (*([known] if known else ()), *allowed):
-            mover = self._ladder[name]
+            mover = self._movers[name]
             try:
                 (mover.write if write else mover.read)(moves, limit)
             except CannotReachError as error:

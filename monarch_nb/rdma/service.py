@@ -1,4 +1,4 @@
-"""One process's part in the data plane: the memory it offers, the movers it has, the requests that it takes."""
+"""The data plane in one process: offered memory, movers, and requests of other processes."""
 
 import functools
 import threading
@@ -15,14 +15,14 @@ from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric
 from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.ladder import LADDER, movers_named
+from monarch_nb.rdma.identity import own_identity
+from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.leases import Leases
-from monarch_nb.rdma.lessor import Lessor
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import Memory
+from monarch_nb.rdma.mover_registry import MOVERS, movers_named
 from monarch_nb.rdma.movers import CannotReachError
-from monarch_nb.rdma.place import here
 from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.routes import SOCKETS, Route, Routes
@@ -35,30 +35,33 @@ from monarch_nb.wire import Asker, Verb
 
 __all__ = ["Service", "attach"]
 
-_WORKERS = 4  # threads that carry out requests of others, made when needed
-_FETCHED_S = 15.0  # that one waits for another process of its host to fetch a value
-_ASK_S = 10.0  # for the answer to where streams are to be opened
+_WORKERS = 4  # threads that execute requests, started on demand
+_FETCHED_S = 15.0  # wait for another process of the host to fetch a value
+_ASK_S = 10.0  # wait for the addresses of an owner
 DONE = Outcome("done")
-WORD = 8  # bytes of what is changed atomically
-_TOLD_S = 0.5
+WORD = 8  # bytes of an atomic operand
+_REPORT_INTERVAL_S = 0.5
 
 
-class Telling:
-    """One per process. In the first of them all, `traffic` is what is known of the whole cluster."""
+class TrafficReporter:
+    """Reports the transfers of a process to the process that started it.
 
-    def __init__(self, engine: Runtime, regions: Regions) -> None:
-        self._engine, self._regions = engine, regions
+    In the controller, `traffic` has the transfers of the whole cluster.
+    """
+
+    def __init__(self, runtime: Runtime, regions: Regions) -> None:
+        self._runtime, self._regions = runtime, regions
         self._lock = threading.Lock()
         self._flows: dict[tuple[str, str, str], Flow] = {}
         self._changed: set[tuple[str, str, str]] = set()
         self._planned = False
         self.traffic = Traffic()
         self._listeners: list[Callable[[], None]] = []
-        engine.verbs.handle(verbs.MOVED, self._arrived)
+        runtime.verbs.handle(verbs.MOVED, self._arrived)
 
     def moved(self, process: str, mover: str, size: int, seconds: float, *, write: bool) -> None:
-        """A transfer of this process is over: from another process, or to it."""
-        here = self._engine.address
+        """Counts a finished transfer between this process and another."""
+        here = self._runtime.address
         source, target = (here, process) if write else (process, here)
         key = (source, target, mover)
         with self._lock:
@@ -69,47 +72,47 @@ class Telling:
             flow.transfers += 1
             flow.seconds += seconds
             self._changed.add(key)
-        self.soon()
+        self.schedule()
 
-    def soon(self) -> None:
-        """Something has changed: it is told with what else changes in the next moment."""
-        if self._planned or self._engine.closed:
+    def schedule(self) -> None:
+        """Schedules a report, which also covers later changes until it is sent."""
+        if self._planned or self._runtime.closed:
             return
         self._planned = True
-        self._engine.later(_TOLD_S, self._tell)
+        self._runtime.later(_REPORT_INTERVAL_S, self._report_now)
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener()` when something has come; the result ends that. It must not block."""
+        """Calls `listener()`, which must not block, after each report. The result removes the listener."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def known(self) -> Traffic:
-        """What is known now, with this process's own flows as they are."""
-        self._tell()
+        """Traffic known now, including that of this process."""
+        self._report_now()
         return self.traffic
 
     def _report(self) -> Report:
         flows = [msgspec.structs.replace(self._flows[key]) for key in self._changed]
         self._changed.clear()
         sizes = [region.memory.size for region in self._regions if region.memory is not None]
-        return Report(self._engine.address, flows, Offered(len(sizes), sum(sizes)), time.time())
+        return Report(self._runtime.address, flows, Offered(len(sizes), sum(sizes)), time.time())
 
-    def _tell(self) -> None:
+    def _report_now(self) -> None:
         with self._lock:
             self._planned = False
             report = self._report()
-        self._take(report)
+        self._deliver(report)
 
     def _arrived(self, report: Report, asker: Asker[None]) -> None:
-        self._take(report)
+        self._deliver(report)
 
-    def _take(self, report: Report) -> None:
-        home = self._engine.part(MeshRegistry).started_by
-        if home and home != self._engine.address:
+    def _deliver(self, report: Report) -> None:
+        home = self._runtime.part(MeshRegistry).started_by
+        if home and home != self._runtime.address:
             try:
-                self._engine.tell(home, verbs.MOVED, report)
+                self._runtime.tell(home, verbs.MOVED, report)
             except TransportError:
-                return  # nobody is there to hear it
+                return  # the controller is gone
             return
         with self._lock:
             self.traffic.add(report)
@@ -118,73 +121,73 @@ class Telling:
 
 
 class Service:
-    """One per process that offers memory or reaches for that of others."""
+    """The data plane of one process that offers memory or transfers memory of others."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self.engine, self.address = engine, engine.address
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.address = runtime, runtime.address
         self.regions = Regions()
         self._atomics = threading.Lock()
         self._listener = Listener(self.regions)
-        self.fabric, self.lessor = Fabric(self.address), Lessor(engine)
+        self.fabric, self.lease_client = Fabric(self.address), LeaseClient(runtime)
         self._leases = Leases(self.regions, self.fabric)
-        self._movers = {name: make(self) for name, make in LADDER.items()}
-        self.telling = Telling(engine, self.regions)
+        self._movers = {name: make(self) for name, make in MOVERS.items()}
+        self.traffic_reporter = TrafficReporter(runtime, self.regions)
         self.routes = Routes(self._movers, self._allowed, self._moved)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = 0
         self._idle = 0
         self._lock = threading.Lock()
         self.puts = Puts(self)
-        engine.on_actor_end(self._actor_ended)
-        engine.verbs.handle(verbs.READ, self._later(self._read))
-        engine.verbs.handle(verbs.WRITE, self._later(self._write))
-        engine.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
-        engine.verbs.handle(verbs.DROP, self._later(self._drop))
-        engine.verbs.handle(verbs.DIAL, self._later(self._dialled))
-        engine.verbs.handle(verbs.LEASE, self._later(self._leased))
-        engine.verbs.handle(verbs.RENEW, self._later(self._leases.renew))
-        engine.verbs.handle(verbs.RELEASE, lambda message, asker: self._leases.release(message))
-        engine.verbs.handle(verbs.WHERE, self.puts.where)
-        engine.verbs.handle(verbs.HOLDS, self.puts.holds)
-        engine.verbs.handle(verbs.FORGET, self.puts.forget)
+        runtime.on_actor_end(self._actor_ended)
+        runtime.verbs.handle(verbs.READ, self._later(self._read))
+        runtime.verbs.handle(verbs.WRITE, self._later(self._write))
+        runtime.verbs.handle(verbs.ATOMIC, self._later(self._atomic))
+        runtime.verbs.handle(verbs.DROP, self._later(self._drop))
+        runtime.verbs.handle(verbs.DIAL, self._later(self._dialled))
+        runtime.verbs.handle(verbs.LEASE, self._later(self._leased))
+        runtime.verbs.handle(verbs.RENEW, self._later(self._leases.renew))
+        runtime.verbs.handle(verbs.RELEASE, lambda message, asker: self._leases.release(message))
+        runtime.verbs.handle(verbs.WHERE, self.puts.where)
+        runtime.verbs.handle(verbs.HOLDS, self.puts.holds)
+        runtime.verbs.handle(verbs.FORGET, self.puts.forget)
 
-    # -- what this process offers -----------------------------------------------------------------------------------
+    # -- offered memory ---------------------------------------------------------------------------------------------
 
     def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
-        """Offers memory of this process on behalf of an actor, until it is dropped or the actor ends."""
+        """Offers memory of this process for an actor, until the buffer is dropped or the actor ends."""
         region = self.regions.offer(memory, str(owner), owner.cell, readonly=readonly)
-        self.telling.soon()
+        self.traffic_reporter.schedule()
         return Handle(
-            process=self.engine.address,
+            process=self.runtime.address,
             owner=region.owner,
             number=region.number,
             secret=region.secret,
             size=memory.size,
             readonly=region.readonly,
-            place=here(),
+            identity=own_identity(),
             address=memory.address,
             mark=region.mark,
             guard=self.regions.guard.descriptor,
         )
 
     def withdraw(self, number: int) -> None:
-        """Ends an offer of this process; once is enough."""
+        """Ends an offer of this process; idempotent."""
         if self.regions.withdraw(number):
-            self.telling.soon()
+            self.traffic_reporter.schedule()
 
     def _moved(self, route: Route, size: int, seconds: float, write: bool) -> None:
-        self.telling.moved(route.process, route.mover, size, seconds, write=write)
+        self.traffic_reporter.moved(route.process, route.mover, size, seconds, write=write)
 
     def _actor_ended(self, cell: object) -> None:
         if self.regions.withdraw_all(lambda region: region.actor is cell):
             self.puts.sweep()
-            self.telling.soon()
+            self.traffic_reporter.schedule()
 
-    # -- what it asks of others -------------------------------------------------------------------------------------
+    # -- requests to other processes --------------------------------------------------------------------------------
 
     def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
-        """Sends a request to the owner of a buffer; the result waits for the answer."""
-        future = request(self.engine, handle.process, verb, question)
+        """Sends a request to the owner of a buffer; the returned function waits for the reply."""
+        future = request(self.runtime, handle.process, verb, question)
 
         def wait(limit: Limit) -> Outcome:
             while not future.wait(min(0.2, limit.left())):
@@ -199,11 +202,13 @@ class Service:
         return wait
 
     def dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
-        """Where streams to the owner of a buffer are to be opened. Blocks; raises CannotReachError, OwnerLostError."""
-        future = request(self.engine, handle.process, verbs.DIAL, verbs.Dial(here(), not settings.rdma_encrypt_streams))
+        """Asks where the owner of a buffer accepts streams. Blocks; raises CannotReachError, OwnerLostError."""
+        future = request(
+            self.runtime, handle.process, verbs.DIAL, verbs.Dial(own_identity(), not settings.rdma_encrypt_streams)
+        )
         if not future.wait(min(_ASK_S, limit.left())):
             limit.left()
-            raise CannotReachError(f"its process has not said within {_ASK_S:g} s where it listens")
+            raise CannotReachError(f"its process has not answered within {_ASK_S:g} s where it listens")
         try:
             return future.get()
         except UnansweredError as error:
@@ -212,8 +217,8 @@ class Service:
             raise CannotReachError(f"its process cannot listen: {error}") from None
 
     def where(self, handle: Handle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
-        """Asks the owner of a value where it lies; None if that takes long: another is to fetch it, and does not."""
-        future = request(self.engine, handle.process, verbs.WHERE, question)
+        """Asks the owner for the location of a value; None if the process that should fetch it does not."""
+        future = request(self.runtime, handle.process, verbs.WHERE, question)
         again = time.monotonic() + _FETCHED_S
         while not future.wait(min(0.2, limit.left())):
             if time.monotonic() > again:
@@ -223,10 +228,10 @@ class Service:
         except UnansweredError as error:
             raise owner_lost(handle, str(error)) from None
 
-    # -- what others ask of it --------------------------------------------------------------------------------------
+    # -- requests of other processes --------------------------------------------------------------------------------
 
     def _later(self, function: Callable[[Any], Any]) -> Callable[[Any, Asker[Any]], None]:
-        """A handler that has the work done aside: the reading thread does not wait."""
+        """Wraps a function as a handler that runs on a worker thread, so that the receiving thread does not block."""
 
         def handle(question: Any, asker: Asker[Any]) -> None:
             def work() -> None:
@@ -289,7 +294,7 @@ class Service:
 
     def _dialled(self, question: verbs.Dial) -> verbs.Listening:
         plain = question.plain and not settings.rdma_encrypt_streams
-        return verbs.Listening(*self._listener.open_for(question.place, plain=plain))
+        return verbs.Listening(*self._listener.open_for(question.identity, plain=plain))
 
     def _leased(self, question: verbs.Leasing) -> verbs.Leased:
         try:
@@ -299,11 +304,11 @@ class Service:
             return verbs.Leased("refused", str(error))
 
     def _allowed(self) -> tuple[str, ...]:
-        """The movers that may be used now, the best first."""
+        """The movers that the settings allow now, in order of preference."""
         return _chosen(tuple(self._movers), movers_named(), settings.rdma_allow_tcp_fallback)
 
     def close(self) -> None:
-        """Ends all offers and streams."""
+        """Ends all offers and closes all streams."""
         self._work.put(None)
         self.puts.close()
         self._listener.close()
@@ -322,13 +327,13 @@ def _check(memory: Memory, offset: int, size: int) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _chosen(movers: tuple[str, ...], names: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
-    """The movers that two settings leave."""
+    """Movers that are named by the settings and, without sockets, use none."""
     return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
 
 
 RDMA: Feature[Service] = Feature("rdma")
 
 
-def attach(engine: Runtime) -> Service:
-    """Takes `rdma` messages from now on."""
-    return Service(engine)
+def attach(runtime: Runtime) -> Service:
+    """Registers the handlers of `rdma` messages."""
+    return Service(runtime)

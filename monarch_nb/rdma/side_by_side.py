@@ -1,4 +1,4 @@
-"""Several pieces of work at a time, for as long as the caller waits."""
+"""Concurrent execution of several functions."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ __all__ = ["side_by_side"]
 
 
 def side_by_side(works: Sequence[Callable[[], object]]) -> None:
-    """Does all of them, the first on this thread. Blocks until all are over; raises the first error of any."""
+    """Calls all functions concurrently, the first on this thread. Blocks until all are done; raises the first error."""
     errors: list[BaseException] = []
 
     def run(work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Which way bytes take, as a table."""
+"""Routes and transfers as tables."""
 
 import time
 from collections import Counter
@@ -54,10 +54,10 @@ def _bytes(count: int) -> str:
 
 
 class TransferTable:
-    """What has moved between the processes of a cluster, the most bytes first, and the memory that each offers."""
+    """Transfers between the processes of a cluster, largest first, and the memory that each process offers."""
 
     def __init__(self, engine: Runtime) -> None:
-        known, now = service().telling.known(), time.time()
+        known, now = service().traffic_reporter.known(), time.time()
         names = _names(
             engine, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
         )
@@ -107,31 +107,31 @@ class TransferTable:
 
 
 def _names(engine: Runtime, addresses: set[str]) -> dict[str, str]:
-    """What people call processes; their addresses, too, where several are called the same."""
+    """Display names of processes, with addresses where names are ambiguous."""
     names = {address: process_name(engine, address) for address in addresses}
     counts = Counter(names.values())
     return {address: name if counts[name] < 2 else f"{name} ({address})" for address, name in names.items()}
 
 
 def process_name(engine: Runtime, address: str) -> str:
-    """What people call a process: its mesh and place there, or that it is the controller."""
+    """Display name of a process: its mesh and point, or "controller"."""
     if address == engine.address:
         return "controller" if not engine.part(MeshRegistry).started_by else "this process"
     uid, rank, _ = parse_address(address).place
     state = engine.meshes.get(uid)
     if state is None:
         return address
-    places = {base: index for index, base in enumerate(state.region.ranks())}
-    if rank not in places or not state.region.labels:
+    indices = {base: index for index, base in enumerate(state.region.ranks())}
+    if rank not in indices or not state.region.labels:
         return state.name
-    point = Point(places[rank], state.region.extent)
+    point = Point(indices[rank], state.region.extent)
     return f"{state.name} {' '.join(f'{label}={point[label]}' for label in state.region.labels)}"
 
 
 def transfers() -> TransferTable:
     """What has moved between all processes of the cluster, by which mover; in the process that spawned them.
 
-    Processes tell twice a second of what moved. Does not block.
+    Processes report transfers twice a second. Does not block.
     """
     return TransferTable(runtime())
 

@@ -1,4 +1,4 @@
-"""What has moved between processes: by whom, by which mover, how much and how fast. Tables without I/O."""
+"""Tables of transfers between processes: by which mover, how much, how fast. No I/O."""
 
 from collections.abc import Iterable
 
@@ -6,34 +6,34 @@ import msgspec
 
 __all__ = ["Flow", "Offered", "Report", "Traffic"]
 
-_FAR = 3.0  # seconds after which a rate is of the past
+_OUTDATED_S = 3.0  # seconds after which a rate is outdated
 
 
 class Flow(msgspec.Struct, array_like=True):
-    """Bytes that one process has from another, by one mover, since both began."""
+    """Bytes moved from one process to another by one mover, in total."""
 
-    source: str  # the address of the process whose memory they come from
+    source: str  # address of the process whose memory is read
     target: str
     mover: str
     size: int = 0  # bytes
     transfers: int = 0
-    seconds: float = 0.0  # spent in them, by the side that asked for them
+    seconds: float = 0.0  # spent in transfers, measured by the side that requested them
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """From where to where, and by what."""
+        """Source, target and mover."""
         return self.source, self.target, self.mover
 
 
 class Offered(msgspec.Struct, array_like=True, frozen=True):
-    """Memory that a process offers to others at the moment."""
+    """Memory that a process offers now."""
 
     regions: int
     size: int  # bytes
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
-    """What one process tells of itself: all flows that it has asked for and that have changed, and what it offers."""
+    """Report of one process: its flows that have changed, and the memory that it offers."""
 
     process: str
     flows: list[Flow]
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Traffic:
-    """What is known of all processes: flows with the rate at which they run now."""
+    """Flows of all processes, with their current rates."""
 
     def __init__(self) -> None:
         self.flows: dict[tuple[str, str, str], Flow] = {}
@@ -50,7 +50,7 @@ class Traffic:
         self._rates: dict[tuple[str, str, str], tuple[float, float]] = {}  # bytes per second, and when
 
     def add(self, report: Report) -> None:
-        """Takes in what a process tells."""
+        """Adds the report of a process."""
         for flow in report.flows:
             before = self.flows.get(flow.key)
             self.flows[flow.key] = flow
@@ -64,15 +64,15 @@ class Traffic:
             self.offered.pop(report.process, None)
 
     def rate(self, flow: Flow, now: float) -> float:
-        """Bytes per second while it last moved something; 0 where that is a while ago."""
+        """Bytes per second of the latest transfers; 0 if they are outdated."""
         rate, at = self._rates.get(flow.key, (0.0, 0.0))
-        return rate if now - at < _FAR else 0.0
+        return rate if now - at < _OUTDATED_S else 0.0
 
     def forget(self, processes: Iterable[str]) -> None:
-        """Processes that have ended: nothing is told of them any more."""
-        gone = set(processes)
-        for key in [key for key in self.flows if gone & set(key[:2])]:
+        """Removes processes that have ended."""
+        ended = set(processes)
+        for key in [key for key in self.flows if ended & set(key[:2])]:
             del self.flows[key]
             self._rates.pop(key, None)
-        for process in gone:
+        for process in ended:
             self.offered.pop(process, None)

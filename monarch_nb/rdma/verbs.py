@@ -1,15 +1,15 @@
-"""Engine messages about memory of other processes. Bytes travel in them only where there is no better way."""
+"""Messages about memory of other processes. They carry bytes only if no better mover works."""
 
 import msgspec
 
-from monarch_nb.rdma.place import Place
+from monarch_nb.rdma.identity import ProcessIdentity
 from monarch_nb.rdma.traffic import Report
 from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True):
-    """How it went: "done", "dropped" (nothing is on offer any more), "refused", or "lost" (nobody answers)."""
+    """Outcome: "done", "dropped" (no longer offered), "refused", or "lost" (no answer)."""
 
     how: str
     text: str = ""
@@ -35,7 +35,7 @@ class Writing(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Atomic(msgspec.Struct, array_like=True, frozen=True):
-    """Changes 8 bytes of a buffer and asks for what they were: adds `operand`, or sets it where they are `expected`."""
+    """Adds `operand` to 8 bytes of a buffer, or sets it if they are `expected`; requests the previous value."""
 
     number: int
     secret: bytes
@@ -52,30 +52,30 @@ class Drop(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Dial(msgspec.Struct, array_like=True, frozen=True):
-    """Asks where streams to a process may be opened."""
+    """Asks where a process accepts streams."""
 
-    place: Place  # the asker's
-    plain: bool = False  # whether the asker lets streams to other machines be unencrypted
+    identity: ProcessIdentity  # the asker's
+    plain: bool = False  # the asker allows unencrypted streams to other machines
 
 
 class Listening(msgspec.Struct, array_like=True, frozen=True):
-    """Where a process listens for streams, and with which key."""
+    """Addresses at which a process accepts streams, and the key."""
 
     addresses: tuple[tuple[str, int], ...]
     key: Key
 
 
 class WhereIs(msgspec.Struct, array_like=True, frozen=True):
-    """Asks the process that has put a value where it lies on the asker's host."""
+    """Asks the owner of a value for its location on the host of the asker."""
 
     number: int
     token: bytes
-    place: Place  # the asker's
-    missing: bool = False  # whether nothing was found where the asker was told to look, or it has waited in vain
+    identity: ProcessIdentity  # the asker's
+    missing: bool = False  # the asker found nothing at the last location, or has waited in vain
 
 
 class Where(msgspec.Struct, array_like=True, frozen=True):
-    """Where a value lies: "there", "fetch" (nowhere yet: the asker fetches it for its host), "dropped"."""
+    """Location of a value: "there", "fetch" (the asker is to fetch it for its host), or "dropped"."""
 
     how: str
     pid: int = 0
@@ -83,46 +83,46 @@ class Where(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Holds(msgspec.Struct, array_like=True, frozen=True):
-    """The sender has fetched a value for its host."""
+    """Reports that the sender has fetched a value for its host."""
 
     number: int
-    place: Place
+    identity: ProcessIdentity
     descriptor: int
 
 
 class Forget(msgspec.Struct, array_like=True, frozen=True):
-    """A value was dropped by the process that had put it."""
+    """Reports that the owner has dropped a value."""
 
     token: bytes
 
 
 class Leasing(msgspec.Struct, array_like=True, frozen=True):
-    """Asks for the use of buffers by an RDMA device: their numbers and secrets."""
+    """Requests access to buffers by an RDMA device, by number and secret."""
 
     regions: tuple[tuple[int, bytes], ...]
     write: bool
-    asked_for: bool = False  # whether the asker's settings name this way, so that it is taken without a device, too
+    asked_for: bool = False  # the settings name this mover, which is then used without a device, too
 
 
 class Leased(msgspec.Struct, array_like=True, frozen=True):
-    """How that went, as in `Outcome`, for which of the buffers; and, if it is "done", how to reach them."""
+    """Outcome of a lease request, for which buffer, and how to reach the buffers if it is "done"."""
 
     how: str
     text: str = ""
-    place: int = 0  # of the buffer that it is about, in the question
+    index: int = 0  # of the buffer concerned, in the request
     lease: int = 0
     agent: str = ""
     words: bytes = b""  # for the asker's NIXL agent
 
 
 class Renewing(msgspec.Struct, array_like=True, frozen=True):
-    """The sender still uses what it has leased."""
+    """Renews a lease that is still used."""
 
     lease: int
 
 
 class Releasing(msgspec.Struct, array_like=True, frozen=True):
-    """The sender uses it no longer."""
+    """Returns a lease."""
 
     lease: int
 

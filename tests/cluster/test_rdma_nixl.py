@@ -196,6 +196,6 @@ def test_with_a_device_it_is_taken_without_being_asked_for(owner: Any) -> None:
         pytest.skip("NOT TESTED HERE: there is no RDMA device; `make test-verbs` makes one")
     assert (is_ibverbs_available(), get_rdma_backend()) == (True, "ibverbs")
     buffer = owner.offer.call_one(1000, 3).get()
-    target, by_itself = bytearray(1000), Nixl(service().fabric, service().lessor, asked_for=lambda: False)
+    target, by_itself = bytearray(1000), Nixl(service().fabric, service().lease_client, asked_for=lambda: False)
     by_itself.read([Move(buffer.handle, 0, memory_of(target))], Limit(30, "reading", buffer))
     assert target == b"\x03" * 1000

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.place import Place
+from monarch_nb.rdma.identity import ProcessIdentity
 from monarch_nb.rdma.puts import Copies, Location, starts
 
 pytestmark = pytest.mark.timeout(60)
-HERE, THERE = Place("a", 1, 10), Place("b", 1, 20)
+HERE, THERE = ProcessIdentity("a", 1, 10), ProcessIdentity("b", 1, 20)
 
 
 def test_the_first_of_a_host_fetches_and_the_others_wait() -> None:
@@ -17,9 +17,9 @@ def test_the_first_of_a_host_fetches_and_the_others_wait() -> None:
     assert copies.ask(THERE, "elsewhere", missing=False) is True
     assert copies.ask(HERE, "second", missing=False) is None
     assert copies.waiting() == ["second"]
-    place = Location("p1", 10, 5)
-    assert copies.held(HERE, place) == ["second"]
-    assert copies.ask(HERE, "third", missing=False) == place
+    location = Location("p1", 10, 5)
+    assert copies.held(HERE, location) == ["second"]
+    assert copies.ask(HERE, "third", missing=False) == location
     assert (copies.waiting(), copies.holders()) == ([], ["p1"])
 
 

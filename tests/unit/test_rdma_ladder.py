@@ -7,8 +7,8 @@ import pytest
 import monarch_nb
 from monarch_nb.connect import shutdown
 from monarch_nb.rdma import RDMABuffer
-from monarch_nb.rdma.ladder import LADDER, End, register
 from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.mover_registry import MOVERS, End, register
 from monarch_nb.rdma.movers import Move
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,7 +47,7 @@ def couriers() -> Iterator[list[Courier]]:
     shutdown()  # a process keeps the movers that it began with
     register("courier", make, before="local")
     yield made
-    del LADDER["courier"]
+    del MOVERS["courier"]
     shutdown()
 
 

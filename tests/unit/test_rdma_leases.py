@@ -98,7 +98,7 @@ def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases
     good, bad = (regions.offer(memory_of(bytearray(8)), "owner") for _ in range(2))
     forged = Leasing(((good.number, good.secret), (bad.number, bytes(16))), write=False)
     answer = leases.lease(forged)
-    assert (answer.how, answer.place, answer.lease, answer.words) == ("dropped", 1, 0, b"")
+    assert (answer.how, answer.index, answer.lease, answer.words) == ("dropped", 1, 0, b"")
     regions.withdraw(good.number)
     until(lambda: good.memory is None)
 

@@ -11,11 +11,11 @@ from monarch_nb.rdma import BufferDroppedError, OwnerLostError
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
 from monarch_nb.rdma.handle import Handle
-from monarch_nb.rdma.lessor import Lessor
+from monarch_nb.rdma.identity import own_identity
+from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, nixl
-from monarch_nb.rdma.place import here
 from monarch_nb.rdma.verbs import Leased, Leasing, Outcome
 from monarch_nb.runtime import Future, pending_future, resolve_future
 
@@ -88,7 +88,7 @@ class Device(Fabric):
         return cast("Transfer", Copy(self, copy, peer))
 
 
-class Owners(Lessor):
+class Owners(LeaseClient):
     """Who grants what they are asked for, unless told otherwise."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Owners(Lessor):
             raise answer
         number = next(self.numbers)
         self.given.add(number)
-        return Leased(answer.how, answer.text, answer.place, number, answer.agent, answer.words)
+        return Leased(answer.how, answer.text, answer.index, number, answer.agent, answer.words)
 
     def renew(self, handle: Handle, lease: int) -> Future[Outcome]:
         future: Future[Outcome] = pending_future()
@@ -130,7 +130,7 @@ def mover() -> nixl.Nixl:
 
 def offered(data: Any, number: int = 1) -> Handle:
     memory = memory_of(data)
-    return Handle("p", "trainer", number, bytes(16), memory.size, False, here(), memory.address, 0)
+    return Handle("p", "trainer", number, bytes(16), memory.size, False, own_identity(), memory.address, 0)
 
 
 def limit(seconds: float = 10) -> Limit:
@@ -215,7 +215,7 @@ def test_an_owner_that_ends_a_lease_cuts_the_transfer(monkeypatch: pytest.Monkey
 
 
 def test_of_many_buffers_the_dropped_one_is_named() -> None:
-    owners.answers = [Leased("dropped", "it was dropped", place=1)]
+    owners.answers = [Leased("dropped", "it was dropped", index=1)]
     moves = [Move(offered(b"abc", number), 0, memory_of(bytearray(3))) for number in (7, 8)]
     with pytest.raises(BufferDroppedError, match="buffer 8 of trainer"):
         mover().read(moves, limit())

@@ -9,12 +9,12 @@ import pytest
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.listener import Listener
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import Streams
-from monarch_nb.rdma.place import Place, here
 from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.tunnel import dialled, taken
 from monarch_nb.rdma.verbs import Listening
@@ -72,13 +72,13 @@ class Ends:
 
     def dial(self, handle: Handle, limit: Limit) -> Listening:
         try:
-            return Listening(*self.listener(handle.process).open_for(here()))
+            return Listening(*self.listener(handle.process).open_for(own_identity()))
         except OSError:
             return Listening((("127.0.0.1", 1),), Key(0, b"", False))
 
     def offer(self, data: bytearray, process: str = "h/p1.0.0") -> Handle:
         region = self.regions.offer(memory_of(data), "owner")
-        return Handle(process, "owner", region.number, region.secret, len(data), False, here(), 0, 0)
+        return Handle(process, "owner", region.number, region.secret, len(data), False, own_identity(), 0, 0)
 
     def read(self, handle: Handle, seconds: float = 20) -> bytearray:
         target = bytearray(handle.size)
@@ -153,7 +153,7 @@ def test_a_listener_without_the_key_gets_nothing(ends: Ends) -> None:
             ends.read(ends.offer(bytearray(10)), seconds=0.3)
 
 
-AWAY = Place("another boot", 1, 1, 1)
+AWAY = ProcessIdentity("another boot", 1, 1, 1)
 
 
 def port_of(listener: Listener) -> int:

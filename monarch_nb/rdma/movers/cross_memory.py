@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
 from monarch_nb.rdma.guard import writing
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.identity import own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.place import here
 from monarch_nb.rdma.regions import MARK, for_reading_only
 from monarch_nb.rdma.side_by_side import side_by_side
 
 __all__ = ["CrossMemory"]
 
-_PIECE = 16 << 20  # bytes the kernel copies between two looks at the limit
+_PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
 _SMALL = 4096  # bytes up to which one system call brings all, to be looked at before they are handed on
 _AT_ONCE = 256  # reads in one system call; each takes two of the kernel's 1,024 vectors
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1  # <sys/prctl.h>
@@ -74,12 +74,12 @@ class CrossMemory:
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """From buffers of one process of this machine: one system call for a small one, two for up to 256."""
-        _check_place(moves[0].handle)
+        _check_identity(moves[0].handle)
         _each(moves, limit, _read)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
         """Into buffers of one process of this machine, whose memory stays meanwhile."""
-        _check_place(moves[0].handle)
+        _check_identity(moves[0].handle)
         _each(moves, limit, _write)
 
     def close(self) -> None:
@@ -171,22 +171,22 @@ def _staying(moves: list[Move]) -> Iterator[bool]:
     first = moves[0].handle
     with contextlib.ExitStack() as held:
         try:
-            guard = writing(first.place.pid, first.guard, [move.handle.number for move in moves])
+            guard = writing(first.identity.pid, first.guard, [move.handle.number for move in moves])
             stays = held.enter_context(guard)
         except FileNotFoundError:
-            raise owner_lost(first, f"process {first.place.pid} has ended") from None
+            raise owner_lost(first, f"process {first.identity.pid} has ended") from None
         except OSError as error:
             raise CannotReachError(f"the kernel lets nobody write to its memory ({error.strerror})") from None
         yield stays
 
 
-def _check_place(handle: Handle) -> None:
+def _check_identity(handle: Handle) -> None:
     if _readv is None or _writev is None:
         raise CannotReachError("this system has no process_vm_readv")
-    mine = here()
-    if not mine.same_machine(handle.place):
+    mine = own_identity()
+    if not mine.same_machine(handle.identity):
         raise CannotReachError("it is on another machine")
-    if not mine.same_namespace(handle.place):
+    if not mine.same_namespace(handle.identity):
         raise CannotReachError("it is in another container (another namespace of process ids)")
 
 
@@ -196,13 +196,13 @@ def _pieces(moves: list[Move]) -> list[_Piece]:
 
 def _marks(moves: list[Move]) -> list[_Piece]:
     room = _vectors.marks_address
-    return [(room + place * MARK, move.handle.mark, MARK) for place, move in enumerate(moves)]
+    return [(room + index * MARK, move.handle.mark, MARK) for index, move in enumerate(moves)]
 
 
 def _compare(moves: list[Move]) -> None:
     seen = ctypes.string_at(_vectors.marks_address, MARK * len(moves))
-    for place, move in enumerate(moves):
-        if seen[place * MARK : (place + 1) * MARK] != move.handle.secret:
+    for index, move in enumerate(moves):
+        if seen[index * MARK : (index + 1) * MARK] != move.handle.secret:
             raise _dropped(move.handle)
 
 
@@ -230,12 +230,12 @@ def _call(function: "Callable[..., int] | None", handle: Handle, pieces: list[_P
     form.pack_into(room.local, 0, *local)
     form.pack_into(room.remote, 0, *remote)
     assert function is not None
-    count = function(handle.place.pid, room.local_address, number, room.remote_address, number, 0)
+    count = function(handle.identity.pid, room.local_address, number, room.remote_address, number, 0)
     if count == total:
         return
     code = ctypes.get_errno() if count < 0 else errno.EFAULT
     if code == errno.ESRCH:
-        raise owner_lost(handle, f"process {handle.place.pid} has ended")
+        raise owner_lost(handle, f"process {handle.identity.pid} has ended")
     if code == errno.EFAULT:  # memory that was given back to the system, after a drop
         raise _dropped(handle)
     if code in (errno.EPERM, errno.EACCES, errno.ENOSYS):

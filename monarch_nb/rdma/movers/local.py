@@ -1,4 +1,4 @@
-"""Inside one process: the bytes are copied from address to address."""
+"""For buffers of this process: copies bytes from address to address."""
 
 import ctypes
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from monarch_nb.rdma.regions import Regions
 
 __all__ = ["Local"]
 
-_PIECE = 64 << 20  # bytes copied between two looks at the limit
+_PIECE = 64 << 20  # bytes copied between two checks of the limit
 
 
 class Local:
-    """For buffers that this process itself owns."""
+    """Moves bytes within this process."""
 
     alone = True
 
@@ -23,20 +23,20 @@ class Local:
         self._regions = regions
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From the buffers into other memory of this process."""
+        """Reads buffers into other memory of this process."""
         self._copy(moves, limit, into=False)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From other memory of this process into the buffers."""
+        """Writes other memory of this process into buffers."""
         self._copy(moves, limit, into=True)
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: there are no resources."""
 
     def _copy(self, moves: Sequence[Move], limit: Limit, *, into: bool) -> None:
         for move in moves:
             if move.handle.process != self._process:
-                raise CannotReachError  # which goes without saying: it is another process
+                raise CannotReachError  # without a text, since another process is no surprise
             try:
                 with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
                     there, here = memory.address + move.offset, move.local.address

@@ -1,4 +1,4 @@
-"""The last way: pieces of the bytes as engine messages, which pass wherever calls do, encrypted as they are."""
+"""The last resort: bytes in runtime messages, which work wherever calls do and are encrypted like them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ Ask = Callable[[Handle, Any, Any], Callable[[Limit], Outcome]]
 
 
 class Messages:
-    """For buffers of every process that calls reach."""
+    """Moves bytes of every process that calls reach."""
 
     alone = False
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask  # sends a request to the owner of a handle; what it returns waits for the answer
+        self._ask = ask  # sends a request to the owner of a handle; the returned function waits for the reply
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Asks the owner for the bytes, a few pieces ahead."""
+        """Requests bytes from the owner, a few pieces ahead."""
         waiting: deque[tuple[Handle, memoryview, Callable[[Limit], Outcome]]] = deque()
 
         def settle() -> None:
@@ -50,7 +50,7 @@ class Messages:
             settle()
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Sends the owner the bytes, a few pieces ahead."""
+        """Sends bytes to the owner, a few pieces ahead."""
         waiting: deque[tuple[Handle, Callable[[Limit], Outcome]]] = deque()
         for move in moves:
             view, handle = move.local.view(), move.handle
@@ -65,7 +65,7 @@ class Messages:
             checked(*_answer(waiting, limit))
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: there are no resources."""
 
 
 def _answer(waiting: "deque[tuple[Handle, Callable[[Limit], Outcome]]]", limit: Limit) -> tuple[Handle, Outcome]:
@@ -74,7 +74,7 @@ def _answer(waiting: "deque[tuple[Handle, Callable[[Limit], Outcome]]]", limit: 
 
 
 def checked(handle: Handle, outcome: Outcome) -> Outcome:
-    """The outcome, if it is a good one; else it is raised."""
+    """Returns an outcome that is "done"; raises the error of any other."""
     if outcome.how == "done":
         return outcome
     if outcome.how == "dropped":

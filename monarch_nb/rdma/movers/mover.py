@@ -1,4 +1,4 @@
-"""What every mover does."""
+"""The interface of movers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ __all__ = ["CannotReachError", "Move", "Mover"]
 
 
 class CannotReachError(Exception):
-    """This mover has no way to that process. Another is tried; the text, if there is any, is shown as the reason."""
+    """The mover cannot reach a process, so that the next one is tried. The text, if any, is shown as the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One piece of work: between a buffer, from `offset` on, and as many bytes of memory of this process."""
+    """A transfer between a buffer, from `offset` on, and as many bytes of memory of this process."""
 
     handle: Handle
     offset: int
@@ -27,17 +27,17 @@ class Move:
 class Mover(Protocol):
     """Moves bytes between this process and others. Methods block, and are called from any thread.
 
-    They raise CannotReachError before they have moved anything where this mover has no way to the owner;
-    BufferDroppedError, OwnerLostError and what `Limit.left` raises after that.
+    They raise CannotReachError before any byte is moved if the mover cannot reach the owner, later BufferDroppedError,
+    OwnerLostError and what `Limit.left` raises.
     """
 
-    alone: bool  # whether it needs nothing of the owner's threads, so that few bytes are moved at once
+    alone: bool  # needs no thread of the owner, so that few bytes are moved without a thread here
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From buffers of one owner into memory of this process."""
+        """Reads buffers of one owner into memory of this process."""
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From memory of this process into buffers of one owner."""
+        """Writes memory of this process into buffers of one owner."""
 
     def close(self) -> None:
-        """Gives up what it holds."""
+        """Releases all resources."""

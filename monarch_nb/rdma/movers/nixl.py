@@ -1,7 +1,7 @@
-"""Between machines with RDMA devices: one reads and writes the other's memory through them, by NIXL over UCX.
+"""For machines with RDMA devices: reads and writes memory of the other machine, by NIXL over UCX.
 
-The owner is asked once per transfer, by a message, for a lease: it checks the secrets, registers the memory and keeps
-it until the lease is given back. The bytes then need nobody's help. They are not encrypted.
+Each transfer needs a lease of the owner, by a message: the owner checks the secrets, registers the memory and retains
+it until the lease is returned. The transfer then needs no thread of the owner. Bytes are not encrypted.
 """
 
 import threading
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
 from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.leases import LEASE_S
-from monarch_nb.rdma.lessor import Lessor
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
@@ -21,48 +21,48 @@ from monarch_nb.runtime import Future
 
 __all__ = ["Nixl"]
 
-_PIECE = 16 << 20  # bytes under way between two looks at the limit
+_PIECE = 16 << 20  # bytes under way between two checks of the limit
 _AT_ONCE = 256  # moves
-_FIRST_S = 10.0  # for the first byte from a process: where it does not come, there is no way through the devices
-_SPIN_S, _NAP_S = 0.001, 0.00005  # looking for the end: without a pause, and then with
+_FIRST_S = 10.0  # for the first byte from a process, without which the devices are not connected
+_SPIN_S, _NAP_S = 0.001, 0.00005  # polling for the end: without pauses, then with
 _RENEWED_S = LEASE_S / 4
-_ENDING_S = 2.0  # for bytes that are under way when a transfer is given up
-_KNOWN = 4096  # regions of a process that are remembered; with more one begins anew
+_ENDING_S = 2.0  # for bytes in flight when a transfer is cancelled
+_KNOWN = 4096  # regions registered with a peer, above which the connection is made anew
 
 
 class _Peer:
-    """A connection to another process's agent."""
+    """A connection to the agent of another process."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
-        self.known: set[int] = set()  # regions of which the agent has heard
-        self.reached = False  # whether a byte has come from there
-        self.busy = 0  # transfers under way
+        self.known: set[int] = set()  # regions that the agent has registered
+        self.reached = False  # a byte has arrived from there
+        self.busy = 0  # transfers in progress
 
 
 class Nixl:
-    """For buffers of processes whose machine, as this one, has an RDMA device; or of any, where it is asked for."""
+    """Moves bytes between machines that both have an RDMA device, or between any if the settings name it."""
 
     alone = False
 
-    def __init__(self, fabric: Fabric, lessor: Lessor, asked_for: Callable[[], bool]) -> None:
-        self._fabric, self._lessor, self._asked_for = fabric, lessor, asked_for
+    def __init__(self, fabric: Fabric, lease_client: LeaseClient, asked_for: Callable[[], bool]) -> None:
+        self._fabric, self._lease_client, self._asked_for = fabric, lease_client, asked_for
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From the owner's memory into that of this process."""
+        """Reads memory of the owner into memory of this process."""
         self._carry(moves, limit, write=False)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
-        """From memory of this process into the owner's."""
+        """Writes memory of this process into memory of the owner."""
         self._carry(moves, limit, write=True)
 
     def close(self) -> None:
-        """The process's agent is given up by whoever made it."""
+        """Does nothing: the agent belongs to the fabric."""
 
     def _carry(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
-        """With a second try on a new connection: one that was kept may have died since."""
+        """Transfers, with a second attempt on a new connection, since an existing one may have died."""
         self._fabric.check(asked_for=self._asked_for())
         cut = ""
         for _ in range(2):
@@ -77,12 +77,12 @@ class Nixl:
             finally:
                 with self._lock:
                     peer.busy -= 1
-                self._lessor.release(moves[0].handle, lease.lease)
+                self._lease_client.release(moves[0].handle, lease.lease)
         limit.left()
         raise CannotReachError(f"its process answers, but bytes do not arrive ({cut})")
 
     def _peer(self, agent: str, count: int) -> _Peer:
-        """The connection there, which is busy now. One that knows too many regions is replaced when it is at rest."""
+        """Returns a connection, marked busy. An idle one with too many regions is replaced."""
         with self._lock:
             peer = self._peers.get(agent)
             if peer is not None and len(peer.known) + count > _KNOWN and not peer.busy:
@@ -96,10 +96,10 @@ class Nixl:
     def _lease(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> Leased:
         handles = list({move.handle.number: move.handle for move in moves}.values())
         question = Leasing(tuple((handle.number, handle.secret) for handle in handles), write, self._asked_for())
-        lease = self._lessor.lease(handles[0], question, limit)
+        lease = self._lease_client.lease(handles[0], question, limit)
         if lease.how == "done":
             return lease
-        handle = handles[lease.place]
+        handle = handles[lease.index]
         if lease.how == "dropped":
             raise BufferDroppedError(f"{handle} was dropped; its owner offers it no longer ({lease.text})")
         if lease.how == "lost":
@@ -108,7 +108,7 @@ class Nixl:
 
     def _exchange(self, peer: _Peer, lease: Leased, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         first = moves[0].handle
-        watch = _Watch(self._lessor, first, lease.lease)
+        watch = _Watch(self._lease_client, first, lease.lease)
         local: list[Span] = []
         try:
             self._fabric.meet(peer.agent, lease.words)
@@ -125,7 +125,7 @@ class Nixl:
                 self._fabric.deregister(span)
 
     def _first_byte(self, peer: _Peer, handle: Handle, limit: Limit, watch: "_Watch") -> None:
-        """Connects, as NIXL does with the first transfer, which may take for ever where no cable leads there."""
+        """Connects, as NIXL does in the first transfer, which never ends if the devices are not connected."""
         byte = memory_of(bytearray(1))
         span = self._fabric.register(byte)
         soon = Limit(min(_FIRST_S, limit.left()), "connecting to", handle)
@@ -140,13 +140,13 @@ class Nixl:
             self._fabric.deregister(span)
 
     def _wait(self, transfer: Transfer, peer: _Peer, limit: Limit, watch: "_Watch") -> None:
-        """Until all bytes are there. What is given up is not under way any more when this returns."""
+        """Waits for all bytes. After an error the transfer is over when this returns."""
         spinning = time.monotonic() + _SPIN_S
         try:
             while not transfer.over():
                 limit.left()
                 if time.monotonic() > spinning:
-                    watch.look()
+                    watch.check()
                     time.sleep(_NAP_S)
         except BaseException as error:
             self._end(transfer, peer, lost=isinstance(error, (LinkCutError, OwnerLostError)))
@@ -162,14 +162,14 @@ class Nixl:
             pass
         if transfer.release():
             return
-        self._forget(peer)  # which ends what is under way
+        self._forget(peer)  # which ends its transfers
         end = time.monotonic() + _ENDING_S
         while not transfer.release() and time.monotonic() < end:
             self._fabric.drive()
             time.sleep(_NAP_S)
 
     def _forget(self, peer: _Peer) -> None:
-        """Ends a connection; what others have begun on it meanwhile is cut, and tried again on a new one."""
+        """Ends a connection. Other transfers on it are cut, and retried on a new one."""
         with self._lock:
             if self._peers.get(peer.agent) is peer:
                 del self._peers[peer.agent]
@@ -177,15 +177,15 @@ class Nixl:
 
 
 class _Watch:
-    """Renews a lease while bytes are under way, and learns so whether the owner lives."""
+    """Renews a lease during a transfer, which also detects a lost owner."""
 
-    def __init__(self, lessor: Lessor, handle: Handle, lease: int) -> None:
-        self._lessor, self._handle, self._lease = lessor, handle, lease
+    def __init__(self, lease_client: LeaseClient, handle: Handle, lease: int) -> None:
+        self._lease_client, self._handle, self._lease = lease_client, handle, lease
         self._next = time.monotonic() + _RENEWED_S
         self._asked: Future[Outcome] | None = None
 
-    def look(self) -> None:
-        """Raises OwnerLostError where the owner is gone, LinkCutError where it has ended the lease."""
+    def check(self) -> None:
+        """Raises OwnerLostError if the owner is lost, LinkCutError if it has ended the lease."""
         if self._asked is not None and self._asked.done():
             error = self._asked.exception(0)
             if error is not None:
@@ -195,11 +195,11 @@ class _Watch:
             self._asked = None
         if self._asked is None and time.monotonic() > self._next:
             self._next = time.monotonic() + _RENEWED_S
-            self._asked = self._lessor.renew(self._handle, self._lease)
+            self._asked = self._lease_client.renew(self._handle, self._lease)
 
 
 def _batches(moves: Sequence[Move], local: Sequence[Span]) -> Iterator[tuple[list[Span], list[Span]]]:
-    """What is under way at a time: up to 256 spans here and there, or up to 16 MB of one."""
+    """Divides moves into batches of up to 256 spans and 16 MB."""
     here: list[Span] = []
     there: list[Span] = []
     room = _PIECE

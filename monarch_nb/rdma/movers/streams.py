@@ -1,4 +1,4 @@
-"""To other machines: authenticated TCP streams straight to the owner's memory, several in parallel for large pieces."""
+"""For other machines: authenticated TCP streams to the owner's memory, several in parallel for large pieces."""
 
 import contextlib
 import functools
@@ -18,15 +18,15 @@ from monarch_nb.rdma.wire import GO, HEAD, READ, WRITE, StreamError, greet, rece
 
 __all__ = ["Streams"]
 
-_DIAL_S = 2.0  # for each address of the owner
-_PARALLEL = 16 << 20  # bytes; from here on a move is divided among several streams
-_IDLE = 8  # streams to one owner that are kept for later
-_PIECE = 4 << 20  # bytes between two looks at the limit
+_DIAL_S = 2.0  # per address of the owner
+_PARALLEL = 16 << 20  # bytes above which a move is divided among several streams
+_IDLE = 8  # idle streams to one owner
+_PIECE = 4 << 20  # bytes between two checks of the limit
 _CUT = (StreamError, ConnectionError, ssl.SSLError)
 
 
 class Streams:
-    """For buffers of processes whose machine can be dialled."""
+    """Moves bytes of processes that accept TCP connections."""
 
     alone = False
 
@@ -79,15 +79,15 @@ class Streams:
         side_by_side([functools.partial(self._part, part, what, limit) for part in parts])
 
     def _part(self, move: Move, what: int, limit: Limit) -> None:
-        """On one stream. One that was kept and has died meanwhile is replaced, once."""
+        """Moves bytes on one stream. An idle stream that has died is replaced once."""
         handle = move.handle
-        connection, kept = self._stream(handle, limit)
+        connection, reused = self._stream(handle, limit)
         whole = False
         try:
             try:
                 self._exchange(connection, move, what, limit)
             except _CUT:
-                if not kept:
+                if not reused:
                     raise
                 connection.close()
                 connection = self._open(handle, limit)
@@ -95,7 +95,7 @@ class Streams:
             whole = True
         except _CUT as error:
             self.forget(handle.process)
-            raise self._story(handle, limit, error) from error
+            raise self._cut_error(handle, limit, error) from error
         except BufferDroppedError:
             whole = True
             raise
@@ -123,11 +123,11 @@ class Streams:
                 connection.settimeout(limit.left())
                 receive(connection, 1)
         except TimeoutError:
-            limit.left()  # says it better
+            limit.left()  # raises a better text
             raise
 
-    def _story(self, handle: Handle, limit: Limit, error: BaseException) -> Exception:
-        """Why a stream was cut in the middle: the buffer was dropped meanwhile, or its process is gone."""
+    def _cut_error(self, handle: Handle, limit: Limit, error: BaseException) -> Exception:
+        """The error for a stream that was cut in a transfer: the buffer was dropped, or its process is lost."""
         with contextlib.suppress(StreamError, CannotReachError, OSError):
             probe = self._open(handle, limit)
             with probe:
@@ -156,7 +156,7 @@ class Streams:
         connection.close()
 
     def _sweep(self) -> None:
-        """Closes kept streams whose other end is gone: nothing is ever sent on one that nobody asked for."""
+        """Closes idle streams whose peer is gone. Owners send nothing on idle streams."""
         with self._lock:
             for process, idle in tuple(self._idle.items()):
                 for connection in _ended(idle):
@@ -187,7 +187,7 @@ class Streams:
 
 
 def _ended(idle: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those that have something to read, which can only be their end."""
+    """Streams with something to read, which can only be the end."""
     poller = select.poll()
     for connection in idle:
         poller.register(connection, select.POLLIN)

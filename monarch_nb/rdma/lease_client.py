@@ -1,4 +1,4 @@
-"""Asking owners for leases of their memory, and giving these back."""
+"""Client of the leases that owners of memory grant to RDMA devices."""
 
 import contextlib
 
@@ -11,21 +11,21 @@ from monarch_nb.rdma.verbs import LEASE, RELEASE, RENEW, Leased, Leasing, Outcom
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TransportError
 
-__all__ = ["Lessor"]
+__all__ = ["LeaseClient"]
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
-class Lessor:
-    """The owners of buffers, as a process sees them that wants to reach their memory by its RDMA device."""
+class LeaseClient:
+    """Requests leases from owners of buffers, for access by this process's RDMA device."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def lease(self, handle: Handle, question: Leasing, limit: Limit) -> Leased:
-        """Asks the owner of a buffer. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
-        future = request(self._engine, handle.process, LEASE, question)
-        while not future.wait(min(_LOOK_S, limit.left())):
+        """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
+        future = request(self._runtime, handle.process, LEASE, question)
+        while not future.wait(min(_POLL_S, limit.left())):
             pass
         try:
             return future.get()
@@ -35,10 +35,10 @@ class Lessor:
             raise CannotReachError(f"its process: {error}") from None
 
     def renew(self, handle: Handle, lease: int) -> Future[Outcome]:
-        """The future fails with UnansweredError where the owner is gone. Does not block."""
-        return request(self._engine, handle.process, RENEW, Renewing(lease))
+        """Renews a lease without blocking. The future fails with UnansweredError if the owner is lost."""
+        return request(self._runtime, handle.process, RENEW, Renewing(lease))
 
     def release(self, handle: Handle, lease: int) -> None:
-        """Gives a lease back. Does not block; where nobody hears it, it ends by itself."""
+        """Returns a lease without blocking. It expires by itself if the message is lost."""
         with contextlib.suppress(TransportError):
-            self._engine.tell(handle.process, RELEASE, Releasing(lease))
+            self._runtime.tell(handle.process, RELEASE, Releasing(lease))
