@@ -32,8 +32,8 @@ CAN_CUT = sys.platform == "linux"  # other systems do not say what a descriptor 
 
 
 class Connections:
-    """Those of one process group, or of one generation of them. `cut` may come from any thread, also while they are
-    being made."""
+    """Connections of a process group, or of a generation of groups. `cut` may be called on any thread, also while
+    they are made."""
 
     def __init__(self) -> None:
         self._inodes: set[str] = set()  # descriptors are reused, inodes are not
@@ -149,13 +149,13 @@ def _sockets() -> dict[int, str]:
 
 @dataclass(frozen=True)
 class LoopThread:
-    """One of gloo's threads; thread ids are reused, so the start time (clock ticks since boot) is part of it."""
+    """A thread of gloo; thread ids are reused, so the start time (clock ticks since boot) is part of it."""
 
     tid: int
     started: str
 
     def is_alive(self) -> bool:
-        """Whether the thread still runs."""
+        """Returns whether the thread still runs."""
         return _start_time(self.tid) == self.started
 
     def epoll(self) -> int | None:
@@ -189,7 +189,7 @@ def _loop_threads() -> list[LoopThread]:
 
 
 def _start_time(tid: int) -> str:
-    """When a thread of this process was started; "" once it has ended."""
+    """Start time of a thread of this process; "" once it has ended."""
     try:
         with open(f"{_TASKS}/{tid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[19]

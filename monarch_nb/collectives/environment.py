@@ -1,4 +1,4 @@
-"""What torchrun sets in the environment of each process, worked out where a mesh is spawned."""
+"""Environment variables as torchrun sets them, computed where a mesh is spawned."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tupl
 
 
 class World(msgspec.Struct, array_like=True, frozen=True):
-    """What the processes of a mesh have in common of it."""
+    """The part of the environment that the processes of a mesh share."""
 
     mesh: str  # of the processes
     region: RegionForm
@@ -40,13 +40,13 @@ class World(msgspec.Struct, array_like=True, frozen=True):
     def environment(self, rank: int) -> dict[str, str]:
         """The variables of the process of a base rank."""
         region = self.region.region
-        place = region.point_of_base_rank(rank).rank
-        found = of_rank(place, len(region), rank % self.per_host, self.per_host, self.master)
+        index = region.point_of_base_rank(rank).rank
+        found = of_rank(index, len(region), rank % self.per_host, self.per_host, self.master)
         return {name: value for name, value in found.items() if self.master[0] or not name.startswith("MASTER_")}
 
 
 def fresh_number() -> int:
-    """One that is larger than all before: names of process groups begin there."""
+    """Returns an increasing number, at which the names of new process groups begin."""
     global _last
     with _lock:
         _last = max(_last + 1, time.time_ns() // 1_000_000)

@@ -1,7 +1,7 @@
-"""The process groups of torch.distributed that the program has made in this process: who waits in them, and their end.
+"""The torch.distributed process groups of the program in this process: waits in them, and their end.
 
-Nothing is imported for it: `torch.distributed` is changed once the program has it, in the one function that makes
-groups. PyTorch's flight recorder says which thread has begun which collective; where it does not know, the frames do.
+Imports nothing: once the program has imported `torch.distributed`, the function that makes groups is patched. PyTorch's
+flight recorder says which thread has begun which collective; otherwise the frames of threads do.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ _STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What a thread waits in: names of groups, or the making of one."""
+    """A wait of a thread: in collectives of groups, or in the construction of a group."""
 
     groups: frozenset[str] = frozenset()
     joins: bool = False
@@ -67,7 +67,7 @@ class _Made(msgspec.Struct, eq=False):
 
 
 class ProcessGroups:
-    """One per process. Methods from any thread."""
+    """The process groups of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}  # by name
@@ -86,7 +86,7 @@ class ProcessGroups:
     # -- as groups are made -----------------------------------------------------------------------------------------
 
     def watch(self, maker: Callable[[], tuple[str, int] | None]) -> None:
-        """From now on groups are known. `maker` gives the actor that is being constructed on the calling thread."""
+        """Starts to record groups. `maker` returns the actor that is being constructed on the calling thread."""
         self._maker = maker
         names = os.environ.pop(OURS, "").split(",")
         self._ours = {name: os.environ[name] for name in names if name in os.environ}
@@ -175,16 +175,16 @@ class ProcessGroups:
 
     @property
     def broken_joins(self) -> bool:
-        """Whether one was cut while it was being made."""
+        """True if a group was cut during its construction."""
         return self._cut_joins
 
     # -- who waits --------------------------------------------------------------------------------------------------
 
     def waits(self, thread: int, since_ns: int, *, alone: bool = True, helpers: bool = False) -> Waiting:
-        """What a thread waits in, in a call that began at `since_ns` by the wall clock.
+        """Returns the wait of a thread in a call that began at `since_ns` (wall clock).
 
-        A call that computes may have collectives under way, too. Where it is `alone` in this process, threads of
-        autograd's work for it; where it has `helpers`, all threads do.
+        A call that computes may also have pending collectives. If it is `alone` in this process, autograd threads
+        belong to it; if it has `helpers`, all threads do.
         """
         live = self._live()
         frames = frames_of(thread)

@@ -26,7 +26,7 @@ _STATES = "torch.distributed._composable_state"
 
 
 def can_renew(module: Any, group: Any, times: int) -> bool:
-    """Whether a group, renewed so many times already, can be once more: gloo's can. `module` is torch's."""
+    """Returns whether a group can be renewed once more, as gloo groups can. `module` is torch's."""
     gloo = getattr(module, "ProcessGroupGloo", None)
     try:
         backends = [group._get_backend(device) for device in group._device_types]
@@ -72,7 +72,7 @@ def renew(module: Any, group: Any, number: int, times: int) -> Connections:
 
 
 def reset_modules(groups: Collection[Any]) -> None:
-    """What modules have begun and not ended with these groups is forgotten, on all members in the same way."""
+    """Resets what modules have begun but not ended with these groups, equally on all members."""
     for replicated in _replicated(groups):
         _reset_replicated(replicated)
     for root in _sharded(groups):
@@ -135,7 +135,7 @@ def retire_meshes(names: Collection[str]) -> None:
 
 
 def _names_of_groups(mesh: Any) -> list[str]:
-    """Of the groups of a mesh, one for each dimension."""
+    """Names of the groups of a mesh, one for each dimension."""
     names = getattr(mesh, "_dim_group_names", None)
     if names is None:  # before PyTorch 2.8
         names = [each[-1] for each in getattr(mesh, "_dim_group_infos", ())]

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives:
-    """One per process: answers for its own ranks, and looks after calls that it has made."""
+    """The collectives of one process: answers for its ranks, and supervises the calls that it has made."""
 
     def __init__(self, engine: Runtime) -> None:
         self._engine = engine
@@ -178,10 +178,9 @@ class Collectives:
         _Release(self, self._engine, call, procs, then).begin()
 
     def renew(self, procs: ProcState, mesh: str, call: str = "", broken_off: Sequence[int] = ()) -> Future[None]:
-        """What ran on a mesh of these processes has ended: groups that broke off are connected anew on all ranks, or
-        given up on all where that cannot be. New ones use another store.
+        """Reconnects broken groups on all ranks after calls have ended, or gives them up on all ranks.
 
-        `broken_off` are ranks whose collectives broke off in a call. Does not block.
+        New groups use another store. `broken_off` are ranks whose collectives broke off in a call. Does not block.
         """
         done: Future[None] = pending_future(describe=lambda: f"process groups of {procs.name} are being given up")
         body, then = AskBroken(mesh, call, tuple(broken_off)), partial(self._give_up, procs, done)
@@ -258,7 +257,7 @@ class Collectives:
 
 
 class _Release:
-    """One call that some ranks have raised in."""
+    """A call in which some ranks have raised."""
 
     def __init__(
         self, service: Collectives, engine: Runtime, call: PendingCall, procs: ProcState, then: Callable[[], None]
@@ -344,7 +343,7 @@ class _Release:
 
 
 def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
-    """Which groups of a call's ranks are of no use any more: those of which some rank has answered.
+    """Returns the broken groups of the ranks of a call: those of which some rank has answered.
 
     Waits in them do not end by themselves; and where a rank that computes would come to one later, it would meet
     another call there. `found` is what all ranks say, `missing` who have not answered. Gives the groups by rank, and
@@ -391,11 +390,11 @@ def _wall(monotonic: float) -> int:
 
 
 def _began(cell: ActorCell) -> int:
-    """When what runs began, by the wall clock in nanoseconds; 0 for nothing."""
+    """Start of the running call in nanoseconds of the wall clock; 0 if there is none."""
     running = cell.running
     return 0 if running is None else _wall(running[2])
 
 
 def attach(engine: Runtime) -> Collectives:
-    """What this process does about process groups, from now on."""
+    """Registers the handlers of process groups in this process."""
     return Collectives(engine)

@@ -1,4 +1,4 @@
-"""What threads do in torch.distributed: by PyTorch's flight recorder, and by the functions that they are in."""
+"""Activity of threads in torch.distributed, from PyTorch's flight recorder and from frames."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ MAKES_STORE = "_create_c10d_store"  # the function of torch's that finds a store
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One collective, as the flight recorder has it."""
+    """A collective of the flight recorder."""
 
     process_group: tuple[str, str] = ("", "")
     thread_id: str = ""
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if no thread waits for it."""
         return self.retired or self.state == "completed"
 
 
@@ -70,7 +70,7 @@ def address(store: Any) -> tuple[str, int]:
 
 
 def frames_of(thread: int) -> list[FrameType]:
-    """What a thread is in, the innermost first."""
+    """Frames of a thread, the innermost first."""
     frame, found = sys._current_frames().get(thread), []
     while frame is not None:
         found.append(frame)
@@ -79,12 +79,12 @@ def frames_of(thread: int) -> list[FrameType]:
 
 
 def is_torchs(frame: FrameType) -> bool:
-    """Whether a function is one of torch.distributed."""
+    """Returns whether a function belongs to torch.distributed."""
     return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed")
 
 
 def is_in_torch(frames: list[FrameType]) -> bool:
-    """Whether the innermost function is one of PyTorch's."""
+    """Returns whether the innermost function belongs to PyTorch."""
     return bool(frames) and str(frames[0].f_globals.get("__name__", "")).startswith("torch")
 
 

@@ -22,7 +22,7 @@ class AskWaits(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Waits(msgspec.Struct, array_like=True, frozen=True):
-    """What the thread of a call waits in, and of which groups its process is a member."""
+    """The wait of the thread of a call, and the groups of its process."""
 
     runs: bool = False  # the call has not ended
     groups: tuple[GroupKey, ...] = ()

@@ -1,4 +1,4 @@
-"""Record batches of whatever has the Arrow PyCapsule interface, as NumPy arrays on the same memory.
+"""Reads record batches through the Arrow PyCapsule interface as NumPy arrays without copies.
 
 The structs are those of the Arrow C data and C stream interfaces (arrow.apache.org/docs/format/CDataInterface.html and
 CStreamInterface.html). No Arrow library is needed.
@@ -74,7 +74,7 @@ class _Stream(ctypes.Structure):
 
 
 class _Held:
-    """One record batch: its memory stays until the last array on it is gone."""
+    """A record batch, whose memory lives as long as any array on it."""
 
     def __init__(self, array: _Array) -> None:
         self.array = array
@@ -90,7 +90,7 @@ class ArrowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a schema says of a column."""
+    """The schema of a column."""
 
     name: str
     kind: str  # a format string of the C data interface

@@ -1,4 +1,4 @@
-"""`Feed`: what ranks iterate over."""
+"""`Feed`: batches of a source for the ranks of a mesh."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ class Feed:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """This rank's batches. Blocks while the next one is not there."""
+        """Iterates over the batches of this rank. Blocks for the next batch."""
         rank, part = self._mine()
         step = self._server.begin.call_one(self._number, rank).get()
         coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
@@ -85,7 +85,7 @@ class Feed:
         self._server.finish.call_one(self._number, rank).get()
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        """The same for actors with an event loop, which goes on meanwhile."""
+        """As `__iter__`, without blocking the event loop of an actor."""
         rank, part = self._mine()
         step = await self._server.begin.call_one(self._number, rank)
         coming = deque(self._ask(rank, part, number, step) for number in range(step, step + self._prefetch))
@@ -96,11 +96,11 @@ class Feed:
         await self._server.finish.call_one(self._number, rank)
 
     def state_dict(self) -> dict[str, int]:
-        """What `state=` takes: how many rows all ranks are done with. Blocks for a moment."""
+        """The value for `state=`: the number of rows that all ranks are done with. Blocks briefly."""
         return {"rows": self._before + self._progress()[3]}
 
     def stop(self) -> None:
-        """Ends it: whoever iterates over it fails. The source is let go."""
+        """Stops the feed and releases its source; ranks that iterate over it fail."""
         self._server.close.call_one(self._number).get()
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class Feed:
         return future
 
     def _mine(self) -> tuple[int, int]:
-        """The rank and the part of whoever runs this."""
+        """The rank and part of the calling actor."""
         here = runtime().context()
         point = next((p for p in (here.message_rank, here.actor_instance.rank) if p.extent == self._extent), None)
         if point is None:

@@ -1,5 +1,5 @@
-"""Batches of any sizes become batches of one size, and these the parts of ranks: without I/O, and without copies where
-a batch lies in one piece."""
+"""Regroups batches of any size into batches of a given size. Without I/O, and without copies if a batch lies in one
+piece."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ Batch = dict[str, Any]  # columns by name: arrays, tensors or lists of one lengt
 
 
 def rows_of(batch: Mapping[str, Any]) -> int:
-    """How many rows a batch has. Raises ValueError where its columns differ."""
+    """Number of rows of a batch. Raises ValueError if its columns differ."""
     counts = {name: len(column) for name, column in batch.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"the columns of a batch have one length, and not {counts}")
@@ -60,14 +60,14 @@ def _array(values: list[Any]) -> Any:
 
 
 class Rows:
-    """Takes rows from batches of any sizes."""
+    """Takes rows from batches of any size."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = iter(batches)
         self._left: deque[tuple[Batch, int]] = deque()  # batches that were begun, and the rows gone from them
 
     def skip(self, count: int) -> int:
-        """Leaves out rows; how many there were."""
+        """Skips rows; returns how many there were."""
         return sum(size for _, _, size in self._pieces(count))
 
     def take(self, count: int) -> Batch | None:

@@ -21,10 +21,10 @@ _Step = Callable[[Service, Limit], None]
 
 
 class RDMAAction:
-    """Gathers transfers, and `submit()` makes them: those of one process in as few steps as its mover can.
+    """Collects transfers for `submit()`, which merges those of one process.
 
-    Owners are served side by side. Of one owner, reads and writes follow each other as they were added. No two steps
-    may touch the same local bytes unless both only take from them. May be submitted any number of times.
+    Transfers of different owners run concurrently, those of one owner in order. No two steps may use the same local
+    bytes unless both only read them. Can be submitted any number of times.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class RDMAAction:
         return self._add("write", Move(buf.handle, 0, source), fills=False)
 
     def read_into(self, src: RDMABuffer, dst: Any) -> Self:
-        """The same as `read_remote`, by its older name and order."""
+        """As `read_remote`, with its older name and argument order."""
         return self.read_remote(dst, src)
 
     def write_from(self, src: RDMABuffer, dst: Any) -> Self:
-        """The same as `write_remote`, by its older name: `src` is the buffer, `dst` the memory here."""
+        """As `write_remote`, with its older name: `src` is the buffer, `dst` the local memory."""
         return self.write_remote(src, dst)
 
     def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> Self:
@@ -115,7 +115,7 @@ class RDMAAction:
 
 
 def _carry_out(mine: Service, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:
-    """Runs of reads, and of writes, go to the mover together."""
+    """Passes consecutive reads, or writes, to the mover together."""
     moves: list[Move] = []
     current = ""
 

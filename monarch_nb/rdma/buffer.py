@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def service() -> Service:
-    """This process's part in the data plane; a process that is in no cluster becomes a controller now."""
+    """The data plane of this process; makes the process a controller if it is in no cluster."""
     return runtime().feature(RDMA)
 
 
@@ -62,26 +62,26 @@ class RDMABuffer:
 
     @property
     def owner(self) -> str:
-        """The actor that made it."""
+        """The actor that made the buffer."""
         return self._handle.owner
 
     @property
     def backend(self) -> str:
-        """How bytes move between it and this process: "local", "cross-memory", "nixl" and so on; "" before."""
+        """The mover between the buffer and this process, such as "cross-memory"; "" before the first transfer."""
         return service().routes.of(self._handle.process).mover
 
     @property
     def readonly(self) -> bool:
-        """Whether it can only be read."""
+        """True if the buffer can only be read."""
         return self._handle.readonly
 
     @property
     def handle(self) -> Handle:
-        """What names it in messages."""
+        """Reference to the buffer for messages."""
         return self._handle
 
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return self._handle.size
 
     def read_into(self, dst: Any, *, offset: int = 0, timeout: float = _TIMEOUT_S) -> Future[None]:
@@ -111,7 +111,7 @@ class RDMABuffer:
         return transfer([Move(self._handle, offset, source)], timeout, write=True)
 
     def drop(self) -> Future[None]:
-        """Ends the offer, from any process: the memory is let go and later transfers fail. Once is enough."""
+        """Ends the offer, from any process: the memory is released and later transfers fail. Idempotent."""
         mine, handle = service(), self._handle
         if handle.process == mine.runtime.address:
             mine.withdraw(handle.number)
@@ -151,7 +151,7 @@ def _offset(offset: int, handle: Handle) -> int:
 
 
 def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[None]:
-    """Moves bytes from or to buffers of one process; few bytes that need nobody's help are there when it returns."""
+    """Moves bytes from or to buffers of one process; small transfers that need no other thread are done on return."""
     mine = service()
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
@@ -169,7 +169,7 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
 
 
 def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
-    """Does it on a thread of its own; cancelling the future ends it at the next piece."""
+    """Runs work on a new thread; cancelling the future ends it at the next piece."""
     future: Future[T] = pending_future(describe=lambda: f"{limit.title} is under way")
     hand_out(future)
 
@@ -194,12 +194,12 @@ def aside(work: Callable[[Limit], T], limit: Limit) -> Future[T]:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether this process could move memory by an RDMA device: there is one that it may use, and NIXL is installed."""
+    """Returns whether this process can use an RDMA device: it has access to one, and NIXL is installed."""
     return verbs_available()
 
 
 def is_rdma_available() -> bool:
-    """Whether RDMABuffer works: always. Deprecated in torchmonarch, where it says whether there are verbs."""
+    """Always true, since RDMABuffer always works. Deprecated in torchmonarch, where it reports ibverbs."""
     warnings.warn(
         "is_rdma_available() is deprecated: RDMABuffer always works; get_rdma_backend() says how",
         DeprecationWarning,

@@ -1,7 +1,7 @@
-"""This process's NIXL agent: what registers memory with an RDMA device and moves bytes between two of them.
+"""The NIXL agent of this process, which registers memory with an RDMA device and moves bytes between devices.
 
-It is made when it is first needed. It has no thread of its own: NIXL's would keep a processor busy for as long as the
-process lives. Whoever waits for bytes drives it, and so does an owner while somebody uses its memory (`Leases`).
+The agent is made on first use. It has no progress thread, which would keep a processor busy. Threads that wait for
+bytes drive it, and so does an owner of leased memory (`Leases`).
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class _Transfer(Protocol):
 
 
 class _Agent(Protocol):
-    """What is used of nixl_agent."""
+    """The methods of nixl_agent that are used."""
 
     agent: object
 
@@ -73,12 +73,12 @@ def nixl_name() -> str:
 
 
 def verbs_available() -> bool:
-    """Whether this process could move memory by an RDMA device."""
+    """Returns whether this process can use an RDMA device."""
     return bool(nixl_name() and rdma_devices())
 
 
 class Fabric:
-    """One per process. All methods may be called from any thread; those that drive the agent raise LinkCutError."""
+    """The NIXL agent of a process. Thread-safe; methods that drive the agent raise LinkCutError."""
 
     def __init__(self, process: str) -> None:
         self.name = f"{process}#{os.getpid()}-{secrets.token_hex(4)}"  # no later life of the process has the same
@@ -111,29 +111,29 @@ class Fabric:
         return span
 
     def deregister(self, span: Span) -> None:
-        """The device forgets that memory."""
+        """Deregisters memory from the device."""
         with contextlib.suppress(Exception), self._using() as agent:
             agent.deregister_memory(agent.get_reg_descs([(*span, "")], _HOST))
 
-    def words_for(self, spans: Sequence[Span]) -> bytes:
-        """What another process has to know to reach these."""
+    def connection_data(self, spans: Sequence[Span]) -> bytes:
+        """Connection data with which another process reaches these spans."""
         with self._using() as agent:
             return agent.get_partial_agent_metadata(
                 agent.get_reg_descs([(*span, "") for span in spans], _HOST), True, ["UCX"]
             )
 
-    def meet(self, peer: str, words: bytes) -> None:
-        """Takes what another process has said with `words_for`. Raises CannotReachError."""
+    def connect(self, peer: str, data: bytes) -> None:
+        """Adds a peer by the result of its `connection_data`. Raises CannotReachError."""
         if peer == self.name:
             return
         with self._using() as agent:
             try:
-                agent.add_remote_agent(words)
+                agent.add_remote_agent(data)
             except Exception as error:
                 raise CannotReachError(f"the two ends have no transport in common: {_text(error)}") from None
 
     def forget(self, peer: str) -> None:
-        """Ends the connection to a process; what was under way with it ends, too."""
+        """Ends the connection to a process and its transfers."""
         with contextlib.suppress(Exception), self._using() as agent:
             agent.remove_remote_agent(peer)
 
@@ -145,7 +145,7 @@ class Fabric:
             return Transfer(self, handle)
 
     def drive(self) -> None:
-        """Takes what has come for this process, so that connections to it come about."""
+        """Polls the agent, so that peers can connect."""
         with contextlib.suppress(Exception), self._using() as agent:
             agent.get_new_notifs()
 
@@ -173,7 +173,7 @@ class Transfer:
         self._posted = False
 
     def over(self) -> bool:
-        """Whether all bytes have arrived; drives the agent. Raises LinkCutError."""
+        """Returns whether all bytes have arrived; drives the agent. Raises LinkCutError."""
         with self._fabric._using() as agent, _named():
             state = agent.check_xfer_state(self._handle) if self._posted else agent.transfer(self._handle)
             self._posted = True
@@ -182,7 +182,7 @@ class Transfer:
         return state == "DONE"
 
     def release(self) -> bool:
-        """Ends it; False where its bytes are still under way."""
+        """Releases the transfer; False if its bytes are in flight."""
         with self._fabric._using():
             try:
                 self._handle.release()
@@ -233,7 +233,7 @@ def _make(name: str) -> _Agent:
 
 @contextlib.contextmanager
 def _environment(words: dict[str, str]) -> Iterator[None]:
-    """What libraries read while they start, unless somebody has said it already; processes started later do not."""
+    """Sets environment variables while libraries start, unless they are set already."""
     mine = {name: word for name, word in words.items() if name not in os.environ}
     os.environ.update(mine)
     try:

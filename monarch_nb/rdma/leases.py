@@ -60,7 +60,7 @@ class Leases:
                 except (LookupError, PermissionError) as error:
                     self.release(Releasing(token))
                     return Leased("dropped", str(error), index=index)
-            words = self._fabric.words_for(spans)
+            words = self._fabric.connection_data(spans)
         except BaseException:
             self.release(Releasing(token))
             raise

@@ -41,9 +41,9 @@ class Listener:
         self._closed = False
 
     def open_for(self, asker: ProcessIdentity, *, plain: bool = False) -> tuple[tuple[tuple[str, int], ...], Key]:
-        """Where that process can open streams to, and a key for it. Raises OSError.
+        """Returns addresses for streams of a process, and a key. Raises OSError.
 
-        Streams that leave this machine are encrypted, unless `plain` says that nobody asks for that.
+        Streams that leave this machine are encrypted unless `plain` is true.
         """
         inside = own_identity().same_network(asker)
         bound = "127.0.0.1" if inside else "0.0.0.0"
@@ -120,7 +120,7 @@ class Listener:
     def _carry_out(
         self, connection: socket.socket, what: int, number: int, secret: bytes, offset: int, size: int
     ) -> bool:
-        """One request; False ends the stream, the only way to report a missing piece to the other side."""
+        """Executes a request; False ends the stream, the only way to report a missing piece to the other side."""
         begun = False
         try:
             for start in range(offset, offset + size, _PIECE) or (offset,):

@@ -1,4 +1,4 @@
-"""Parameters that one side publishes and others pull: whole versions only, and sharded as each side likes."""
+"""Parameters that one side publishes and others pull, in whole versions, with any sharding on each side."""
 
 import itertools
 import struct
@@ -33,24 +33,24 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def count(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     def inside(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of that shape has all of it."""
+        """Returns whether the box lies within an array of a shape."""
         return len(self.start) == len(self.shape) == len(shape) and all(
             0 <= start <= start + size <= whole
             for start, size, whole in zip(self.start, self.shape, shape, strict=True)
         )
 
     def __and__(self, other: "Box") -> "Box":
-        """What is in both; it may be empty."""
+        """The intersection, which may be empty."""
         starts = tuple(max(a, b) for a, b in zip(self.start, other.start, strict=True))
         ends = (min(a + m, b + n) for a, m, b, n in zip(self.start, self.shape, other.start, other.shape, strict=True))
         return Box(starts, tuple(max(0, end - start) for start, end in zip(starts, ends, strict=True)))
 
     def index_of(self, point: tuple[int, ...]) -> int:
-        """The number of an element among those of the box, row-major."""
+        """Row-major index of an element in the box."""
         number = 0
         for at, start, size in zip(point, self.start, self.shape, strict=True):
             number = number * size + at - start
@@ -58,7 +58,7 @@ class Box(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Stretch(msgspec.Struct, array_like=True, frozen=True):
-    """Elements that lie side by side in both shards."""
+    """A run of elements that is contiguous in both shards."""
 
     source: int  # the first, in the one
     target: int  # and in the other
@@ -95,7 +95,7 @@ class Shard:
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
-    """One parameter, or a shard of it, as its store publishes it."""
+    """A published parameter or shard."""
 
     shape: tuple[int, ...]  # of the whole
     box: Box
@@ -105,7 +105,7 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Published(msgspec.Struct, array_like=True, frozen=True):
-    """What one store has published, as readers know it."""
+    """The published parameters of a store, for readers."""
 
     parts: dict[str, Part]
     versions: Any  # an RDMABuffer, of the newest version and the one being written
@@ -136,12 +136,12 @@ class ParameterStore:
 
     @property
     def version(self) -> int:
-        """How often it has published."""
+        """Number of the latest version; 0 before the first."""
         return int(_VERSIONS.unpack(self._versions)[0])
 
     @property
     def source(self) -> "ParameterSource":
-        """What others pull from: send it to them."""
+        """The source to send to readers, who pull from it."""
         return ParameterSource((Published(self._parts, self._buffers[0], tuple(self._buffers[1:])),))
 
     def publish(self) -> int:
@@ -156,20 +156,20 @@ class ParameterStore:
         return version
 
     def drop(self) -> None:
-        """Ends it: later pulls fail with BufferDroppedError."""
+        """Ends the store: later pulls fail with BufferDroppedError."""
         for buffer in self._buffers:
             buffer.drop().get()
 
 
 class ParameterSource:
-    """Where parameters are pulled from: one store, or several that have shards of the same parameters."""
+    """Source of parameters: one store, or several with shards of the same parameters."""
 
     def __init__(self, stores: Iterable[Published]) -> None:
         self._stores = tuple(stores)
 
     @classmethod
     def of(cls, sources: "Iterable[ParameterSource]") -> "ParameterSource":
-        """One source of several, whose shards together make the parameters, such as those of all ranks of a learner."""
+        """Joins sources whose shards together are the parameters, such as those of all ranks of a learner."""
         return cls(store for source in sources for store in source._stores)
 
     @property
@@ -219,7 +219,7 @@ class ParameterSource:
 
     @staticmethod
     def _moves(store: Published, wanted: Mapping[str, Shard]) -> list[tuple[int, Memory]]:
-        """What is to be read from a store: offsets in its slots, and the memory here."""
+        """Reads from a store: offsets in its slots, and local memory."""
         moves = []
         for name, shard in wanted.items():
             part = store.parts.get(name)
@@ -238,7 +238,7 @@ class ParameterSource:
         return moves
 
     def _check(self, wanted: Mapping[str, Shard]) -> None:
-        """Raises where a parameter, or a part of one, is published by nobody."""
+        """Raises if a parameter, or a part of one, is not published."""
         for name, shard in wanted.items():
             parts = [store.parts[name] for store in self._stores if name in store.parts]
             if not parts:

@@ -1,4 +1,4 @@
-"""`put`: a value that many calls share. It is written once on each host, and every process maps it where it lies."""
+"""`put`: a value shared by many calls, written once on each host and mapped by each process."""
 
 import weakref
 from typing import Generic, TypeVar
@@ -33,11 +33,11 @@ class Put(Generic[T]):
 
     @property
     def owner(self) -> str:
-        """The actor that put it."""
+        """The actor that put the value."""
         return self._value.handle.owner
 
     def size(self) -> int:
-        """Bytes of the value as it travels."""
+        """Bytes of the encoded value."""
         return sum(self._value.sizes)
 
     def get(self, timeout: float = _TIMEOUT_S) -> T:
@@ -49,12 +49,12 @@ class Put(Generic[T]):
         return self._decoded(local) if local is not None else self.fetch(timeout).get()
 
     def fetch(self, timeout: float = _TIMEOUT_S) -> Future[T]:
-        """The same as a future, to `await` in an actor with an event loop."""
+        """As `get`, as a future to `await` in an actor with an event loop."""
         puts = service().puts
         return aside(lambda limit: self._decoded(puts.fetch(self._value, limit)), Limit(timeout, "fetching", self))
 
     def drop(self) -> None:
-        """Lets the value go, on all hosts, from the process that put it. Who has got it keeps what it has."""
+        """Drops the value on all hosts; only in the process that put it. Values already obtained stay valid."""
         mine = service()
         if self._value.handle.process != mine.address:
             raise ValueError(f"{self!r} is dropped in the process that put it")
@@ -81,9 +81,9 @@ class Put(Generic[T]):
 
 
 def put(value: T) -> Put[T]:
-    """Lays a value by for all who need it, which saves sending it with each call. Blocks while it is copied once.
+    """Stores a value for all processes, instead of sending it with each call. Blocks while the value is copied once.
 
-    Raises what pickling the value raises, and SharedMemoryError where there is no memory for it.
+    Raises what pickling the value raises, and SharedMemoryError without memory for it.
     """
     engine, mine = runtime(), service()
     frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, engine)]

@@ -18,12 +18,12 @@ _NOTHING = bytes(MARK)
 
 
 def for_reading_only(secret: bytes) -> bool:
-    """Whether the secret of a region gives the right to read it, and no other: its lowest bit says so."""
+    """Returns whether a secret permits reading only, which is its lowest bit."""
     return bool(secret[0] & 1)
 
 
 class Region:
-    """Memory on offer. Its mark holds the secret while the offer stands, and zeros from the moment that it ends."""
+    """Offered memory. Its mark holds the secret during the offer, and zeros after it."""
 
     __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "readonly", "secret", "writers")
 
@@ -41,7 +41,7 @@ class Region:
 
 
 class Regions:
-    """One per process. All methods may be called from any thread."""
+    """The offered regions of a process. Thread-safe."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -110,7 +110,7 @@ class Regions:
                     self._free.append(region.mark)
 
     def withdraw_all(self, which: Callable[[Region], bool]) -> int:
-        """Ends the offers that `which` says True of; how many these were."""
+        """Ends the offers for which `which` is true; returns their number."""
         return sum(self.withdraw(region.number) for region in self if which(region))
 
     def use(self, number: int, secret: bytes, *, write: bool = False) -> "Use":

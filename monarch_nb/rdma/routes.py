@@ -75,7 +75,7 @@ class Routes:
         return route
 
     def quick(self, process: str) -> bool:
-        """Whether its bytes need nobody's help, so that a small transfer is over before a thread could begin it."""
+        """Returns whether transfers need no other thread, so that a small one is faster on the calling thread."""
         route = self.of(process)
         mover = self._movers.get(route.mover)
         return mover is not None and mover.alone and route.allowed == self._allowed()

@@ -129,7 +129,7 @@ def process_name(engine: Runtime, address: str) -> str:
 
 
 def transfers() -> TransferTable:
-    """What has moved between all processes of the cluster, by which mover; in the process that spawned them.
+    """Returns the transfers between all processes of the cluster, by mover; in the process that spawned them.
 
     Processes report transfers twice a second. Does not block.
     """
@@ -137,5 +137,5 @@ def transfers() -> TransferTable:
 
 
 def routes() -> RouteTable:
-    """How bytes move between this process and each that it has read from or written to. Does not block."""
+    """Returns the routes between this process and those that it has read from or written to. Does not block."""
     return RouteTable(service().routes.all())

@@ -30,7 +30,7 @@ def dialled(connection: socket.socket) -> ssl.SSLSocket:
 
 
 def taken(connection: socket.socket) -> ssl.SSLSocket:
-    """The same for the side that listens."""
+    """As `dialled`, for the listening side."""
     return _context(True).wrap_socket(connection, server_side=True)
 
 
@@ -40,7 +40,7 @@ def make_ready() -> None:
 
 
 def binding(connection: socket.socket) -> bytes:
-    """What identifies the channel to both of its ends, and to no others; nothing for one that is not encrypted."""
+    """The channel binding, known to both ends only; empty for an unencrypted connection."""
     if not isinstance(connection, ssl.SSLSocket):
         return b""
     unique = connection.get_channel_binding("tls-unique")

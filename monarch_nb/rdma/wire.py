@@ -1,4 +1,4 @@
-"""What is written on a stream between two processes: a mutual proof of one key, then requests and bytes.
+"""The protocol of streams between two processes: a mutual proof of a key, then requests and bytes.
 
 The key comes over the authenticated control link. Where the stream is to be encrypted, it is so from the number of the
 key on. Each side proves that it has the key by an HMAC (RFC 2104, SHA-256) of the random numbers of both and of what
@@ -27,7 +27,7 @@ _STEP = 4 << 20  # bytes asked of the kernel at a time
 
 
 class Key(msgspec.Struct, array_like=True, frozen=True):
-    """What both ends of a stream prove to have. A process that asks where to dial gets one of its own."""
+    """The key that both ends of a stream prove to have. Each process that asks where to dial gets its own."""
 
     number: int
     secret: bytes

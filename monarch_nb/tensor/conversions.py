@@ -1,4 +1,4 @@
-"""Operations on sharded tensors that do not run by the rules: what shares, what fetches, and what sends."""
+"""Operations on sharded tensors without sharding rules: they share, fetch or send tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def _whole(tensor: MeshTensor, what: str) -> torch.Tensor:
 
 
 def _share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Another handle of the same tensor."""
+    """Returns another handle of the same tensor."""
     tensor = args[0]
     if tensor.requires_grad and is_leaf(tensor):
         tensor.reference.stream.held.register_leaf(tensor.reference.number, tensor)
@@ -41,7 +41,7 @@ def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`to`: on the mesh it is an operation; elsewhere the tensor is fetched."""
+    """Implements `to`: an operation on the mesh; to another device it fetches the tensor."""
     device = kwargs.get("device")
     tensor = args[0]
     if device is None or not isinstance(tensor, MeshTensor) or device.type == tensor.device.type:
@@ -52,7 +52,7 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`copy_` says in so many words that values travel: it is the one operation that takes local tensors, too."""
+    """Implements `copy_`, the only operation that accepts local tensors, since it copies explicitly."""
     target, source = args[0], args[1]
     if not isinstance(target, MeshTensor):
         return target.copy_(_whole(source, "copy_"))
@@ -67,7 +67,7 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
-    """Whether two tensors are the same elements of the same memory, in the same order."""
+    """Returns whether two tensors are the same elements of the same memory, in the same order."""
     one, other = first.reference, second.reference
     shares = one is other or (one.memory is not None and one.memory is other.memory and one.offset == other.offset)
     facts = [
@@ -78,7 +78,7 @@ def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
 
 
 def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view by strides looks at the memory that a tensor lies in, which on the workers may be another one."""
+    """Implements `as_strided`, refused where memory on the workers differs from that of the program."""
     tensor = args[0]
     if tensor.reference.is_view and (tensor.meta.copied or not tensor.meta.is_replicated):
         raise PropagationError(
@@ -91,7 +91,7 @@ def _strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sizes of results depend on these lengths: they are fetched, and local ones are taken as they are."""
+    """Fetches lengths on which the sizes of results depend."""
     named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     for name in ("input_lengths", "target_lengths"):
         lengths = named[name]
@@ -105,7 +105,7 @@ def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def register() -> None:
-    """Has `MeshTensor` do these itself."""
+    """Registers these implementations with `MeshTensor`."""
     own: dict[Any, Own] = {
         aten.detach.default: _share,
         aten.alias.default: _share,

@@ -42,16 +42,16 @@ _taken: list[_Taken] = []
 
 
 class MeshModule(types.ModuleType):
-    """What becomes `torch.mesh`: what PyTorch asks of a backend."""
+    """The module `torch.mesh`, as PyTorch requires of a backend."""
 
     _initialized = True  # or activation checkpoints would not keep the state of random numbers
 
     def is_initialized(self) -> bool:
-        """It needs no preparation."""
+        """Always true."""
         return True
 
     def is_available(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
@@ -62,12 +62,12 @@ class MeshModule(types.ModuleType):
         return max(_streams, default=0) + 1
 
     def current_device(self) -> int:
-        """The index of the mesh that is meant where none is named."""
+        """The index of the current mesh."""
         stream = current_stream()
         return (stream.device.index or 0) if stream is not None else 0
 
     def set_device(self, device: Any) -> None:
-        """The mesh that is meant from now on where none is named."""
+        """Sets the current mesh."""
         global _latest
         index = device if isinstance(device, int) else torch.device(device).index
         if index is not None and index >= 0:
@@ -75,7 +75,7 @@ class MeshModule(types.ModuleType):
 
     @contextlib.contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        """Within it, this mesh is meant where none is named."""
+        """Sets the current mesh in a `with` block."""
         stream = _of(device)
         _entered.append(stream)
         try:
@@ -84,7 +84,7 @@ class MeshModule(types.ModuleType):
             _entered.remove(stream)
 
     def manual_seed_all(self, seed: int) -> None:
-        """`torch.manual_seed` came by: random operations on all meshes follow from it."""
+        """Seeds random operations on all meshes; called by `torch.manual_seed`."""
         global _seeded
         _seeded = (seed, 0)
         for stream in tuple(_streams.values()):
@@ -93,26 +93,26 @@ class MeshModule(types.ModuleType):
     manual_seed = manual_seed_all
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """What `set_rng_state` takes: two numbers."""
+        """The state for `set_rng_state`: two numbers."""
         stream = _of(device)
         return torch.tensor([stream.seed, stream.drawn], dtype=torch.int64).view(torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Random operations go on from there."""
+        """Restores a state of random operations."""
         stream = _of(device)
         stream.seed, stream.drawn = (int(number) for number in state.view(torch.int64).tolist())
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """For `torch.autocast("mesh")`."""
+        """The dtypes for `torch.autocast("mesh")`."""
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: Any = None) -> None:
-        """Blocks until the workers have done all that was issued. Raises TensorError for what failed of it."""
+        """Blocks until all issued operations have run. Raises TensorError for one that failed."""
         _of(device).synchronise()
 
 
 def claim() -> bool:
-    """Takes the name "mesh" for the device of sharded tensors, once; whether that could be done."""
+    """Registers the device name "mesh" once; returns whether that succeeded."""
     global _claimed
     if _claimed is None:
         _claimed = _claim()
@@ -120,7 +120,7 @@ def claim() -> bool:
 
 
 class _Error(ctypes.Structure):
-    """What `PyErr_Fetch` fills in, up to Python 3.11."""
+    """Output of `PyErr_Fetch`, up to Python 3.11."""
 
     _fields_ = (("kind", ctypes.c_void_p), ("value", ctypes.c_void_p), ("trace", ctypes.c_void_p))
 
@@ -140,17 +140,17 @@ def _taking() -> list[Iterable[Any]]:
 
 
 def _raise(parts: tuple[int | None, ...]) -> NoReturn:
-    """Raises an error that was taken, with the lines where it was raised."""
+    """Raises a stored error with its traceback."""
     name = "PyErr_SetRaisedException" if sys.version_info >= (3, 12) else "PyErr_Restore"
     ctypes.PYFUNCTYPE(None, *(ctypes.c_void_p for _ in parts))((name, ctypes.pythonapi))(*parts)
     raise AssertionError("nothing was raised")
 
 
 def device_guard() -> Any:
-    """What PyTorch asks for the device's type and its streams.
+    """The guard that PyTorch asks for the device type and streams.
 
-    Its function is all in C: a function of Python would look for signals, and be traced by a debugger, with an error
-    pending. It belongs to the class, since Python looks an attribute of an instance up after clearing errors.
+    Its function consists of C functions: a Python function would check signals, and be traced by a debugger, with an
+    error pending. It is a class attribute, since Python clears errors before looking up instance attributes.
     """
     taken = zip(*_taking(), starmap(threading.get_ident, repeat(())), strict=False)
     errors = map(partial(filter, itemgetter(1)), zip(taken, strict=False))
@@ -162,10 +162,10 @@ def device_guard() -> Any:
 
 
 class _Engine(_engine):  # type: ignore[misc]
-    """PyTorch's engine of the backward pass, which raises what the device has taken."""
+    """PyTorch's autograd engine, which also raises the errors that the device guard has stored."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """As PyTorch's. Raises what an operation, or a hook, has raised."""
+        """Runs a backward pass; raises what an operation or hook has raised."""
         try:
             return super().run_backward(*args, **kwargs)
         except SystemError:
@@ -178,7 +178,7 @@ class _Engine(_engine):  # type: ignore[misc]
 
 
 def keep_errors() -> None:
-    """Has backward passes of this process raise what the device has taken."""
+    """Makes backward passes of this process raise the errors that the device guard has stored."""
     if not isinstance(_variable._execution_engine, _Engine):
         _variable._execution_engine = _Engine()
 
@@ -202,7 +202,7 @@ def _claim() -> bool:
 
 
 def new_device() -> torch.device:
-    """A device for another mesh."""
+    """A device with a free index. Raises RuntimeError if all indices are used."""
     if not claim():
         return torch.device("cpu")
     index = next((index for index in range(_MOST) if index not in _streams), None)
@@ -212,9 +212,9 @@ def new_device() -> torch.device:
 
 
 def occupy(stream: Stream, procs: ProcMesh, mesh: Callable[[Stream], Any]) -> None:
-    """From now on the stream's device means the stream; the current one is it, unless another one is entered.
+    """Binds a device to its stream, and makes the stream current unless another one is entered.
 
-    `mesh` gives the `Mesh` of the stream, and does not keep it.
+    `mesh` returns the `Mesh` of the stream, without a strong reference.
     """
     global _latest
     _meshes[stream] = mesh
@@ -226,8 +226,7 @@ def occupy(stream: Stream, procs: ProcMesh, mesh: Callable[[Stream], Any]) -> No
 
 
 def _first_seed() -> int:
-    """What random operations on a new mesh follow from: torch's seed. Of several meshes since it was set, each draws
-    other numbers."""
+    """The seed of a new mesh: torch's seed, changed for each further mesh since it was set."""
     global _seeded
     seed, before = torch.initial_seed(), 0
     if _seeded[0] == seed:
@@ -237,17 +236,17 @@ def _first_seed() -> int:
 
 
 def mesh_of(stream: Stream) -> Any:
-    """The `Mesh` that a stream is of."""
+    """The `Mesh` of a stream."""
     return _meshes[stream](stream)
 
 
 def streams() -> list[tuple[Stream, ProcMesh]]:
-    """All meshes of tensors, the oldest first, and the processes that hold them."""
+    """The streams of all tensor meshes, oldest first, with their proc meshes."""
     return list(_open.items())
 
 
 def stream_at(index: int | None) -> Stream:
-    """The mesh of an index, or the current one. Raises RuntimeError where there is none."""
+    """The stream of an index, or the current one. Raises RuntimeError if there is none."""
     stream = current_stream() if index is None or index < 0 else _streams.get(index)
     if stream is None:
         raise RuntimeError(
@@ -258,7 +257,7 @@ def stream_at(index: int | None) -> Stream:
 
 
 def current_stream() -> Stream | None:
-    """The mesh that is meant where none is named: that of the innermost `with mesh:`, else the latest."""
+    """The current stream: that of the innermost `with mesh:`, else the latest."""
     if _entered:
         return _entered[-1]
     return _latest() if _latest is not None else None
@@ -266,7 +265,7 @@ def current_stream() -> Stream | None:
 
 @contextlib.contextmanager
 def entered(stream: Stream) -> Iterator[None]:
-    """Inside of it, functions that make tensors make them on this mesh, unless they name a device."""
+    """Makes tensor factories without a device use this mesh, in a `with` block."""
     _entered.append(stream)
     try:
         with torch.device(stream.device):

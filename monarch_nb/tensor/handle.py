@@ -1,4 +1,4 @@
-"""The controller's end of a sharded tensor: it looks like a tensor, and holds none of its values."""
+"""Handles of sharded tensors: tensors on the controller that hold no values."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, cast, runtime_checkable
@@ -18,10 +18,10 @@ from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (
-    look_at_gradients,
-    look_at_overlap,
-    look_at_reshape,
-    look_at_writes,
+    check_gradients,
+    check_overlap,
+    check_reshape,
+    check_writes,
     make_again,
     reshaped,
     viewed,
@@ -31,31 +31,31 @@ from monarch_nb.tensor.views import (
 _make: Any = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _DATA: Any = torch._C.TensorBase.data
-# Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones; and what runs on
-# them has no line of the program. Each thread decides for itself.
+# Autograd creates a thread for each mesh at the first backward pass, and none for later meshes; operations on these
+# threads have no line of the program. The setting is thread-local.
 _is_threaded: Any = torch._C._is_multithreading_enabled
 _thread: Any = torch._C._set_multithreading_enabled
-# Autograd of what is written through views goes by the views themselves then, not by offsets in a memory that is not
-# here. It is so for each thread by itself.
+# With view replay, autograd of writes through views replays the views instead of using offsets into a storage that is
+# not here. The setting is thread-local.
 _replays_views: Any = torch._C._is_view_replay_enabled
 _replay_views: Any = torch._C._set_view_replay_enabled
-_ABSENT: Any = object()  # for what is not given: None is a spec
-_COPIED = 1 << 16  # bytes up to which a tensor on its way to the workers is copied, and waits for the next batch
+_ABSENT: Any = object()  # default of arguments for which None is valid
+_COPIED = 1 << 16  # bytes up to which an uploaded tensor is copied and waits for the next batch
 
 
 @runtime_checkable
 class Destination(Protocol):
-    """A mesh to which tensors can be brought."""
+    """A mesh that takes tensors of other meshes."""
 
     def bring(self, tensor: "MeshTensor") -> "MeshTensor":
-        """The tensor there."""
+        """Returns the tensor on that mesh; blocks."""
 
 
 class MeshTensor(torch.Tensor):
-    """A tensor that is spread over the processes of a mesh. Operations on it run there, and give such tensors again.
+    """A tensor that is sharded over the processes of a mesh. Operations run there and return such tensors.
 
-    What of it is known here (`shape`, `dtype`, `placements`) is known at once; `full_tensor()`, `item()`, `tolist()`
-    and the like wait for the workers.
+    `shape`, `dtype` and `placements` are available at once; `full_tensor()`, `item()`, `tolist()` and the like wait for
+    the workers.
     """
 
     meta: Meta
@@ -73,21 +73,21 @@ class MeshTensor(torch.Tensor):
 
     @property
     def placements(self) -> Placements:
-        """Where its parts live: one placement for each dimension of the mesh."""
+        """One placement for each dimension of the mesh."""
         return self.meta.placements
 
     @property
     def device_mesh(self) -> Any:
-        """The `Mesh` that it is on."""
+        """The `Mesh` of the tensor."""
         return mesh_of(self.reference.stream)
 
     def redistribute(self, spec: Any = _ABSENT, placements: Any = _ABSENT, *, async_op: bool = False) -> "MeshTensor":
-        """A copy that is placed otherwise: a sharding spec, or PyTorch's placements. Gradients flow through.
+        """Returns a copy with other placements, given as a sharding spec or PyTorch's placements; differentiable.
 
-        As DTensor has it, too: `redistribute(placements=[Shard(0)])`, `redistribute(t.device_mesh, [Shard(0)])`. Gives
-        the tensor itself where it is placed so. Does not block, `async_op` or not. Raises ValueError for a spec that
-        does not fit, and for another mesh, to which `to(mesh)` brings it; PropagationError for parts that cannot be put
-        together again.
+        Also called as for DTensor: `redistribute(placements=[Shard(0)])`, `redistribute(t.device_mesh, [Shard(0)])`.
+        Returns the tensor itself if the placements are equal. Never blocks, whatever `async_op`. Raises ValueError for
+        a spec that does not fit and for another mesh (use `to(mesh)`), PropagationError for partial placements that
+        cannot be reduced.
         """
         if isinstance(spec, Destination):
             if spec is not self.device_mesh:
@@ -105,46 +105,45 @@ class MeshTensor(torch.Tensor):
         return cast(MeshTensor, Redistribution.apply(self, placements))  # type: ignore[no-untyped-call]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any tensor; `to(mesh)` brings it to another mesh, where dimensions of the same name cut it as here.
+        """As for any tensor; `to(mesh)` copies it to another mesh, sharded alike along dimensions of equal names.
 
-        Off its mesh, be it `to("cpu")`, it is the whole tensor; blocks and raises as `full_tensor` does, and gradients
-        do not flow back.
+        `to("cpu")` and other devices return the whole tensor without gradient; blocks and raises as `full_tensor`.
         """
         if args and isinstance(args[0], Destination):
             return args[0].bring(self)
         return super().to(*args, **kwargs)
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole tensor, as a local one without gradient; blocks until all that was issued has run.
+        """Returns the whole tensor as a local one without gradient; blocks until all issued operations have run.
 
-        Raises TensorError for an operation that failed, DeviceMeshError where the mesh is broken.
+        Raises TensorError for an operation that failed, DeviceMeshError if the mesh is broken.
         """
         return self.reference.stream.fetch(current(self), "full_tensor")
 
     def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
-        """Raises RuntimeError: no part of it is here."""
+        """Always raises RuntimeError, since this process holds no shard."""
         raise RuntimeError(
             "to_local: this process holds no part of the tensor. t.local_shards() gives what each rank holds, "
             "mesh.execute(function, t) calls a function with it there, t.full_tensor() gives the whole"
         )
 
     def local_shards(self) -> ValueMesh[torch.Tensor]:
-        """What each process holds of it, as local tensors; blocks and raises as `full_tensor` does."""
+        """Returns the shard of each process as a local tensor; blocks and raises as `full_tensor`."""
         return self.reference.stream.shards_of(current(self))
 
     def tolist(self) -> Any:
-        """Its values as nested lists; blocks and raises as `full_tensor` does."""
+        """Returns the values as nested lists; blocks and raises as `full_tensor`."""
         return self.reference.stream.fetch(current(self), "tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Its values as an array, with `force=True`; blocks and raises as `full_tensor` does."""
+        """Returns the values as an array, with `force=True`; blocks and raises as `full_tensor`."""
         if not force:
             raise TypeError("a sharded tensor has no memory here: use t.full_tensor().numpy(), or numpy(force=True)")
         return self.reference.stream.fetch(current(self), "numpy").numpy()
 
     @property
     def data(self) -> torch.Tensor:
-        """The same tensor, without gradient. To assign to it gives the handle other values, as `module.half()` does."""
+        """The tensor without gradient. Assignment gives the handle other values, as `module.half()` does."""
         return self.detach()
 
     @data.setter
@@ -157,7 +156,7 @@ class MeshTensor(torch.Tensor):
         self.meta, self.reference = other.meta, other.reference
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """As of any tensor; on this thread, so that operations know which line they come from."""
+        """As for any tensor, but on this thread, so that operations are attributed to lines of the program."""
         with torch.autograd.set_multithreading_enabled(False):
             super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -196,23 +195,23 @@ class MeshTensor(torch.Tensor):
 
 
 class Redistribution(torch.autograd.Function):
-    """Places a tensor otherwise; its gradient comes back as the tensor was placed."""
+    """Differentiable redistribution; the gradient has the placements of the input."""
 
     @staticmethod
     def forward(ctx: Any, tensor: MeshTensor, placements: Placements) -> MeshTensor:
-        """The tensor, placed so."""
+        """Redistributes the tensor."""
         ctx.before = tensor.meta.placements
         return redistributed(tensor, placements)
 
     @staticmethod
     def backward(ctx: Any, grad: MeshTensor) -> Any:
-        """The gradient of sums of which each rank had a part is whole on each of them."""
+        """Redistributes the gradient back; partial placements become replicated ones."""
         before = tuple(Replicate() if placement.is_partial() else placement for placement in ctx.before)
         return Redistribution.apply(grad, before), None  # type: ignore[no-untyped-call]
 
 
 def current(tensor: MeshTensor) -> int:
-    """Its number on the workers, where its values are up to date."""
+    """Returns the number of a tensor on the workers, after making a stale view again."""
     number = tensor.reference.number
     stream = tensor.reference.stream
     if number in stream.held.stale:
@@ -221,7 +220,7 @@ def current(tensor: MeshTensor) -> int:
 
 
 def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
-    """The tensor, placed so; without gradient."""
+    """Issues a redistribution, without gradient."""
     stream = tensor.reference.stream
     if placements == tensor.meta.placements:
         return MeshTensor(tensor.meta, tensor.reference)
@@ -229,12 +228,12 @@ def redistributed(tensor: MeshTensor, placements: Placements) -> MeshTensor:
     return cast(MeshTensor, run(stream, plan, [tensor], []))
 
 
-# What is done otherwise than by the rules for sharded tensors: `register` adds to it.
+# Operations with implementations of their own, added by `conversions.register`.
 OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 
 
 def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    """Issues an operation, and gives what it will have made."""
+    """Issues an operation and returns the handles of its results."""
     stream = stream_of(args, kwargs)
     refused: PropagationError | None = None
     try:
@@ -255,7 +254,7 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
             )
     handles = cast("list[MeshTensor]", given)
     if plan.writes and len(handles) > 1:
-        look_at_overlap(func, args, kwargs or {}, plan, [(one, one.reference, one.meta) for one in handles])
+        check_overlap(func, args, kwargs or {}, plan, [(one, one.reference, one.meta) for one in handles])
     result = run(stream, plan, handles, floats)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too
@@ -264,7 +263,7 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
 
 
 def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
-    """Issues a plan on tensors of one mesh."""
+    """Issues a plan on tensors of one mesh, and returns what the operation returns."""
     where = call_site()
     if _is_threaded():
         _thread(False)
@@ -283,10 +282,10 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
         make_again(stream, numbers, where)
     if plan.writes:
         references = [tensor.reference for tensor in given]
-        look_at_writes(plan, references, where)
+        check_writes(plan, references, where)
         if any(tensor.requires_grad for tensor in given):
-            look_at_gradients(plan, references)
-    is_shared = plan.rebinds and look_at_reshape(
+            check_gradients(plan, references)
+    is_shared = plan.rebinds and check_reshape(
         plan, given[0].reference, has_gradient=given[0].requires_grad, is_base=given[0]._base is None
     )
     if plan.number not in stream.defined:
@@ -322,17 +321,17 @@ def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that requires gradients has no history; within an operation, too.
+    """Returns whether a tensor that requires gradients is a leaf, also within an operation.
 
-    A view of a tensor with a history has one. Autograd would make it again there, if the tensor was written to since,
-    which fails below autograd.
+    `Tensor.is_leaf` of a view makes autograd replay the view if its base was written to, which fails below autograd;
+    views of tensors that require gradients are no leaves.
     """
     base = tensor._base
     return (base is None or not base.requires_grad) and tensor.is_leaf
 
 
 def stream_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Stream:
-    """The mesh whose tensors are among the arguments."""
+    """Returns the stream of the first sharded tensor among the arguments."""
     for value in args:
         if type(value) is MeshTensor:
             return value.reference.stream
@@ -354,9 +353,9 @@ def _first(values: Any) -> MeshTensor | None:
 def _with_numbers_uploaded(
     stream: Stream, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments with local tensors of no dimension sent to the mesh; None where there are none.
+    """Returns the arguments with local scalars uploaded to the mesh; None if there are none.
 
-    Raises RuntimeError for other local tensors: nothing is sent without a word.
+    Raises RuntimeError for other local tensors, which are never sent implicitly.
     """
     found = False
 
@@ -381,9 +380,9 @@ def _with_numbers_uploaded(
 
 
 def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> MeshTensor:
-    """A sharded tensor with the values of a local one, which may change as soon as this returns.
+    """Sends a local tensor, which may change as soon as this returns, and returns its handle.
 
-    Raises TypeError for a sparse or quantized one.
+    Raises TypeError for a sparse or quantized tensor.
     """
     where = call_site()
     if tensor.layout != torch.strided or tensor.is_quantized:

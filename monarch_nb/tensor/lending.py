@@ -1,4 +1,4 @@
-"""Tensors of meshes, by name, for cells that run in the processes."""
+"""Names of shards for cells that run in the processes of a mesh."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ _before: dict[str, tuple[Any, Any]] = {}  # what a name meant, and the tensor th
 
 @contextmanager
 def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
-    """Inside of it, cells in the processes have their own parts of the tensors, under these names.
+    """Binds names to the local shards of tensors for cells in the processes, in a `with` block.
 
-    What is written into a part is in the tensor. Blocks until all that was issued before has run; raises what that
-    raises, and ContentsLostError for a tensor whose contents are gone.
+    Writes to a shard change the tensor. Blocks until all issued operations have run, and raises their errors;
+    ContentsLostError for a tensor whose contents are lost.
     """
     by_mesh: dict[Stream, dict[str, TensorOf]] = {}
     for name, tensor in tensors.items():
@@ -41,7 +41,7 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
 
 
 def _lend(tensors: dict[str, Any]) -> None:
-    """Cells have this process's parts of the tensors, under these names."""
+    """Binds the shards of this process to names in cells."""
     names = vars(sys.modules["__main__"])
     for name, part in tensors.items():
         _before[name] = (names.get(name, _NOTHING), part)
@@ -49,7 +49,7 @@ def _lend(tensors: dict[str, Any]) -> None:
 
 
 def _take_back(lent: list[str]) -> None:
-    """They mean again what they meant before, but for what a cell has given another value."""
+    """Restores the previous values of the names, except those that a cell has assigned."""
     names = vars(sys.modules["__main__"])
     for name in lent:
         before, part = _before.pop(name, (_NOTHING, _NOTHING))

@@ -1,4 +1,4 @@
-"""Meshes for sharded tensors: processes that execute the controller's operations together, each on its own shards."""
+"""Meshes for sharded tensors: processes that execute the controller's operations on their shards."""
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,16 +28,16 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
 
 aten = torch.ops.aten
-_LARGE = 1 << 16  # bytes from which local tensors do not wait for the next batch
-_MOST = 4096  # ways to leave the lost out that are compared; else all are left out along one dimension
+_LARGE = 1 << 16  # bytes of local tensors that are sent without waiting for the next batch
+_MAX_CHOICES = 4096  # slices without lost processes that are compared; else all are left out along one dimension
 _STRIDES = 8  # every second, …, every eighth
 
 
 class Mesh(MeshTrait):
-    """Processes over which tensors are cut.
+    """Processes over which tensors are sharded.
 
-    `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight on this host; `Mesh.of(procs)`
-    takes those of a proc mesh. Blocks until they are ready. A slice of it is a mesh with tensors of its own.
+    `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight processes on this host;
+    `Mesh.of(procs)` uses those of a proc mesh. Blocks until they are ready. A slice is a mesh with tensors of its own.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Mesh(MeshTrait):
 
     @classmethod
     def of(cls, procs: ProcMesh, mesh_dim_names: Sequence[str] | None = None, *, device: str = "cpu") -> Self:
-        """A tensor mesh on the processes of a proc mesh, whose dimensions it has; blocks until they are ready.
+        """Makes a tensor mesh on the processes of a proc mesh, with its dimensions; blocks until they are ready.
 
-        `mesh_dim_names` renames them. Raises RuntimeError where these processes are in a group of torch.distributed.
+        `mesh_dim_names` renames the dimensions. Raises RuntimeError if the processes are in a torch.distributed group.
         """
         if mesh_dim_names is not None:
             procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
@@ -69,7 +69,7 @@ class Mesh(MeshTrait):
     def _begin(self, procs: ProcMesh, kind: str) -> None:
         if not len(procs.extent):
             procs = part_of(procs, Region(("rank",), NDSlice(region_of(procs).ndslice.offset, (1,), (1,))))
-        self._procs, self._kind = as_it_is(procs), kind  # tensors do not move when it grows
+        self._procs, self._kind = as_it_is(procs), kind  # tensors do not move when the proc mesh grows
         self._entered: list[AbstractContextManager[None]] = []
         self._processes = processes_of(procs, kind)
         self._stream = self._opened()
@@ -87,22 +87,22 @@ class Mesh(MeshTrait):
 
     @property
     def procs(self) -> ProcMesh:
-        """Its processes."""
+        """The proc mesh of its processes."""
         return self._procs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of its dimensions, outermost first."""
+        """Sizes of the dimensions, outermost first."""
         return self.layout.shape
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
-        """Names of its dimensions."""
+        """Names of the dimensions."""
         return self.layout.names
 
     @property
     def layout(self) -> Layout:
-        """Sizes, names and the kind of device, as placements go by them."""
+        """Sizes, names and the kind of device."""
         extent: Extent = self._procs.extent
         return Layout(tuple(extent.sizes), tuple(extent.labels), self._kind)
 
@@ -114,11 +114,11 @@ class Mesh(MeshTrait):
 
     @property
     def stream(self) -> Stream:
-        """Where its operations are issued."""
+        """The stream on which operations are issued."""
         return self._stream
 
     def _opened(self) -> Stream:
-        # Autograd sizes its threads by the meshes at the first backward pass, and has none for later ones.
+        # Autograd creates a thread for each mesh at the first backward pass, and none for later meshes.
         torch.autograd.set_multithreading_enabled(False)
         register_kernels()
         conversions.register()
@@ -133,7 +133,7 @@ class Mesh(MeshTrait):
         return stream
 
     def _finder(self) -> Callable[[Stream], "Mesh"]:
-        """What gives the mesh of its stream: itself, or one like it where only tensors are left of it."""
+        """Returns a function from the stream to this mesh, or to a new equal one if only tensors refer to it."""
         known, cls, procs, kind, processes = weakref.ref(self), type(self), self._procs, self._kind, self._processes
 
         def find(stream: Stream) -> Mesh:
@@ -174,15 +174,15 @@ class Mesh(MeshTrait):
         return MeshTensor(meta, reference)
 
     def bring(self, tensor: MeshTensor) -> MeshTensor:
-        """A tensor of another mesh, here: dimensions of the same name cut it as there, and it is whole along others.
+        """Copies a tensor of another mesh: sharded along dimensions of equal names, replicated along others.
 
-        Blocks: it passes through the controller.
+        Blocks, since the tensor passes through the controller.
         """
         before = tensor.meta.layout
-        each = dict(zip(before.names, tensor.placements, strict=True))
+        by_name = dict(zip(before.names, tensor.placements, strict=True))
         whole = Replicate()
-        kept = [each.get(name, whole) for name in self.layout.names]
-        return self.distribute(tensor, [whole if one.is_partial() else one for one in kept])
+        placements = [by_name.get(name, whole) for name in self.layout.names]
+        return self.distribute(tensor, [whole if placement.is_partial() else placement for placement in placements])
 
     def _make(
         self, operation: Any, args: Sequence[Any], sharding_spec: Any, options: dict[str, Any], ndim: int
@@ -197,7 +197,7 @@ class Mesh(MeshTrait):
         return made
 
     def zeros(self, *size: Any, sharding_spec: Any = None, **options: Any) -> MeshTensor:
-        """As torch.zeros, each process its own part. `options` are dtype and requires_grad; does not block."""
+        """As torch.zeros; each process makes its own part. `options` are dtype and requires_grad. Does not block."""
         sizes = factories.size_of(size)
         return self._make(aten.zeros.default, (sizes,), sharding_spec, options, len(sizes))
 
@@ -246,10 +246,10 @@ class Mesh(MeshTrait):
         dtype: torch.dtype = torch.float32,
         sharding_spec: Any = None,
     ) -> MeshTensor:
-        """A tensor each part of which the process that holds it makes: `function(part, *args)` is called there.
+        """Makes a tensor from `function(part, *args)`, called in each process for its part.
 
-        `part` has a slice for each dimension of the whole. What it gives is of that size and `dtype`. Does not block;
-        what it raises comes with the next result that is waited for.
+        `part` has a slice for each dimension of the whole; the result has that size and `dtype`. Does not block; errors
+        of the function are raised by the next call that waits.
         """
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
@@ -262,8 +262,8 @@ class Mesh(MeshTrait):
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
         """Runs `function(*args, **kwargs)` in each process, in order with the operations on its tensors.
 
-        Tensors of the mesh among the arguments come as that process's part of them, and may be written to. Gives what
-        each returned; blocks. Raises TensorError with what it raised, on which ranks.
+        Tensors of the mesh among the arguments are passed as their shards, which may be written to. Returns the result
+        of each process; blocks. Raises TensorError with the errors by rank.
         """
         written: list[MeshTensor] = []
         sent = Run(function, _as_references(args, written), _as_references(kwargs, written))
@@ -271,13 +271,13 @@ class Mesh(MeshTrait):
             return self.stream.run_everywhere(sent)
 
     def synchronise(self) -> None:
-        """Blocks until all that was issued has run. Raises TensorError for what failed of it."""
+        """Blocks until all issued operations have run. Raises TensorError for one that failed."""
         self.stream.synchronise()
 
     def shrunk(self) -> Self:
-        """A mesh of the largest slice of its processes that none of the lost ones is in; itself where none is lost.
+        """Returns a mesh of the largest slice without lost processes; this mesh if none is lost.
 
-        This one is of no use afterwards. Blocks. Raises ValueError where all are lost.
+        This mesh cannot be used afterwards. Blocks. Raises ValueError if all processes are lost.
         """
         region = self._region
         lost = [rank for rank in runtime().part(Driver).failed(state_of(self._procs).uid) if rank in region.ranks()]
@@ -292,7 +292,7 @@ class Mesh(MeshTrait):
         return mesh
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Ends its processes, and its tensors with them."""
+        """Ends the processes, and with them all tensors."""
         self.stream.lose(stopped_text(reason))
         return self._procs.stop(reason)
 
@@ -329,17 +329,19 @@ def largest_slice(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]]) -
     """
     labels = list(sizes)
     ways: Collection[Sequence[str]] = [[label] * len(lost) for label in labels]
-    if len(labels) ** len(lost) <= _MOST:
+    if len(labels) ** len(lost) <= _MAX_CHOICES:
         ways = list(product(labels, repeat=len(lost)))
-    found = [_kept(sizes, lost, along) for along in ways]
+    found = [_slice_without(sizes, lost, along) for along in ways]
     best = max(found, key=lambda kept: prod(map(len, kept.values())), default={})
     if not best or not all(best.values()):
         raise ValueError("nothing is left of the mesh: all of it is lost")
     return best
 
 
-def _kept(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Sequence[str]) -> dict[str, range]:
-    """Each of the lost ones is left out along one dimension."""
+def _slice_without(
+    sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Sequence[str]
+) -> dict[str, range]:
+    """The slice that leaves each lost point out along one dimension."""
     without: dict[str, set[int]] = {label: set() for label in sizes}
     for point, label in zip(lost, along, strict=True):
         without[label].add(point[label])
@@ -347,7 +349,7 @@ def _kept(sizes: Mapping[str, int], lost: Sequence[Mapping[str, int]], along: Se
 
 
 def _longest(size: int, without: Collection[int]) -> range:
-    """The longest run of indices, or of every n-th, that has none of these; the first of several."""
+    """The first longest range of indices, with any stride, without these."""
     best = range(0)
     for stride in range(1, min(size, _STRIDES) + 1):
         for start in range(size):
@@ -361,7 +363,7 @@ def _longest(size: int, without: Collection[int]) -> range:
     return best
 
 
-# Those that PyTorch would otherwise take apart into `empty` and a write.
+# Factories that PyTorch would otherwise decompose into `empty` and a write.
 _WHOLE = (
     aten.arange.default,
     aten.arange.start,
@@ -383,11 +385,11 @@ _WHOLE = (
     aten.zeros.default,
 )
 
-_libraries: list[Any] = []  # what is registered with them lasts as long as they do
+_libraries: list[Any] = []  # registrations last as long as these
 
 
 def register_kernels() -> None:
-    """Has these functions make sharded tensors: replicated ones, on the mesh that the device means."""
+    """Makes these functions return replicated tensors on the mesh of the device."""
     if _libraries or not device.claim():
         return
     library: Any = torch.library.Library
@@ -407,7 +409,7 @@ def _kernel(operation: Any) -> Callable[..., MeshTensor]:
 
 
 def _made(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    if operation is aten._efficientzerotensor.default:  # one without memory, which nothing else knows
+    if operation is aten._efficientzerotensor.default:  # has no memory
         operation = aten.zeros.default
     wanted = kwargs.get("device")
     stream = device.stream_at(wanted.index if wanted is not None else None)
@@ -415,6 +417,6 @@ def _made(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copy(target: MeshTensor, source: torch.Tensor, non_blocking: bool = False) -> MeshTensor:
-    """What `torch.tensor(..., device="mesh")` ends with."""
+    """Implements `torch.tensor(..., device="mesh")`, which ends with a copy."""
     MeshTensor.__torch_dispatch__(aten.copy_.default, (), (target, source), {})
     return target

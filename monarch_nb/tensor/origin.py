@@ -24,7 +24,7 @@ CallSite = tuple[CodeType, int]
 
 
 class Origin(NamedTuple):
-    """One line of a program."""
+    """A line of a program."""
 
     file: str
     line: int

@@ -81,7 +81,7 @@ class LiveEntry(weakref.ref[Reference]):
 
 
 class Held:
-    """What workers hold for a stream, by number. `entries` are the tensors, also for displays."""
+    """Objects that workers hold for a stream, by number. `entries` are the tensors, also for displays."""
 
     def __init__(self, entries: dict[int, LiveEntry]) -> None:
         self.entries = entries

@@ -1,6 +1,6 @@
-"""Files of safetensors: what is in them, and any part of it, without the rest.
+"""Reads tensors, or parts of them, from safetensors files.
 
-The format is eight bytes that say how long the header is, the header in JSON, and the values, row by row.
+The format is eight bytes with the length of the header, the header in JSON, and the values, row-major.
 """
 
 import json
@@ -33,7 +33,7 @@ _LONGEST = 100 << 20  # bytes of a header, as the format has it
 
 
 class Stored(NamedTuple):
-    """A tensor in a file: `begin` is where its values begin, in bytes."""
+    """A tensor in a file; `begin` is the offset of its values in bytes."""
 
     file: str
     begin: int
@@ -46,8 +46,8 @@ def stored_in(path: str) -> dict[str, Stored]:
 
     Raises FileNotFoundError, and ValueError for what is no such file.
     """
-    place = Path(path)
-    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    location = Path(path)
+    files = sorted(location.glob("*.safetensors")) if location.is_dir() else [location]
     if not files:
         raise FileNotFoundError(f"there is no *.safetensors in {path}")
     found: dict[str, Stored] = {}
@@ -81,7 +81,7 @@ def _entry(file: Path, entry: dict[str, Any], values: int, size: int) -> Stored:
 
 
 def read_part(part: Sequence[slice], stored: Stored) -> torch.Tensor:
-    """A part of a tensor in a file; only the pages that it lies on are read."""
+    """Reads a part of a tensor in a file, and only the pages of that part."""
     count = math.prod(stored.shape)
     if not count:
         return torch.empty(stored.shape, dtype=stored.dtype)[tuple(part)]

@@ -1,7 +1,4 @@
-"""What a sharding spec says: over which dimensions of a mesh the dimensions of a tensor are cut.
-
-And the way back: a tensor put together of what each rank is to hold of it, as `local_shards()` takes it apart.
-"""
+"""Converts sharding specs to placements, and local shards to the meta of the whole tensor."""
 
 import math
 from collections.abc import Sequence
@@ -43,16 +40,16 @@ def placements_of(spec: Any, layout: Layout, ndim: int) -> tuple[Placement, ...]
     for dim, entry in enumerate(entries):
         last = -1
         for name in _names(entry):
-            place = _dimension(layout, name)
-            if not placements[place].is_replicate():
+            mesh_dim = _dimension(layout, name)
+            if not placements[mesh_dim].is_replicate():
                 raise ValueError(f"sharding_spec: mesh dimension {name!r} shards two dimensions of the tensor")
-            if place < last:
+            if mesh_dim < last:
                 raise ValueError(
                     f"sharding_spec: {entry!r} names mesh dimensions in another order than the mesh, "
                     f"{layout.names!r}: the outer one is cut first"
                 )
-            placements[place] = Shard(dim)
-            last = place
+            placements[mesh_dim] = Shard(dim)
+            last = mesh_dim
     return tuple(placements)
 
 
@@ -89,9 +86,9 @@ def _checked(entries: tuple[Placement, ...], layout: Layout, ndim: int) -> tuple
 
 
 def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
-    """The local tensors, one for each rank of a mesh: a tensor means the same on each.
+    """Returns a local tensor for each rank of a mesh; a single tensor is used on all ranks.
 
-    Raises TypeError for what are no local tensors, ValueError where they are too many or too few, or of several dtypes.
+    Raises TypeError for other values than local tensors, ValueError for a wrong number of tensors or several dtypes.
     """
     if isinstance(given, torch.Tensor):
         given = [given] * layout.size
@@ -117,9 +114,9 @@ def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
 
 
 def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> Meta:
-    """The tensor of which these are the ranks' parts.
+    """Returns the meta of the tensor with these shards by rank.
 
-    Raises ValueError where their sizes are not those that PyTorch's rule of cutting gives, or replicas differ.
+    Raises ValueError if their sizes differ from those of PyTorch's shards, or replicas differ.
     """
     shape = list(parts[0].shape)
     for dim in range(len(shape)):
@@ -141,7 +138,7 @@ def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tupl
 
 
 def _along(layout: Layout, dims: Sequence[int]) -> list[int]:
-    """The ranks along some dimensions of a mesh, at the first place of the others."""
+    """The ranks along some dimensions of a mesh, at index 0 of the others."""
     ranks = [0]
     for dim in dims:
         step = math.prod(layout.shape[dim + 1 :])

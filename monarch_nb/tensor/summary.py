@@ -1,4 +1,4 @@
-"""The live tensors of one mesh, what lines have moved and where they waited: as the store has it and faces show it."""
+"""Summary of the live tensors, collectives and waits of one mesh, for the store and displays."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One tensor. `name` is how the program calls it, if it does; `lost` says that its contents are."""
+    """A tensor. `name` is a variable of the program, if there is one; `lost` says that its contents are lost."""
 
     number: int
     name: str
@@ -50,7 +50,7 @@ class Movement(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """How often a line has waited for the workers, and what for."""
+    """Number of times that a line has waited for the workers, and for what."""
 
     line: Line
     what: str
@@ -74,9 +74,9 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All of one mesh; times and counts are those of the cell that used it last.
+    """Summary of one mesh; times and counts are those of the cell that used it last.
 
-    `lost` says why its tensors are all gone, where they are; `gone` is how many are, also after a heal.
+    `lost` says why all tensors are lost, if they are; `gone` is the number of lost tensors, also after a heal.
     """
 
     name: str
@@ -96,14 +96,14 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def record(self) -> dict[str, Any]:
-        """It as JSON has it."""
+        """The summary as JSON."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
 
 @lru_cache(maxsize=1024)
 def placement_of(meta: Any) -> Placement:
-    """Where a tensor with this meta (propagation.Meta) lies."""
+    """The placement of a tensor with this meta (propagation.Meta)."""
     layout = meta.layout
     dtype = str(meta.dtype).removeprefix("torch.")
     return place(meta.shape, dtype, meta.dtype.itemsize, layout.names, layout.shape, meta.placements)
@@ -133,10 +133,10 @@ def summary_of(
     lost: str = "",
     gone: Container[int] = (),
 ) -> Summary:
-    """What a mesh of this layout has: `live`, `moved` and `waited` are the lists of its TensorTable.
+    """Summarises the tensors of a mesh. `live`, `moved` and `waited` are the lists of its TensorTable.
 
-    `used` is the answers of its ranks, of which times are those of this `cell`. The contents of tensors with the
-    numbers in `gone` are lost; those of all, for this reason, where it says one.
+    `used` is the answers of its ranks, of which the times of this `cell` count. The contents of tensors in `gone` are
+    lost; those of all tensors if `lost` gives a reason.
     """
     known = names or {}
     missing = {one.number for one in live if lost or one.number in gone}
@@ -196,7 +196,7 @@ def moved_text(moved: Sequence[Movement]) -> str:
 
 
 def busy_text(busy: Sequence[Busy]) -> str:
-    """How long that took: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
+    """Text about the time of collectives: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
     parts = [
         f"{seconds_text(one.most)} along {one.dimensions}"
         + (f" (the quickest {seconds_text(one.least)})" if one.least < 0.9 * one.most else "")
@@ -243,7 +243,7 @@ def _liner(file_name: FileName) -> Callable[[Any], Line]:
 
 
 def _collective(name: str) -> str:
-    """A collective as people call it: all-gather, all-reduce."""
+    """Display name of a collective: all-gather, all-reduce."""
     return (
         name.removesuffix("_")
         .removesuffix("_coalesced")

@@ -1,7 +1,7 @@
-"""What a controller knows of the tensors of one mesh: which of them live, and what operations have moved.
+"""Records of the live tensors and collectives of one mesh, for displays.
 
-This is the record that displays read. It is kept on the hot path, so it holds what is there anyway and works the rest
-out when it is asked: nothing here is sent, and nothing waits.
+Written on the hot path, so that only existing objects are stored; everything else is computed on demand. Nothing here
+sends or waits.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ Calls = Counter[tuple[CallSite | None, str, tuple[Collective, ...]]]  # by line,
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A tensor that some handle refers to. `number` is its name on the workers, `origin` the line that made it."""
+    """A tensor with a handle. `number` identifies it on the workers, `origin` is the line that made it."""
 
     number: int
     meta: Meta
@@ -25,7 +25,7 @@ class LiveTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return self.meta.shape
 
     @property
@@ -51,7 +51,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Synchronised:
-    """How often a line has waited for the workers since the record was cleared, and what it wanted (`item`, …)."""
+    """Number of times that a line has waited for the workers since the record was cleared, and for what (`item`, …)."""
 
     origin: Origin | None
     what: str
@@ -59,7 +59,7 @@ class Synchronised:
 
 
 class TensorTable:
-    """The record of one mesh. Written by the thread that issues operations, read by any."""
+    """Records of one mesh, written by the thread that issues operations and read by any."""
 
     def __init__(self) -> None:
         self.entries: dict[int, LiveEntry] = {}  # by number
@@ -74,7 +74,7 @@ class TensorTable:
 
     @property
     def calls(self) -> Calls:
-        """The calls that have moved something since `clear`, but those of compiled steps."""
+        """Calls with collectives since `clear`, without those of compiled steps."""
         return self._calls.copy()
 
     def moved_again(self, calls: Calls) -> None:
@@ -86,12 +86,12 @@ class TensorTable:
         self._syncs[site, what] += 1
 
     def live(self) -> list[LiveTensor]:
-        """The tensors that handles refer to now, oldest first."""
+        """Tensors with handles, oldest first."""
         entries = tuple(self.entries.values())
         return [LiveTensor(one.number, one.meta, origin_of(one.call_site)) for one in entries if one() is not None]
 
     def movements(self) -> list[Moved]:
-        """What lines have moved since `clear`, in the order in which they did so first."""
+        """Collectives by line since `clear`, in order of the first."""
         found: dict[tuple[Origin | None, str, str, str], tuple[int, int]] = {}
         total = self.calls
         for calls, times in tuple(self._repeated.values()):
@@ -105,7 +105,7 @@ class TensorTable:
         return [Moved(*key, *sums) for key, sums in found.items()]
 
     def synchronisations(self) -> list[Synchronised]:
-        """Which lines have waited since `clear`."""
+        """Waits by line since `clear`."""
         return list(self._waits())
 
     def _waits(self) -> Iterator[Synchronised]:
@@ -113,7 +113,7 @@ class TensorTable:
             yield Synchronised(origin_of(site), what, count)
 
     def clear(self) -> None:
-        """Begins anew, as a new cell does. What lives stays."""
+        """Clears the records for a new cell; live tensors stay."""
         self._calls.clear()
         self._repeated.clear()
         self._syncs.clear()

@@ -1,4 +1,4 @@
-"""Does a mesh give what one process gives? A function is run on both, and what it returns and changes is compared."""
+"""Compares the effects of a function on a mesh with those in one process."""
 
 import io
 import pickle
@@ -20,7 +20,7 @@ __all__ = ["Verification", "compared", "verify"]
 
 @dataclass(frozen=True)
 class Verification:
-    """What a comparison found. It is true where nothing differs.
+    """Result of a comparison; true if nothing differs.
 
     `tensors` were compared; `differences` say which differ and by how much. `random` says that random numbers were
     drawn, which are others on a mesh.
@@ -52,24 +52,24 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class LocalTensor(torch.Tensor):
-    """A local tensor that stands for a sharded one: what asks for its shards or placement gets it whole."""
+    """A local stand-in for a sharded tensor, with its methods for shards and placements."""
 
     def full_tensor(self) -> torch.Tensor:
-        """It is whole."""
+        """Returns the tensor itself."""
         return self.as_subclass(torch.Tensor)
 
     def redistribute(self, *spec: Any, **options: Any) -> torch.Tensor:
-        """It stays where it is."""
+        """Returns the tensor itself."""
         return self
 
 
 class LocalMesh:
-    """Stands for a mesh: what is made on it is made here."""
+    """Stand-in for a mesh, whose factories make local tensors."""
 
     device = torch.device("cpu")
 
     def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> torch.Tensor:
-        """The tensor as it is."""
+        """Returns the tensor itself."""
         return tensor.as_subclass(LocalTensor)
 
     def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
@@ -85,7 +85,7 @@ class LocalMesh:
 
 
 class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles everything but tensors and meshes, which it takes out, in order and each once."""
+    """Pickles a value without its tensors and meshes, which it collects in order, each once."""
 
     dispatch_table: ClassVar[Any] = DISPATCH_TABLE
 
@@ -96,7 +96,7 @@ class _Taker(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no t
         self._names: dict[int, str] = {}
 
     def persistent_id(self, value: object) -> int | None:
-        """The place of what is taken out; None for what is pickled."""
+        """Index of a tensor or mesh; None for other values."""
         if isinstance(value, torch.nn.Module):
             for name, parameter in value.named_parameters():
                 self._names.setdefault(id(parameter), name)
@@ -129,7 +129,7 @@ def _twin(value: Any) -> Any:
 
 
 def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
-    """All tensors that something refers to, in an order that its twin has, too; with the names of parameters."""
+    """All tensors that a value refers to, with parameter names, in the same order as for its twin."""
     return [(name, one) for name, one in _taken(value)[1] if isinstance(one, torch.Tensor)]
 
 
@@ -149,7 +149,7 @@ def _taken(value: Any) -> tuple[bytes, list[tuple[str, object]]]:
 
 
 def _home_of(value: Any) -> Any:
-    """The module whose functions are to be copied: that of the function, unless it is copied anyway."""
+    """The module to pickle by value: that of the function, unless that is done already."""
     function = value[0] if isinstance(value, tuple) and value and callable(value[0]) else None
     name = getattr(function, "__module__", None)
     if name is None or name == "__main__" or name.partition(".")[0] in ("torch", "monarch_nb"):
@@ -207,7 +207,7 @@ def compared(
     *,
     random: bool = False,
 ) -> Verification:
-    """The comparison of two lists of tensors, each with its name, and of their gradients."""
+    """Compares two lists of named tensors and their gradients."""
     differences = []
     if len(expected) != len(found):
         differences.append(f"{counted(len(found), 'tensor')}, where one process has {len(expected)}")

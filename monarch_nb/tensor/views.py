@@ -1,7 +1,7 @@
-"""Views of sharded tensors: a program sees one memory, whatever there is on the workers.
+"""Views of sharded tensors, which share memory for the program but not always on the workers.
 
-A view that cuts a sharded dimension has memory of its own there. It is made again when it is used after the tensor
-under it has changed, and what is written to it is written to that tensor, too.
+A view that cuts a sharded dimension is a copy on the workers. It is made again when it is used after its base has
+changed, and writes to it are also written to its base.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from monarch_nb.tensor.propagation import Meta, Notice, Plan, PropagationError, 
 from monarch_nb.tensor.references import Copied, Memory, Reference
 from monarch_nb.tensor.stream import Stream
 
-_REAL = 1 << 24  # bytes of tensors that are made to look how a kernel takes memory that overlaps
+_REAL = 1 << 24  # bytes of real tensors that test whether a kernel accepts overlapping memory
 
 _RESHAPE_INSTEAD = (
     "Make a new tensor instead of changing the shape in place: t = t.transpose(0, 1), t = t.squeeze(dim), "
@@ -29,7 +29,7 @@ _RESHAPE_INSTEAD = (
 
 
 def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
-    """A plan has made views of what it was given."""
+    """Records the views that a plan has made of its inputs."""
     for (at, of), offset in zip(plan.views, plan.offsets, strict=True):
         under, one = given[of], made[at]
         memory = under.memory
@@ -44,7 +44,7 @@ def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) ->
 
 
 def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -> None:
-    """Makes those of these tensors again that are views of what has changed since."""
+    """Makes stale views among these tensors again."""
     for number in numbers:
         copied = stream.held.stale.pop(number, None)
         if copied is None:
@@ -60,7 +60,7 @@ def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -
         stream.queue.extend(((FREE, one), None) for one in left)
 
 
-def look_at_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
+def check_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
     """Warns of the cost of a write through a view. Raises ViewWriteError if the write is not visible everywhere."""
     targets = [given[at] for at in plan.writes]
     copies = [one for one in targets if one.copied is not None]
@@ -86,12 +86,11 @@ def look_at_writes(plan: Plan, given: Sequence[Reference], where: CallSite | Non
         _warn_of_write(one.stream, plan.operation, _way_back(one), where)
 
 
-def look_at_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
-    """Whether something else shows the memory of a tensor that is to get another shape in place.
+def check_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
+    """Returns whether other tensors share the memory of a tensor that is reshaped in place.
 
-    Raises PropagationError where views would lose their way back to that memory, by which gradients go: autograd takes
-    it again once the memory has changed, as the same views, in the same order, of the tensor as it is then. A change of
-    shape in place is none of them.
+    Raises PropagationError if gradients of views would be lost: after a write, autograd replays the views of the base,
+    in which a change of shape in place is missing.
     """
     shared = not given.stream.held.is_alone(given)
     others = given.memory is not None and any(one is not given for one in given.memory.reshaped)
@@ -107,14 +106,14 @@ def look_at_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base
 
 
 def reshaped(given: Reference, made: Reference) -> None:
-    """A tensor whose memory others show has another shape: its handle now has `made` in place of `given`."""
+    """Records a reshape in place of a tensor with shared memory, whose handle now refers to `made`."""
     assert made.memory is not None
     made.memory.reshaped.discard(given)
     made.memory.reshaped.add(made)
 
 
-def look_at_gradients(plan: Plan, given: Sequence[Reference]) -> None:
-    """Raises ViewWriteError for a write that needs gradients to memory of which a view was given another shape."""
+def check_gradients(plan: Plan, given: Sequence[Reference]) -> None:
+    """Raises ViewWriteError for a differentiable write to memory of which a view was reshaped in place."""
     for at in plan.writes:
         memory = given[at].memory
         if memory is not None and memory.reshaped:
@@ -127,13 +126,11 @@ def look_at_gradients(plan: Plan, given: Sequence[Reference]) -> None:
             )
 
 
-def look_at_overlap(
-    func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]
-) -> None:
-    """Raises what local torch does for a write to memory of which the operation also reads other elements.
+def check_overlap(func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]) -> None:
+    """Raises what local torch raises for an operation that writes to memory of which it reads other elements.
 
-    On the processes each of the two may have memory of its own, or lie on another one, so that they would not see it.
-    `given` are the tensors among the arguments, with what is known of each.
+    Workers would not notice, since the tensors may have separate memory there. `given` are the tensors among the
+    arguments, with their references and metas.
     """
     for at in plan.writes:
         _, target, meta = given[at]
@@ -169,7 +166,7 @@ def look_at_overlap(
 
 
 def _end(reference: Reference, meta: Meta) -> int:
-    """Where a tensor would end in the memory that it shares, in bytes; its beginning where it has no elements."""
+    """End of a tensor in its shared memory in bytes; the start if it has no elements."""
     if 0 in meta.shape:
         return reference.offset
     last = sum((size - 1) * step for size, step in zip(meta.shape, meta.stride, strict=True))
@@ -177,7 +174,7 @@ def _end(reference: Reference, meta: Meta) -> int:
 
 
 def written(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
-    """A plan has been issued that writes to some of what it was given: all that shows the same memory follows."""
+    """Propagates the writes of an issued plan to tensors that share memory."""
     for at in plan.writes:
         reference = given[at]
         if reference.memory is not None and reference.memory.copies:
@@ -185,9 +182,9 @@ def written(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> N
 
 
 def rewritten(reference: Reference, where: CallSite | None) -> None:
-    """Something was written to a tensor, by an operation or otherwise: all that shows the same memory follows.
+    """Propagates a write to tensors that share memory.
 
-    What is in a view, if that is a copy, is written to the tensor under it; other copies are out of date.
+    A written copy is written back to its base; other copies become stale.
     """
     if reference.copied is not None:
         numbers = (reference.copied.base.number, reference.number)
@@ -198,12 +195,12 @@ def rewritten(reference: Reference, where: CallSite | None) -> None:
 
 @contextmanager
 def rewriting(references: Iterable[Reference]) -> Iterator[None]:
-    """Around what writes to these tensors in ways that are not known here, or may have before it failed.
+    """Surrounds code that may write to these tensors, and propagates the writes, also after an error.
 
-    Raises ViewWriteError where one is a copy of a part of another: which of them was written to would be unknown.
+    Raises ViewWriteError if one is a copy of a part of another, since it is unknown which of them is written to.
     """
-    each = tuple(dict.fromkeys(references))
-    if _overlap(each):
+    distinct = tuple(dict.fromkeys(references))
+    if _overlap(distinct):
         raise ViewWriteError(
             "this",
             "it may write to a tensor and to a view of it that is a copy on the processes, and which of them it "
@@ -215,19 +212,19 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
     try:
         yield
     finally:
-        for reference in each:
+        for reference in distinct:
             if reference.stream.lost is None:
                 rewritten(reference, where)
 
 
 def _overlap(references: Sequence[Reference]) -> bool:
-    """Whether one is a copy of a part of what another shows, too."""
+    """Returns whether one is a copied view that shares memory with another."""
     times = Counter(id(one.memory or one) for one in references)
     return any(one.copied is not None and times[id(one.memory or one)] > 1 for one in references)
 
 
 def all_rewritten(stream: Stream) -> None:
-    """Anything that is no such copy may have been written to."""
+    """Marks all copied views as stale."""
     for memory in tuple(stream.viewed):
         _outdate(stream, memory)
 
@@ -239,7 +236,7 @@ def _outdate(stream: Stream, memory: Memory, but: Reference | None = None) -> No
 
 
 def _way_back(reference: Reference) -> Plan:
-    """The plan that writes to the tensor under a view what is in the view."""
+    """The plan that writes a copied view back to its base."""
     stream = reference.stream
     assert reference.copied is not None
     base, steps = reference.copied

@@ -31,7 +31,7 @@ class Device(Fabric):
     def deregister(self, span: Span) -> None:
         del self.registered[span[2]]
 
-    def words_for(self, spans: Sequence[Span]) -> bytes:
+    def connection_data(self, spans: Sequence[Span]) -> bytes:
         return b"words for %d" % len(spans)
 
     def drive(self) -> None:

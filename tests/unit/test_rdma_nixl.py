@@ -70,7 +70,7 @@ class Device(Fabric):
     def deregister(self, span: Span) -> None:
         self.registered.remove(span)
 
-    def meet(self, peer: str, words: bytes) -> None:
+    def connect(self, peer: str, words: bytes) -> None:
         self.met.append(peer)
 
     def forget(self, peer: str) -> None:

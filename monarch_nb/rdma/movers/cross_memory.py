@@ -83,20 +83,20 @@ class CrossMemory:
         _each(moves, limit, _write)
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: there are no resources."""
 
 
 def _let_others_in() -> None:
-    """Where Linux's yama lets a process only reach into its children: lets those of the same user reach into this one.
+    """Lets processes of the same user access this one where Linux's yama restricts access to descendants.
 
-    As MPI and UCX do. It is what systems without yama allow anyhow; where it is not allowed, another mover is taken.
+    As MPI and UCX do; systems without yama allow it anyhow. If it is not allowed, another mover is used.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)
 
 
 def _each(moves: Sequence[Move], limit: Limit, carry: Callable[[list[Move]], None]) -> None:
-    """Has all moves carried, by two threads if they are large: two processors copy faster than one."""
+    """Executes all moves, large ones on two threads, since two processors copy faster than one."""
     units = list(_units(moves))
     left = iter(units)
 
@@ -112,7 +112,7 @@ def _each(moves: Sequence[Move], limit: Limit, carry: Callable[[list[Move]], Non
 
 
 def _units(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """What goes in one system call: up to 256 moves with up to 16 MB; larger ones are divided."""
+    """Groups moves for system calls: up to 256 moves and 16 MB, with larger ones divided."""
     unit: list[Move] = []
     room = _PIECE
     for move in moves:
@@ -131,7 +131,7 @@ def _units(moves: Sequence[Move]) -> Iterator[list[Move]]:
 
 
 def _read(moves: list[Move]) -> None:
-    """One look at all marks, then all bytes and all marks again, in this order, in a call each."""
+    """Reads all marks, then all bytes, then all marks again, with a system call each."""
     if len(moves) == 1 and moves[0].local.size <= _SMALL:
         _read_small(moves[0])
         return

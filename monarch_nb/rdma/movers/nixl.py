@@ -111,7 +111,7 @@ class Nixl:
         watch = _Watch(self._lease_client, first, lease.lease)
         local: list[Span] = []
         try:
-            self._fabric.meet(peer.agent, lease.words)
+            self._fabric.connect(peer.agent, lease.words)
             peer.known.update(move.handle.number for move in moves)
             if not peer.reached:
                 self._first_byte(peer, first, limit, watch)

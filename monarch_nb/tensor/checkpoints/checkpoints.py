@@ -29,7 +29,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kept:
-    """Stands for a sharded tensor in the rest."""
+    """Placeholder of a sharded tensor in the pickled state."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ def _joined(path: str, key: object) -> str:
 
 
 class Checkpoints:
-    """Those of one training, in a folder; `monarch.checkpoint` makes it."""
+    """Checkpoints of one training run in a folder; made by `monarch.checkpoint`."""
 
     def __init__(
         self, state: Any, optimizer: torch.optim.Optimizer | None, every: int | None, folder: str, keep: int
@@ -135,7 +135,7 @@ class Checkpoints:
         stream.issue_object(Run(workers.save, arguments, {}))
 
     def wait(self) -> None:
-        """Blocks until all that was to be saved is on disk. Raises CheckpointError where that failed."""
+        """Blocks until all saves are on disk. Raises CheckpointError if one failed."""
         results = self._stream.run_everywhere(Run(workers.finished, (self.folder,), {}))
         wrong = {rank: text for rank, text in enumerate(results.values()) if text}
         if wrong:
@@ -177,7 +177,7 @@ class Checkpoints:
         return number
 
     def _place(self, stream: Stream, kept: Kept, there: MeshTensor | None) -> MeshTensor:
-        """The tensor that a saved one is read into."""
+        """Returns the tensor to read a saved one into."""
         if there is not None:
             if there.meta.shape != kept.shape or there.meta.dtype != kept.dtype:
                 raise CheckpointError(
@@ -193,7 +193,7 @@ class Checkpoints:
         return make(stream, aten.empty.memory_format, (kept.shape,), {"dtype": kept.dtype}, placements)
 
     def _parameters(self, kept: Kept) -> Iterator[MeshTensor]:
-        """The parameter that an optimizer has kept a tensor of the same shape for."""
+        """Yields the parameter for which an optimizer has a state tensor of equal shape."""
         words = kept.name.split(".")
         if self._optimizer is None or words[:2] != ["optimizer", "state"] or not words[2].isdecimal():
             return

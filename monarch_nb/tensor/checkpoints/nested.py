@@ -1,4 +1,4 @@
-"""States as programs keep them: dictionaries, lists and tuples of each other."""
+"""Traversal of nested dictionaries, lists and tuples."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def all_of(kind: type[T], value: Any) -> Iterator[T]:
-    """All of a type that stand in a state, in order."""
+    """Yields all items of a type in a state, in order."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, dict):
@@ -19,7 +19,7 @@ def all_of(kind: type[T], value: Any) -> Iterator[T]:
 
 
 def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
-    """The same dictionaries, lists and tuples with `function(item)` for each item of a kind."""
+    """Copies the structure with `function(item)` for each item of a type."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What workers do for checkpoints: each writes and reads its own shards, by torch.distributed.checkpoint."""
+"""Worker side of checkpoints: writes and reads shards with torch.distributed.checkpoint."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _ATTEMPT = re.compile(r"\.step-\d+\.\w+\.part")
 
 
 class Save:
-    """One that goes on beside the operations, in a process group of its own. What it writes is a copy."""
+    """A save that runs concurrently with operations, in a process group of its own, on copies of the shards."""
 
     def __init__(self, state: dict[str, DTensor], folder: str, step: int, mark: str, rest: bytes, keep: int) -> None:
         self.error = ""
@@ -133,7 +133,7 @@ def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
 
 
 def attempt(folder: str, step: int, mark: str) -> Path:
-    """Where a checkpoint is written."""
+    """Path of an incomplete checkpoint."""
     return Path(folder) / f".step-{step:08}.{mark}.part"
 
 
@@ -148,7 +148,7 @@ def complete(folder: str) -> list[int]:
 
 
 def path_of(folder: str, step: int) -> Path:
-    """Where a complete one is."""
+    """Path of a complete checkpoint."""
     return Path(folder) / f"step-{step:08}"
 
 

@@ -1,1 +1,1 @@
-"""Compiled steps: a step whose operations are known is one message, and its Python does not run."""
+"""Compiled steps, which run as one message without their Python."""

@@ -1,4 +1,4 @@
-"""What is said of steps that cannot be compiled."""
+"""Exceptions and warnings about steps that cannot be compiled."""
 
 
 class CompileError(RuntimeError):

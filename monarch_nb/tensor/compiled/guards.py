@@ -1,8 +1,7 @@
-"""Python values that a step reads while it runs: a compiled call does not read them again, so they must not change.
+"""Guards on Python values that a step reads, since a compiled call does not read them again.
 
-What is looked at is what can be found from the function: its globals and closure, its own object and theirs, modules
-(training or not, numbers, parameters), optimizers (learning rates and such). What hides deeper is found by the runs of
-the Python that compare.
+Guards cover values reachable from the function: globals, closure, `self` and their attributes, modules (training mode,
+numbers, parameters) and optimizers (learning rates and the like). Other changes are found by the runs that check.
 """
 
 import enum
@@ -17,14 +16,14 @@ import torch
 
 _MISSING = object()
 _DEPTH = 4
-_MOST = 64  # elements of a container that are looked at
+_MOST = 64  # elements of a container that are guarded
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({_PATHS["stdlib"], _PATHS["platstdlib"], _PATHS["purelib"], _PATHS["platlib"]})
 
 
 class Watched:
-    """What these values are now. Made in no hurry; `changed` takes some 50 ns for each."""
+    """A snapshot of the values that a function reads. `changed` takes about 50 ns for each."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -35,15 +34,15 @@ class Watched:
         self._same: list[tuple[str, dict[Any, Any], Any, Any]] = []
         self._cells: list[tuple[str, types.CellType, Any]] = []
         self._seen: set[int] = set()
-        self._look(function, "", 0)
+        self._collect(function, "", 0)
         for value in arguments:
-            self._look(value, type(value).__name__, 1)
+            self._collect(value, type(value).__name__, 1)
         self._of_same = [home for _, home, _, _ in self._same]
         self._same_keys = [key for _, _, key, _ in self._same]
         self._same_values = [value for _, _, _, value in self._same]
 
     def changed(self) -> str:
-        """The first that is not what it was, in words; "" where all are."""
+        """A text about the first changed value; "" if none has changed."""
         values = list(map(dict.get, self._homes, self._keys))
         if values != self._values:
             for name, was, value in zip(self._names, self._values, values, strict=True):
@@ -58,7 +57,7 @@ class Watched:
                 return f"{name} changed" + (f" from {value!r} to {now!r}" if _is_scalar(value) else "")
         return ""
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- collecting -------------------------------------------------------------------------------------------------
 
     def _note(self, name: str, home: dict[Any, Any], key: Any, depth: int) -> None:
         value = home.get(key, _MISSING)
@@ -71,9 +70,9 @@ class Watched:
             self._values.append(value)
             return
         self._same.append((name, home, key, value))
-        self._look(value, name, depth + 1)
+        self._collect(value, name, depth + 1)
 
-    def _look(self, value: Any, name: str, depth: int) -> None:
+    def _collect(self, value: Any, name: str, depth: int) -> None:
         if id(value) in self._seen or depth > _DEPTH:
             return
         self._seen.add(id(value))
@@ -81,11 +80,11 @@ class Watched:
             case types.FunctionType():
                 self._function(value, depth)
             case types.MethodType():
-                self._look(value.__self__, name or "self", depth)
-                self._look(value.__func__, name, depth)
+                self._collect(value.__self__, name or "self", depth)
+                self._collect(value.__func__, name, depth)
             case functools.partial():
                 for part in (value.func, *value.args, *value.keywords.values()):
-                    self._look(part, name, depth)
+                    self._collect(part, name, depth)
             case torch.nn.Module():
                 self._module(value, name, depth)
             case torch.optim.Optimizer():
@@ -97,7 +96,7 @@ class Watched:
             case list() | tuple() | dict():
                 each = list(value.values() if isinstance(value, dict) else value)
                 for at, one in enumerate(each[:_MOST]):
-                    self._look(one, f"{name}[{at}]", depth + 1)
+                    self._collect(one, f"{name}[{at}]", depth + 1)
             case type() | types.ModuleType() | torch.Tensor():
                 return
             case _:
@@ -111,9 +110,9 @@ class Watched:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = _content(cell)
             self._cells.append((name, cell, value))
-            self._look(value, name, depth + 1)
+            self._collect(value, name, depth + 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._look(value, function.__name__, depth + 1)
+            self._collect(value, function.__name__, depth + 1)
 
     def _module(self, module: torch.nn.Module, name: str, depth: int) -> None:
         for path, one in module.named_modules(prefix=name):
@@ -124,7 +123,7 @@ class Watched:
                     self._note(f"{path}.{key}", home, key, depth)
             for key in one._parameters:
                 self._note(f"{path}.{key}", one._parameters, key, depth)
-            self._look(type(one).forward, path, depth)
+            self._collect(type(one).forward, path, depth)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         if type(value).__module__.partition(".")[0] in ("torch", "builtins", "monarch_nb", "numpy"):
@@ -132,7 +131,7 @@ class Watched:
         for key in tuple(getattr(value, "__dict__", ())):
             self._note(f"{name}.{key}", value.__dict__, key, depth)
         if callable(value):
-            self._look(type(value).__call__, name, depth)
+            self._collect(type(value).__call__, name, depth)
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:

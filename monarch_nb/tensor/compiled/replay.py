@@ -1,4 +1,4 @@
-"""A compiled step on a worker: runs its program on the tensors that a command names."""
+"""Runs compiled steps on a worker."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,18 +20,18 @@ from monarch_nb.tensor.workers.making import maker
 from monarch_nb.tensor.workers.randomness import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
 
-Failed = Callable[[int, str, BaseException], Failure]  # operation of the program, its name, what it raised
+Failed = Callable[[int, str, BaseException], Failure]  # index of the operation, its name, the error
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
 class Seeds:
-    """Sets the generators between the operations of a graph, which bakes in all numbers but these."""
+    """Seeds generators between the operations of a graph, whose other numbers are constants."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def node_of(self, seed: Callable[[int], None]) -> Callable[[int, int], None]:
-        """What stands in the source for seeding: while a graph is made of it, it becomes a node of the graph."""
+        """Returns the seeding function of the source, which becomes a node while the graph is traced."""
 
         def at_run_time(drawn: int) -> None:
             seed(later(self.number, drawn))
@@ -47,7 +47,7 @@ class Seeds:
 
 
 def _graph_of(source: Source, names: dict[str, Any], shards: Sequence[torch.Tensor], seeds: Seeds, backend: str) -> Run:
-    """The function of a source as a graph; nothing runs while it is made. Inductor compiles it when it runs first."""
+    """Traces the function of a source without running it. Inductor compiles on the first run."""
     exec(source.text, names)
     run = names["run"]
     table = {torch.ops.aten._fused_adamw_.default: _fused_adamw} if backend == "inductor" else {}
@@ -69,7 +69,7 @@ def _fused_adamw(
     beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool, grad_scale: Any = None,
     found_inf: Any = None,
 ) -> None:  # fmt: skip
-    """The pieces of a fused step (Loshchilov and Hutter 2019): inductor takes no operation that writes to lists."""
+    """Decomposes fused AdamW (Loshchilov and Hutter 2019), since inductor lacks operations that write to lists."""
     if amsgrad or grad_scale is not None or found_inf is not None:
         raise NotImplementedError('AdamW with amsgrad or a scaled gradient has no graph: use backend="python"')
     for parameter, grad, mean, square, step in zip(parameters, grads, means, squares, steps, strict=True):
@@ -82,7 +82,7 @@ def _fused_adamw(
 
 
 class Replay:
-    """One program on one mesh."""
+    """A program on one mesh."""
 
     def __init__(self, trace: Trace, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
         program = self._program = trace.program
@@ -91,7 +91,7 @@ class Replay:
         self._file = f"<compiled step {trace.number}>"
         self._backend = trace.backend
         self._names = linked(self._source, mesh)
-        if trace.backend == "python":  # what is compiled has its collectives inside
+        if trace.backend == "python":  # compiled graphs contain their collectives
             self._names |= {
                 "begun": stopwatch.begin_sum,
                 "ended": lambda shard, meta: laid_out(stopwatch.end_sum(shard, mesh), meta),
@@ -106,15 +106,15 @@ class Replay:
     def run(
         self, env: dict[Number, Any], given: Sequence[Number], into: Sequence[Number], seed: int, failed: Failed
     ) -> None:
-        """Runs it. What could not be made, or was changing when an operation failed, is lost, as without a program."""
+        """Runs the program. After a failure the tensors concerned are lost, as without a program."""
         numbers = (*given, *self._fixed)
         tensors = [env[number] for number in numbers]
-        for number in {*into} - {*numbers}:  # what was there under this name goes first, as where Python drops it
+        for number in {*into} - {*numbers}:  # frees the previous tensor of this number first
             env.pop(number, None)
         if Lost in map(type, tensors):
             lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, Lost)}
             there = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
-            self._go_on(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
+            self._run_remaining(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
             return
         shards = [tensor._local_tensor for tensor in tensors]
         try:
@@ -123,9 +123,9 @@ class Replay:
             if self._backend != "python":
                 self._lose_all(env, numbers, into, error, failed)
                 return
-            values, at = self._stopped(error)
+            values, at = self._state_at(error)
             lost = self._lose(at, error, failed)
-            self._go_on(env, numbers, into, values, lost, at + 1, failed)
+            self._run_remaining(env, numbers, into, values, lost, at + 1, failed)
             return
         for number, shard, spec in zip(into, made, self._specs, strict=True):
             env[number] = DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
@@ -142,14 +142,14 @@ class Replay:
         return self._run
 
     def written(self, given: Sequence[Number]) -> list[Number]:
-        """The tensors that it changes."""
+        """Numbers of the tensors that the program writes to."""
         numbers = (*given, *self._fixed)
         return [numbers[at] for at in self._program.written]
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 
-    def _stopped(self, error: BaseException) -> tuple[dict[str, Any], int]:
-        """What the registers held when it was raised, and at which line of the source that was."""
+    def _state_at(self, error: BaseException) -> tuple[dict[str, Any], int]:
+        """The registers at the error, and the index of the failed line."""
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self._file:
@@ -161,23 +161,23 @@ class Replay:
         self, env: dict[Number, Any], numbers: Sequence[Number], into: Sequence[Number], error: BaseException,
         failed: Failed,
     ) -> None:  # fmt: skip
-        """A graph does not say how far it came: what it was to make, and what it changes, goes."""
+        """Marks all results and written tensors as lost, since the progress in a graph is unknown."""
         lost = Lost(failed(0, f"a compiled step ({self._backend})", error))
         env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
 
     def _lose(self, at: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
-        """The registers that go with the operation of a line."""
+        """Reports the failed operation of a line; returns the registers that are lost."""
         operation = self._source.operations[at]
         lost = Lost(failed(operation, self._program.operations[operation].name, error))
         return dict.fromkeys(self._touched(operation), lost)
 
     def _touched(self, at: int) -> Iterable[str]:
-        """What an operation makes, and what it changes."""
+        """Registers of the results and written tensors of an operation."""
         operation = self._program.operations[at]
         writes = operation.action.writes if isinstance(operation.action, Define) else ()
         return (*(f"r{one}" for one in operation.results), *(f"r{operation.tensors[one]}" for one in writes))
 
-    def _go_on(
+    def _run_remaining(
         self,
         env: dict[Number, Any],
         numbers: Sequence[Number],
@@ -187,7 +187,7 @@ class Replay:
         at: int,
         failed: Failed,
     ) -> None:
-        """Runs the other lines one by one; those that need what is lost are left out, and change nothing."""
+        """Runs the following lines one by one, without those that need lost tensors."""
         program, source = self._program, self._source
         begun = {*source.operations[:at]}
         broken = {source.operations[at - 1]} if at else set()
@@ -218,7 +218,7 @@ class Replay:
 
 
 def linked(source: Source, mesh: DeviceMesh) -> dict[str, Any]:
-    """What the names in a source stand for in this process."""
+    """Values of the names in a source for this process."""
     names: dict[str, Any] = {
         "begun": torch.ops._c10d_functional.all_reduce.default,
         "ended": _ended,
@@ -255,7 +255,7 @@ def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:
-    """A sum over ranks that has come, laid out in memory in the order of the meta's strides."""
+    """Waits for a sum over ranks, laid out in memory in the order of the meta's strides."""
     return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta)
 
 

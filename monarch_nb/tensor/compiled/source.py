@@ -1,7 +1,7 @@
 """A program as Python source: operations on this rank's shards, one line or a few for each, and `del` after last use.
 
-What PyTorch's sharded tensors are for has been worked out by the controller already; so between collectives there are
-none, but where an operation needs one. Registers are `r`, what an operation makes for itself `t`, sharded tensors `d`.
+The controller has computed all placements, so that the source needs DTensors only for operations that require them.
+Registers are `r`, temporaries of an operation `t`, DTensors `d`.
 """
 
 import re
@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"\b[rtd]\d+\b")
 
 
 class Constant(NamedTuple):
-    """What a name in the source stands for: `kind` says what a worker makes of the value."""
+    """Meaning of a name in the source; `kind` says how a worker converts the value."""
 
     kind: str  # operation, spec, group, value, maker, part, seed
     value: object
@@ -49,14 +49,14 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The function: of the inputs' shards and the number that random operations follow from."""
+        """Source of the function of the shards of the inputs and the seed."""
         inputs = "".join(f"r{at}, " for at in range(self.inputs))
         head = ["def run(inputs, seed):", f"{inputs}= inputs" if inputs else "", "del inputs"]
         return "\n ".join([*head, *self.lines, f"return [{', '.join(self.results)}]\n"])
 
     @property
     def first_line(self) -> int:
-        """On which line of the text the first of `lines` stands, counted from 1."""
+        """Line number of the first of `lines` in the text, counted from 1."""
         return 4
 
 
@@ -146,7 +146,7 @@ class _Writer:
             self._line(f"r{register} = {self._as_shard(name)}")
 
     def _call(self, step: Local | Call, call: str, names: dict[int, str]) -> None:
-        """A call, and what becomes of its results."""
+        """Writes a call and the assignment of its results."""
         kept = [(at, register) for at, register in enumerate(step.out) if register is not None]
         if not kept:
             self._line(call)
@@ -227,7 +227,7 @@ class _Writer:
         self._operations.append(self._at)
 
     def _end(self, name: str) -> None:
-        """Waits for a sum over ranks: no sooner than somebody needs it, so that others go on beside it."""
+        """Waits for a sum over ranks just before its first use, so that it overlaps with other operations."""
         meta, operation = self._begun.pop(name)
         self._lines.append(f"{name} = ended({name}, {meta})")
         self._operations.append(operation)
@@ -247,7 +247,7 @@ class _Writer:
 
 
 def _summed(now: Meta, meta: Meta) -> tuple[int, str] | None:
-    """The mesh dimension over which one all-reduce makes a tensor whole, and how; None where more is to be done."""
+    """The mesh dimension and operation of an all-reduce that makes a tensor whole; None if more is needed."""
     different = [
         dim for dim, (one, other) in enumerate(zip(now.placements, meta.placements, strict=True)) if one != other
     ]
@@ -261,7 +261,7 @@ def _summed(now: Meta, meta: Meta) -> tuple[int, str] | None:
 
 
 def _returned(operation: str) -> str:
-    """Whether it returns one tensor, several, or lists among them."""
+    """Kind of results: "one" tensor, "several", or "nested" lists."""
     returns = overload(operation)._schema.returns
     if any(isinstance(one.type, torch.ListType) for one in returns):
         return "several" if len(returns) == 1 else "nested"

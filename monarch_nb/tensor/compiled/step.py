@@ -1,4 +1,4 @@
-"""`monarch.compile`: a step that is run as it is written until it does the same twice, and then as one message."""
+"""Implements `monarch.compile`: a step runs uncompiled until two runs are equal, and then as one message."""
 
 import functools
 import inspect
@@ -34,9 +34,9 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import counted
 
 BACKENDS = ("python", "fx", "inductor")
-PROGRAMS = 8  # that a step may have at a time; what is called otherwise then runs as it is written
-KINDS = 32  # of arguments that it may be called with
-RUNS = 4  # in which a step must have done the same twice
+PROGRAMS = 8  # of a step at a time; further kinds of calls run uncompiled
+KINDS = 32  # limit of different kinds of arguments
+RUNS = 4  # within which two runs must be equal
 CHECK_EVERY = 1000
 
 
@@ -46,12 +46,12 @@ def _held_once() -> int:
     return getrefcount(name)
 
 
-_HANDLE_ALONE = _held_once()  # references to a gradient that only its parameter holds, as this Python counts them
+_HANDLE_ALONE = _held_once()  # reference count of a gradient held by its parameter only
 _REFERENCE_ALONE = 2
 
 
 class Variant:
-    """Sends the program when it is made. `leaves` are the arguments that it was captured with."""
+    """A program of a step, sent to the workers on construction. `leaves` are the arguments of the captured run."""
 
     def __init__(
         self, capture: Capture, leaves: Sequence[Any], floats: tuple[float, ...], watched: Watched, backend: str
@@ -80,7 +80,7 @@ class Variant:
         self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
     def unfit(self) -> str:
-        """Why this program is not what the step would do now, "" where it is as far as can be seen."""
+        """The reason why this program may differ from the step now; "" if there is none."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
         if self.stream.heals != self._heals:
@@ -103,7 +103,7 @@ class Variant:
         return ""
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        """What the step would return. Blocks, interruptibly, only where workers are far behind."""
+        """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
         self.calls += 1
         self.stream.wait_for_window()
         return held_back(self._call, leaves)
@@ -147,7 +147,7 @@ class Variant:
 
 
 class _Gradient:
-    """The gradient that a call leaves in a parameter: of the same number as the last, unless somebody else has that."""
+    """The gradient of a parameter after a call; reuses the number of the last one unless something refers to that."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -155,7 +155,7 @@ class _Gradient:
         self._new: MeshTensor | None = None
 
     def number(self, stream: Stream, meta: Any, where: Any) -> int:
-        """Under which the workers are to keep it."""
+        """Returns the number of the gradient on the workers."""
         leaf = self._slot.leaf()
         grad = leaf.grad if leaf is not None else None
         if (
@@ -166,13 +166,13 @@ class _Gradient:
         ):
             return self._number
         if leaf is not None and self._slot.before != "read":
-            leaf.grad = None  # goes before the call, as it does where the step drops it
+            leaf.grad = None  # freed before the call, as in the step
         self._new = MeshTensor(meta, stream.hold(meta, where))
         self._number = self._new.reference.number
         return self._number
 
     def give(self) -> None:
-        """Leaves it there."""
+        """Assigns the gradient to the parameter."""
         if self._new is not None:
             leaf = self._slot.leaf()
             if leaf is not None:
@@ -181,11 +181,11 @@ class _Gradient:
 
 
 class _Ended(torch.autograd.Function):
-    """A result whose graph has been used up."""
+    """A result whose graph was consumed by the step."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, meta: Meta, reference: Reference) -> MeshTensor:
-        """The result, which is made here: to hand one through would be an operation."""
+        """Makes the result here, since passing a tensor through would be an operation."""
         return MeshTensor(meta, reference)
 
     @staticmethod
@@ -218,33 +218,33 @@ def _grad(slot: Slot) -> MeshTensor:
 
 
 class CompiledStep:
-    """A step that runs its Python only while it is captured, and when it is checked. See `monarch.compile`."""
+    """A step whose Python runs only for capture and checks. See `monarch.compile`."""
 
     def __init__(self, function: Callable[..., Any], backend: str, check_every: int) -> None:
         functools.update_wrapper(self, function)
         self._function, self._backend, self._check_every = function, backend, check_every
         self._variants: dict[Hashable, list[Variant]] = {}
-        self._candidates: dict[Hashable, Capture] = {}  # runs that wait for one like them
-        self._runs: Counter[Hashable] = Counter()  # since the last program, by what they were called with
-        self._not_compilable: set[Hashable] = set()  # what cannot be compiled
+        self._candidates: dict[Hashable, Capture] = {}  # captured runs that wait for an equal one
+        self._runs: Counter[Hashable] = Counter()  # runs since the last program, by kind of arguments
+        self._not_compilable: set[Hashable] = set()  # kinds of calls that cannot be compiled
         self._warned: set[str] = set()
         self._checked_optimizers = False
         self._lock = threading.RLock()
 
     @property
     def programs(self) -> int:
-        """How many programs it has: one for each kind of arguments, and each state of what it reads."""
+        """Number of programs: one for each kind of arguments and each state of the values read."""
         return sum(map(len, self._variants.values()))
 
     @property
     def calls(self) -> int:
-        """How many calls were one message."""
+        """Number of replayed calls."""
         return sum(variant.calls for each in self._variants.values() for variant in each)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step. Where it is compiled this does not block, but where workers are far behind.
+        """Runs the step. A compiled step blocks only while the window is exceeded.
 
-        Raises CompileError where the step cannot be compiled as it is; otherwise what the step raises.
+        Raises CompileError if the step cannot be compiled as it is, and what the step raises.
         """
         if is_recording():
             return self._function(*args, **kwargs)
@@ -280,7 +280,7 @@ class CompiledStep:
     def _run(
         self, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Capture | str, Watched]:
-        """Runs it as it is written, and says what it came to."""
+        """Runs the Python and returns its result and capture."""
         watched = Watched(self._function, (*args, *kwargs.values()))
         self._check_optimizers(watched)
         streams = [stream for stream, _ in device.streams() if stream.lost is None]
@@ -346,7 +346,7 @@ class CompiledStep:
     def _checked(
         self, variant: Variant, key: Hashable, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs the Python, and compares. Raises CompileError where it does something else by now."""
+        """Runs the Python and compares it with the program. Raises CompileError if they differ."""
         result, found, _ = self._run(leaves, args, kwargs)
         if isinstance(found, str) or found.reason:
             text = found if isinstance(found, str) else found.reason
@@ -390,7 +390,7 @@ class CompiledStep:
             warnings.warn(f"{self._name} runs as it is written, not compiled: {reason}", CompileWarning, stacklevel=4)
 
     def _drop_unfit(self) -> None:
-        """Lets programs go whose tensors are no more."""
+        """Drops programs whose mesh is lost."""
         for key, each in list(self._variants.items()):
             self._variants[key] = [one for one in each if one.stream.lost is None]
 
@@ -419,7 +419,7 @@ def _are_tensors(args: tuple[Any, ...]) -> bool:
 
 
 def _facts(leaves: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
-    """What a program takes for granted of its arguments; and the floats among them, which may not change either."""
+    """Properties of the arguments that a program depends on, and the floats among them."""
     facts: list[Hashable] = []
     floats: list[float] = []
     first: dict[int, int] = {}
@@ -443,7 +443,7 @@ def _autocast() -> Hashable:
 
 
 class _Same:
-    """A key that is equal for the same object only."""
+    """A key that compares by identity."""
 
     __slots__ = ("value",)
 

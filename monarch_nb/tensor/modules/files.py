@@ -1,4 +1,4 @@
-"""State dicts of what is on a mesh, in files: workers write and read their own shards, and none passes by here."""
+"""Saves and loads state dicts of sharded tensors; workers write and read their own shards."""
 
 import os
 import uuid
@@ -67,7 +67,7 @@ def _as_references(value: Any) -> Any:
 
 
 def _take(state: Any, loaded: Any) -> None:
-    """What is not sharded, into a state of the same form."""
+    """Copies values other than sharded tensors into a state of the same structure."""
     for key in state if isinstance(state, dict) else range(len(state)):
         old, new = state[key], loaded[key]
         if isinstance(old, MeshTensor):

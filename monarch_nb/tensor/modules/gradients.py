@@ -1,4 +1,4 @@
-"""Gradients are summed up over the ranks as soon as they are there, once for each parameter."""
+"""Sums gradients over ranks as soon as they are accumulated, once for each parameter."""
 
 import contextlib
 import weakref
@@ -12,13 +12,13 @@ from monarch_nb.tensor.handle import MeshTensor
 
 
 class Summing:
-    """Whether the gradients of one module are summed up now."""
+    """Switch for summing the gradients of a module."""
 
     def __init__(self) -> None:
-        self.off = 0  # how many no_sync() are open
+        self.off = 0  # open `no_sync` blocks
 
     def watch(self, parameter: torch.Tensor) -> None:
-        """Has a parameter's gradient placed as the parameter is, after each backward pass."""
+        """Redistributes the gradient to the placements of the parameter after each backward pass."""
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
@@ -37,7 +37,7 @@ _of: "weakref.WeakKeyDictionary[nn.Module, Summing]" = weakref.WeakKeyDictionary
 
 
 def sum_gradients(module: nn.Module) -> None:
-    """Has the gradients of a module's parameters summed up over the ranks."""
+    """Sums the gradients of a module over the ranks from now on."""
     summing = _of.get(module)
     if summing is None:
         summing = _of[module] = Summing()
@@ -47,9 +47,9 @@ def sum_gradients(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def no_sync(module: nn.Module) -> Iterator[None]:
-    """Within it, gradients of a module on a mesh stay parts of sums: for all but the last of several backward passes.
+    """Keeps gradients of a module partial in a `with` block: for all but the last of several backward passes.
 
-    The pass after it sums up the whole of them. Raises ValueError for a module that `module_to_mesh` has not made.
+    The next pass sums all of them. Raises ValueError for a module that is not on a mesh.
     """
     summing = _of.get(module)
     if summing is None:

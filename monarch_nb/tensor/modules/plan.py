@@ -1,4 +1,4 @@
-"""What a plan says: how a module is spread over a mesh, by patterns of names."""
+"""Sharding plans of modules, by patterns of names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ _KNOWN = {*_COLUMNS, *_ROWS, *_PACKED, *_VECTORS, *_FLOW}
 
 @dataclass(frozen=True)
 class Plan:
-    """How a module is spread over a mesh.
+    """Sharding plan of a module.
 
     `styles` says by pattern what is cut along the mesh dimension `tensor`: a pattern is the name of a module or of a
     parameter, in which `*` stands for anything, and a later one overrides an earlier. It stands for "column" (the
@@ -125,7 +125,7 @@ class Resolved:
         self._share()
 
     def _share(self) -> None:
-        """A parameter of several names lies as the plan says of one, where it says nothing of the others."""
+        """Shares the placement of a tied parameter among its names, if the plan has an entry for one of them."""
         names: dict[int, list[str]] = {}
         for name, (path, own) in self._owners.items():
             names.setdefault(id(self._modules[path]._parameters[own]), []).append(name)
@@ -164,7 +164,7 @@ class Resolved:
             self._cuts[f"{path}.{name}" if path else name] = cut
 
     def placements(self, name: str, shape: Sequence[int]) -> Placements:
-        """Where a parameter lies."""
+        """The placements of a parameter."""
         if name in self._specs:
             return placements_of(self._specs[name], self.layout, len(shape))
         placements: list[Placement] = [Replicate()] * len(self.layout.shape)
@@ -180,20 +180,20 @@ class Resolved:
         return tuple(placements)
 
     def _divides(self, placed: Placement, shape: Sequence[int]) -> bool:
-        """Each rank has an equal share of each of several parts; else it is whole. What is one part is cut as it is."""
+        """Returns whether strided shards divide evenly; uneven ones are replicated instead."""
         if not isinstance(placed, _StridedShard):
             return True
         assert self.tensor is not None
         return shape[placed.dim] % (int(placed.split_factor) * self.layout.shape[self.tensor]) == 0
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
-        """A parameter on the mesh is cut along dimensions for data, and whole again where it is used."""
+        """Returns whether a parameter is sharded along data dimensions and gathered for use."""
         placements = parameter.placements  # type: ignore[attr-defined]
         return self.fully_sharded and any(not placements[dim].is_replicate() for dim in self.data)
 
     @property
     def data_ranks(self) -> int:
-        """Into how many parts a batch is cut."""
+        """Number of parts of a batch."""
         parts = 1
         for dim in self.data:
             parts *= self.layout.shape[dim]
@@ -201,7 +201,7 @@ class Resolved:
 
     @property
     def batch(self) -> Placements:
-        """How a batch is cut."""
+        """The placements of a batch."""
         return tuple(Shard(0) if dim in self.data else Replicate() for dim in range(len(self.layout.shape)))
 
 
@@ -250,9 +250,9 @@ def _sizes(layout: Layout) -> str:
 
 
 def _own_plan(module: nn.Module) -> dict[str, Style]:
-    """What a model and the models within it say of themselves, by path; and PyTorch's own layers, where none does.
+    """Styles by path from the plans of a model and its submodels, or for PyTorch's layers if there is no plan.
 
-    Raises ValueError where nobody says anything, and for a style that is not known here.
+    Raises ValueError if there is neither, and for unknown styles.
     """
     found: dict[str, Style] = {}
     planned: list[str] = []
@@ -283,7 +283,7 @@ def _plan_of(module: nn.Module) -> Mapping[str, str]:
 
 
 def _styles(path: str, model: nn.Module, plan: Mapping[str, str]) -> dict[str, Style]:
-    """By the paths of modules; a parameter that is named itself is one of its module's."""
+    """Styles by paths of modules; named parameters are added to the style of their module."""
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Style] = {}
@@ -330,7 +330,7 @@ def _of_module(style: str, path: str, module: nn.Module) -> Style:
 
 
 def _of_parameter(style: str, path: str, parameter: torch.Tensor) -> Placement | None:
-    """How a parameter is cut; None for not at all."""
+    """The placement of a parameter along the tensor dimension; None if it is replicated."""
     ndim = parameter.dim()
     if style in _COLUMNS:
         return Shard(max(ndim - 2, 0))

@@ -1,4 +1,4 @@
-"""What tensor-parallel styles mean for a module. PyTorch's own are taken, and ours are names for three of them."""
+"""Tensor-parallel styles of modules: PyTorch's styles, three of which have short names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,10 +48,10 @@ _LAYERS: dict[type[nn.Module], dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a module is cut along one mesh dimension; None among inputs and outputs leaves a tensor as it comes.
+    """Sharding of a module along one mesh dimension; None among inputs and outputs leaves a tensor unchanged.
 
-    `parameters` has how a parameter is cut, by its name in the module, for those that are not whole. What `pieces` says
-    is cut as a whole number of them goes to each rank: the heads of attention.
+    `parameters` has the placements of parameters by name, for those that are not replicated. `pieces` is the number of
+    indivisible parts, such as attention heads, of which each rank gets an equal number.
     """
 
     parameters: Mapping[str, Placement] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Style:
 
 
 def styles_of(wanted: str | ParallelStyle, path: str, module: nn.Module) -> dict[str, Style]:
-    """What a style means for this module and those within it, by their paths.
+    """Returns the styles of a module and its submodules by path.
 
     "column" of PyTorch's layers of a transformer is attention with its heads cut, and the first of its two linear
     layers by columns, the second by rows. Raises ValueError for a module that the style is not for.

@@ -1,7 +1,6 @@
-"""A module on a mesh, trained as in one process.
+"""Brings modules to a mesh, where they are trained as in one process.
 
-Its parameters are cut and sent, hooks place what goes in and comes out, and fully sharded parameters are gathered where
-they are used.
+Parameters are sharded and sent, hooks place inputs and outputs, and fully sharded parameters are gathered for use.
 """
 
 import weakref
@@ -42,7 +41,7 @@ class Gathering:
         self._open: list[ExitStack] = []
 
     def attach(self, module: nn.Module) -> list[RemovableHandle]:
-        """Registers them."""
+        """Registers the hooks."""
         return [
             module.register_forward_pre_hook(self._before),
             module.register_forward_hook(self._after, always_call=True),
@@ -73,14 +72,14 @@ class Gathering:
 
 
 class _Again:
-    """In the place of a gathered parameter that the backward pass will need."""
+    """Placeholder of a gathered parameter that the backward pass needs."""
 
     def __init__(self, parameter: MeshTensor, whole: Placements, transposed: bool) -> None:
         self.parameter, self.whole, self.transposed = parameter, whole, transposed
 
 
 class _Packing:
-    """Recognises gathered parameters, and their transposes, among the tensors that autograd keeps."""
+    """Recognises gathered parameters and their transposes among the tensors that autograd saves."""
 
     def __init__(self, kept: Sequence[tuple[MeshTensor, MeshTensor, Placements]]) -> None:
         self._kept = kept
@@ -141,7 +140,7 @@ def module_to_mesh(module: Module, mesh: Mesh, plan: Any = None) -> Module:
 
 
 def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHandle]:
-    """Has what goes into the module, and what comes out, placed along a mesh dimension as its style says."""
+    """Registers hooks that place inputs and outputs of a module as its style says."""
     hooks = []
     if any(style.inputs) or any(style.keywords.values()):
 
@@ -162,7 +161,7 @@ def _place_flow(module: nn.Module, style: Style, dim: int) -> list[RemovableHand
 
 
 def _take_local(module: nn.Module, mesh: Mesh, batch: Placements) -> RemovableHandle:
-    """Has the module take local tensors: they are cut along their first dimension, as batches are."""
+    """Registers a hook that sends local tensors, sharded along the first dimension like batches."""
 
     def sent(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, MeshTensor) or not value.dim():
@@ -181,7 +180,7 @@ def _each(values: tuple[Any, ...], wanted: Sequence[Placement | None], dim: int)
 
 
 def _placed(value: Any, wanted: Placement | None, dim: int) -> Any:
-    """A tensor, placed so along one mesh dimension; its gradient comes back whole, or as it was cut."""
+    """Redistributes a tensor along one mesh dimension."""
     if wanted is None or not isinstance(value, MeshTensor):
         return value
     if isinstance(wanted, Shard):
@@ -245,13 +244,13 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Ten
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters and buffers that a module has itself."""
+    """The parameters and buffers of a module without submodules."""
     kinds = (module.named_parameters, module.named_buffers)
     return [each for kind in kinds for each in kind(recurse=False, remove_duplicate=False)]
 
 
 def _resets(module: nn.Module) -> list[Callable[[], Any]]:
-    """What gives values to what has none, in the order of the modules."""
+    """Methods that initialise tensors on the meta device, in module order."""
     found: list[Callable[[], Any]] = []
     for path, owner in module.named_modules():
         empty = [name for name, tensor in _own_tensors(owner) if tensor.is_meta]

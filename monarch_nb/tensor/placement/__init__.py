@@ -1,4 +1,4 @@
-"""Where each part of a sharded tensor lies: pure arithmetic, and its pictures as data and as text. Needs no torch.
+"""Placement of the parts of a sharded tensor as pure arithmetic, with drawings as data and text. Does not import torch.
 
 place((1024, 1024), "float32", 4, ("data", "model"), (4, 2), [Shard(0), Replicate()])   # -> Placement
 """

@@ -1,4 +1,4 @@
-"""How one dimension of a tensor is cut: torch.chunk's rule, over and over, on pieces of it."""
+"""Sharding of one dimension by the rule of torch.chunk, repeatedly."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ Spans = tuple[Span, ...]  # ascending and apart; empty where a rank has nothing
 
 
 def length(spans: Iterable[Span]) -> int:
-    """How many places of the dimension they are."""
+    """Total length of the spans."""
     return sum(stop - start for start, stop in spans)
 
 
@@ -28,7 +28,7 @@ def _chunk(spans: Spans, pieces: int, at: int) -> Spans:
 
 
 def _taken(spans: Spans, first: int, last: int) -> Spans:
-    """The places number `first` to `last` among all that the spans hold."""
+    """The sub-spans from index `first` to `last` in the concatenated spans."""
     found: list[Span] = []
     before = 0
     for start, stop in spans:

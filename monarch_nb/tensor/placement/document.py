@@ -1,4 +1,4 @@
-"""A placement as JSON: what widgets and the panel draw."""
+"""A placement as JSON, for widgets and the panel."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _DESCRIBED = 1024  # blocks that are described in words
 
 
 def document(placement: Placement, name: str = "") -> dict[str, Any]:
-    """Its drawings, and all that is said of it; docs/protocol.md has the fields."""
+    """Drawings and texts of a placement; docs/protocol.md has the fields."""
     descriptions = [placement.describe(at, name) for at in range(min(len(placement.blocks), _DESCRIBED))]
     found: dict[str, Any] = msgspec.to_builtins(
         {

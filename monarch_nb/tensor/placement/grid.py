@@ -1,4 +1,4 @@
-"""The blocks of a tensor laid out for the eye: slabs, each of rows and columns."""
+"""Layout of the blocks of a tensor in slabs, rows and columns for display."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ WHOLE: Segment = ((0, 1),)  # of a dimension that a tensor does not have
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which dimensions of the tensor run which way, and what lies where."""
+    """Assignment of tensor dimensions to directions, with the blocks."""
 
     across: int | None  # the dimension of the tensor that runs across; None for a scalar
     down: int | None  # that runs down; None for one dimension
@@ -26,7 +26,7 @@ class Grid:
     whole: tuple[Span, ...]  # of every dimension, all of it
 
     def at(self, slab: int, row: int, column: int) -> tuple[int, ...]:
-        """The blocks at one place, mostly one."""
+        """The blocks at a position, mostly one."""
         choices: list[Segment] = [(span,) for span in self.whole]
         for dim, segment in zip(self.deep, self.slabs[slab], strict=True):
             choices[dim] = segment
@@ -39,9 +39,9 @@ class Grid:
 
 
 def grid_of(placement: Placement, most: int = 64, dims: int = 3) -> Grid:
-    """How a tensor is laid out, with at most so many segments each way, and `dims` of its dimensions at least.
+    """Lays out a tensor with at most `most` segments each way, and at least `dims` of its dimensions.
 
-    The last dimension runs across, the one before it down; what is cut is shown rather than what is not.
+    The last dimension runs across, the one before it down; sharded dimensions are preferred.
     """
     shape = placement.shape
     cuts = [_cuts(placement, dim) for dim in range(len(shape))]

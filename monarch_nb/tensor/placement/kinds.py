@@ -1,4 +1,4 @@
-"""What a dimension of a mesh does with a tensor: it cuts it, copies it, or holds parts to be added up."""
+"""Placements along one mesh dimension: sharded, replicated or partial."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ class Shard(msgspec.Struct, frozen=True, tag="shard"):
 
 
 class Replicate(msgspec.Struct, frozen=True, tag="replicate"):
-    """All of it is on every rank."""
+    """Replicates the tensor on every rank."""
 
     def __str__(self) -> str:
         return "Replicate()"
 
 
 class Partial(msgspec.Struct, frozen=True, tag="partial"):
-    """Every rank has a part of each value; reducing them with `op` gives the tensor."""
+    """Every rank has a partial value of each element; reducing them with `op` gives the tensor."""
 
     op: str = "sum"
 
@@ -38,7 +38,7 @@ Kind = Shard | Replicate | Partial
 
 
 def kind_of(placement: Any) -> Kind:
-    """One of PyTorch's placements, or one of these, as one of these. TypeError for anything else."""
+    """Converts a placement of PyTorch or of this module. Raises TypeError for anything else."""
     if isinstance(placement, Kind):
         return placement
     if hasattr(placement, "reduce_op"):

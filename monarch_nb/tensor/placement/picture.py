@@ -1,4 +1,4 @@
-"""A placement as a picture, in numbers: the tensor cut into its blocks, and the mesh; faces only have to draw it."""
+"""Drawing of a placement as coordinates, independent of the front end."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ NOTHING: Rgb = (150, 150, 150)  # of a tensor that is not cut, of ranks that hol
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One box, with what is written in it; of the tensor or of the mesh."""
+    """A box of the tensor or the mesh, with its text."""
 
     x: float
     y: float
@@ -43,7 +43,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What is seen of a block beside its front: a polygon."""
+    """A side of a block, as a polygon."""
 
     points: tuple[Point, ...]
     fill: str
@@ -96,7 +96,7 @@ def colour(point: Sequence[tuple[int, int]]) -> Rgb:
 
 
 def _mixed(one: Rgb, other: Rgb, share: float) -> Rgb:
-    """One colour with a share of another."""
+    """Mixes two colours."""
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(one, other, strict=True))
     return red, green, blue
 
@@ -109,7 +109,7 @@ def ink(ground: Rgb) -> Rgb:
 
 
 def _css(rgb: Rgb) -> str:
-    """As style sheets have it."""
+    """The colour in CSS notation."""
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
@@ -119,7 +119,7 @@ def _along(colours: Sequence[Rgb], share: float) -> Rgb:
 
 
 def looks(placement: Placement) -> list[Look]:
-    """How each block looks, by its number."""
+    """Colours of each block."""
     found = []
     for number in range(len(placement.blocks)):
         ground = colour(placement.colour_point(number))
@@ -135,7 +135,7 @@ def looks(placement: Placement) -> list[Look]:
 
 
 def fits(text: str, width: float, height: float, size: float = 11) -> bool:
-    """Whether a line of text can be read within a box; a letter is as wide as 0.58 of its size, on average."""
+    """Returns whether a text fits into a box; letters are 0.58 of their size wide on average."""
     return height >= size + 1 and len(text) * size * 0.58 + 5 <= width
 
 

@@ -1,4 +1,4 @@
-"""The description of where a tensor lies: its blocks, the ranks of each, and bytes."""
+"""Placement of a tensor: its blocks, their ranks and sizes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from monarch_nb.tensor.placement.sizes import shape_text, size_text
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One part of the tensor, which some ranks hold: spans along each dimension, mostly one."""
+    """A part of the tensor that some ranks hold: spans along each dimension, mostly one."""
 
     spans: tuple[Spans, ...]
     ranks: tuple[int, ...]  # ascending; never empty
@@ -21,11 +21,11 @@ class Block(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """Sizes of the block."""
         return tuple(map(length, self.spans))
 
     def index(self, shape: Sequence[int]) -> str:
-        """It as an index into the whole tensor of this shape: `[0:256, :]`."""
+        """Index of the block into the whole tensor, such as `[0:256, :]`."""
         texts = [
             ":" if held == ((0, size),) else "+".join(f"{start}:{stop}" for start, stop in held)
             for held, size in zip(self.spans, shape, strict=True)
@@ -34,7 +34,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a tensor lies. Ranks are row-major in the mesh of these labels and sizes."""
+    """Placement of a tensor. Ranks are row-major in the mesh with these labels and sizes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -67,7 +67,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def even(self) -> bool:
-        """Whether every rank has the same number of bytes."""
+        """True if every rank has the same number of bytes."""
         return -1 not in self.block_of and len({block.nbytes for block in self.blocks}) <= 1
 
     @property
@@ -76,7 +76,7 @@ class Placement(msgspec.Struct, frozen=True):
         return tuple(rank for rank, block in enumerate(self.block_of) if block < 0)
 
     def bytes_on(self, rank: int) -> int:
-        """How much of it lies on one rank."""
+        """Bytes on one rank."""
         block = self.block_of[rank]
         return self.blocks[block].nbytes if block >= 0 else 0
 
@@ -88,12 +88,12 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def copies(self) -> int:
-        """How many ranks hold the same."""
+        """Number of replicas."""
         return math.prod(size for _, size, _ in self.dims(Replicate))
 
     @property
     def parts(self) -> int:
-        """How many parts are still to be reduced for each value."""
+        """Number of partial values for each element."""
         return math.prod(size for _, size, _ in self.dims(Partial))
 
     def point(self, rank: int) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class Placement(msgspec.Struct, frozen=True):
         return _point(self.sizes, rank)
 
     def colour_point(self, block: int) -> tuple[tuple[int, int], ...]:
-        """What a block is coloured by: its coordinate, and how many there are, in each dimension that cuts."""
+        """Coordinates that determine the colour of a block: (index, size) for each sharding dimension."""
         point = self.point(self.blocks[block].ranks[0])
         return tuple(
             (point[at], size)
@@ -110,7 +110,7 @@ class Placement(msgspec.Struct, frozen=True):
         )
 
     def describe(self, block: int, name: str = "") -> str:
-        """A block in words: what it is of the tensor, its size, whose it is."""
+        """Text about a block: index, size and ranks."""
         one = self.blocks[block]
         several = len(one.ranks) > 1
         where = f"rank{'s' if several else ''} {spans(one.ranks)}"
@@ -125,10 +125,10 @@ def place(
     sizes: Sequence[int],
     placements: Sequence[Any],
 ) -> Placement:
-    """Where a tensor of this global shape lies on a mesh, with one placement for each dimension of the mesh.
+    """Computes the placement of a tensor of a global shape, with one placement for each mesh dimension.
 
-    Placements are PyTorch's or those of this package; they apply one after the other, from the left, as PyTorch has it:
-    a dimension that is cut twice is cut within its pieces. ValueError where they do not fit the mesh or the tensor.
+    Placements are PyTorch's or those of this package. They apply from left to right as in PyTorch: a dimension that is
+    sharded twice is sharded within its pieces. Raises ValueError if they do not fit the mesh or the tensor.
     """
     kinds = tuple(map(kind_of, placements))
     if not len(labels) == len(sizes) == len(kinds):
@@ -152,7 +152,7 @@ def place(
 
 
 def _normal(kinds: Sequence[Kind], ndim: int) -> list[Kind]:
-    """The same with dimensions of the tensor counted from 0."""
+    """The kinds with non-negative dimensions."""
     normal: list[Kind] = []
     for kind in kinds:
         if isinstance(kind, Shard):

@@ -1,4 +1,4 @@
-"""Sizes as people read them."""
+"""Texts of sizes."""
 
 from collections.abc import Sequence
 

@@ -49,7 +49,7 @@ class _Tensor:
         self._more = 0 if self._solid else min(2, placement.copies * placement.parts - 1)
 
     def _readable(self, in_line: int) -> bool:
-        """Whether ranks can be written into the blocks of slabs, so many in a line; of one it has to do."""
+        """Returns whether rank numbers fit into blocks with this many slabs in a line; always for one."""
         return in_line == 1 or (_SLABS_WIDE / in_line - 2 * _DEPTH) / len(self._grid.columns) >= _BLOCK_WIDE
 
     def drawing(self) -> Drawing:
@@ -69,7 +69,7 @@ class _Tensor:
             y = top + above + (slab // self._in_line) * (self._h + above + 10)
             for sheet in range(self._more, 0, -1):
                 sheets.append((x + sheet * _SHEET, y - sheet * _SHEET, self._w, self._h))
-            columns, rows = _places(grid.columns, x, self._w), _places(grid.rows, y, self._h)
+            columns, rows = _extents(grid.columns, x, self._w), _extents(grid.rows, y, self._h)
             if self._solid:
                 text = " ".join(_span(segment) for segment in grid.slabs[slab])
                 shown = text if fits(text, self._w + _DEPTH, 12, 10) else str(slab)
@@ -94,7 +94,7 @@ class _Tensor:
         return Drawing(wide + 2, high + 3, tuple(sheets), tuple(sides), tuple(pieces), tuple(labels))
 
     def _axes(self) -> list[str]:
-        """What runs which way, and which dimensions of the mesh cut it."""
+        """Labels of the axes, with the mesh dimensions that shard them."""
         grid, placement = self._grid, self._placement
         shown = [(dim, "↗") for dim in grid.deep]
         if grid.down is not None:
@@ -181,13 +181,13 @@ def _span(segment: Segment) -> str:
     return f"{segment[0][0]}:{segment[-1][1]}" if segment else "0:0"
 
 
-def _places(segments: Sequence[Segment], start: float, room: float) -> list[tuple[float, float]]:
-    """Where each segment begins and how long it is: by its share, with a gap after it."""
+def _extents(segments: Sequence[Segment], start: float, room: float) -> list[tuple[float, float]]:
+    """Start and length of each segment by its share, with gaps."""
     total = sum(stop - begin for segment in segments for begin, stop in segment) or 1
     gap = 2.0 if room / len(segments) >= 10 else 1.0 if room / len(segments) >= 5 else 0.4
-    places, at = [], start
+    extents, at = [], start
     for segment in segments:
         share = sum(stop - begin for begin, stop in segment) / total * room
-        places.append((round(at, 2), round(max(share - gap, 0.5), 2)))
+        extents.append((round(at, 2), round(max(share - gap, 0.5), 2)))
         at += share
-    return places
+    return extents

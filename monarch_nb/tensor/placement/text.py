@@ -1,4 +1,4 @@
-"""A placement as text: what a terminal shows, and a notebook where there is no HTML."""
+"""A placement as text, for terminals and notebooks without HTML."""
 
 import itertools
 from collections.abc import Collection, Sequence

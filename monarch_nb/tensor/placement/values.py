@@ -1,4 +1,4 @@
-"""A look at the values of a tensor: its first elements, put together of what ranks hold, and numbers of each rank."""
+"""View of the values of a tensor: its first elements, and statistics by rank."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ _UNKNOWN = "·"  # shown for an element without an answer
 
 
 def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict[str, Any]:
-    """What is shown, as JSON: docs/protocol.md has the fields. `parts` are the ranks' answers, in order."""
+    """The view of values as JSON (fields in docs/protocol.md). `parts` are the answers of the ranks, in order."""
     there = {rank: one for rank, one in enumerate(parts) if isinstance(one, Values) and one.state == "there"}
     return {
         "corner": _corner(placement, there),
@@ -29,12 +29,12 @@ def values_document(placement: Placement, parts: Sequence[Values | str]) -> dict
 
 
 def edges(shape: Sequence[int], edge: int = EDGE) -> list[int]:
-    """How many elements of each dimension are shown: of those before the last two, the first."""
+    """Number of elements shown of each dimension; one for dimensions before the last two."""
     return [min(size, edge if dim >= len(shape) - 2 else 1) for dim, size in enumerate(shape)]
 
 
 def _index(placement: Placement) -> str:
-    """Which elements are shown, as an index into the tensor; "" where that is all."""
+    """Index of the shown elements; "" if all are shown."""
     shape = placement.shape
     shown = edges(shape)
     if shown == list(shape):
@@ -73,7 +73,7 @@ def _corner(placement: Placement, there: Mapping[int, Values]) -> list[list[str]
 
 
 def _elements(placement: Placement, rank: int, values: Values) -> Iterable[tuple[tuple[int, ...], Number]]:
-    """Where in the whole tensor each of the first elements of a rank belongs."""
+    """Yields the global index and value of the first elements of a rank."""
     block = placement.block_of[rank]
     if block < 0:
         return

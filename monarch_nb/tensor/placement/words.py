@@ -1,4 +1,4 @@
-"""What a placement is, in a few words: for every face the same."""
+"""Texts about placements, shared by all front ends."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LISTED = 8  # different sizes of pieces that are listed
 
 
 def title(placement: Placement) -> str:
-    """Its shape and dtype."""
+    """Shape and dtype."""
     return f"{shape_text(placement.shape)} {placement.dtype}"
 
 
@@ -22,7 +22,7 @@ def mesh_text(labels: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def bytes_text(placement: Placement) -> str:
-    """How much it is: the tensor, each rank, all ranks where that is more."""
+    """Bytes of the tensor, of each rank, and of all ranks if that is more."""
     whole, largest, held = placement.nbytes, placement.largest, placement.held
     each = f"{size_text(largest)} on each rank" if placement.even else f"at most {size_text(largest)} on a rank"
     more = f", {size_text(held)} on the mesh" if held != whole else ""
@@ -55,12 +55,12 @@ def _does(placement: Placement, at: int) -> str:
 
 
 def _cuts(placement: Placement, dim: int) -> int:
-    """Into how many pieces a dimension is cut, those that are empty included."""
+    """Number of pieces of a dimension, including empty ones."""
     return math.prod(size for _, size, kind in placement.dims(Shard) if kind.dim % len(placement.shape) == dim)
 
 
 def _pieces(placement: Placement, dim: int) -> str:
-    """Into what a dimension is cut: `1024 → 4 × 256`, `5 → 2 + 2 + 1 + 0`."""
+    """Sizes of the pieces of a dimension: `1024 → 4 × 256`, `5 → 2 + 2 + 1 + 0`."""
     total = placement.shape[dim]
     found = {block.spans[dim]: length(block.spans[dim]) for block in placement.blocks}
     lengths = [found[spans] for spans in sorted(found)]

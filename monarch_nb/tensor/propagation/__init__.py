@@ -1,4 +1,4 @@
-"""What comes out of an operation on sharded tensors, and what must happen for it: worked out without any data.
+"""Propagation of shapes and placements through operations on sharded tensors, without data.
 
 propagator = Propagator(Layout((2,), ("data",)))
 plan, tensors, scalars = propagator.plan(torch.ops.aten.mm.default, (a.meta, b.meta))

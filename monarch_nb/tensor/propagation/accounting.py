@@ -1,4 +1,4 @@
-"""Which collectives an operation costs, and how many bytes each rank puts into them."""
+"""Records the collectives of an operation, and the bytes that each rank contributes."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _QUIET = ("wait_tensor",)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the collectives of sharded tensors while it is entered. `dims` names the mesh dimension of a group."""
+    """Records collectives of DTensors in a `with` block. `dims` maps groups to mesh dimensions."""
 
     def __init__(self, dims: Mapping[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Let sharded tensors take themselves apart; note what of that goes to other ranks."""
+        """Lets DTensors dispatch; records their collectives."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in ("_c10d_functional", "_dtensor", "c10d_functional"):

@@ -58,7 +58,7 @@ def counted_from_front(
 
 
 def _sizes(given: dict[str, Any], shape: Shape) -> Sequence[int] | None:
-    """Those that dimensions are counted in: of the tensor, or of the one that a gradient is for."""
+    """Sizes in which dimensions are counted: of the tensor, or of that which a gradient belongs to."""
     for name in ("input_sizes", "self_sizes"):
         if name in given:
             return list(given[name])
@@ -90,7 +90,7 @@ def _counted(value: Any, rank: int) -> Any:
 
 
 def _placed(value: Any, size: int, *, exact: bool) -> Any:
-    """A position, counted from the front; the ends of a slice may lie beyond the last."""
+    """A position counted from the front; ends of a slice are clamped."""
     if type(value) is not int:
         return value
     if exact:

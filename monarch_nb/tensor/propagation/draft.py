@@ -1,4 +1,4 @@
-"""A program while it is written."""
+"""Builder of programs."""
 
 import contextlib
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Draft:
         return len(self.metas) - 1
 
     def redistribute(self, source: int, placements: Placements) -> int:
-        """The register with the tensor placed so: the same one where it already is."""
+        """Adds a redistribution; returns the register of the result, the same if placements are equal."""
         meta = self.metas[source]
         if meta.placements == placements:
             return source
@@ -61,13 +61,13 @@ class Draft:
         return out
 
     def gather(self, source: int) -> int:
-        """The register with the whole tensor on every rank."""
+        """Adds a gather; returns the register of the replicated tensor."""
         return self.redistribute(source, replicated(self.metas[source].layout))
 
     def call(
         self, operation: Operation, metas: Sequence[Meta | None], collectives: Sequence[Collective]
     ) -> list[int | None]:
-        """PyTorch's own sharded operation; the registers of its results."""
+        """Adds a call on DTensors; returns the registers of the results."""
         out = [None if meta is None else self.register(meta) for meta in metas]
         self.steps.append(Call(operation.name, operation.args, operation.kwargs, tuple(out)))
         self._drawn(operation, [*out, *operation.writes])
@@ -75,7 +75,7 @@ class Draft:
         return out
 
     def local(self, operation: Operation, moved: Sequence[int], metas: Sequence[Meta | None]) -> list[int | None]:
-        """An operation on each rank's own shards, of the tensors in these registers; the registers of its results."""
+        """Adds an operation on shards of these registers; returns the registers of the results."""
         args, kwargs = operation.filled_with(lambda at: Slot(moved[at]))
         out = [None if meta is None else self.register(meta) for meta in metas]
         self.steps.append(Local(operation.name, tuple(args), kwargs, tuple(out), tuple(metas)))
@@ -83,18 +83,18 @@ class Draft:
         return out
 
     def _drawn(self, operation: Operation, registers: Sequence[int | None]) -> None:
-        """Along which mesh dimensions ranks draw different random numbers."""
+        """Records the mesh dimensions along which ranks draw different random numbers."""
         if operation.random:
             drawn = next((self.metas[at].placements for at in registers if at is not None), ())
             self.seeded = tuple(dim for dim, placement in enumerate(drawn) if not placement.is_replicate())
 
     def write(self, target: int, source: int) -> None:
-        """What is in `source`, into the memory of `target`."""
+        """Adds a copy of `source` into the memory of `target`."""
         source, expanded = self.redistribute(source, self.metas[target].placements), self.metas[target].expanded
         self.steps.append(Write(self._one(target, expanded), self._one(source, expanded)))
 
     def _one(self, source: int, dims: Sequence[int]) -> int:
-        """The first along dimensions that are expanded, which no placement cuts: a view that has all there is."""
+        """Narrows expanded dimensions to one element, a view of all distinct elements."""
         for dim in dims:
             meta = self.metas[source]
             shape = tuple(1 if at == dim else size for at, size in enumerate(meta.shape))
@@ -102,7 +102,7 @@ class Draft:
         return source
 
     def _expanded(self, source: int, meta: Meta, dims: Sequence[int]) -> int:
-        """What has been narrowed to one element along these dimensions, expanded again to the sizes of this meta."""
+        """Expands narrowed dimensions again to the sizes of a meta."""
         sizes = [size if at in dims else -1 for at, size in enumerate(meta.shape)]
         return self._viewed(aten.expand.default, source, (sizes,), meta.shape)
 
@@ -116,7 +116,7 @@ class Draft:
         return made
 
     def splice(self, other: "Draft", given: Sequence[int]) -> dict[int, int]:
-        """Add the steps of another draft, whose inputs are these registers of this one. Its registers -> ours."""
+        """Adds the steps of another draft on these input registers; returns a map of its registers to ours."""
         ours = dict(enumerate(given))
         for at in range(len(given), len(other.metas)):
             ours[at] = self.register(other.metas[at])
@@ -126,7 +126,7 @@ class Draft:
         return ours
 
     def program(self, results: Sequence[int]) -> Program:
-        """The finished thing."""
+        """The finished program."""
         return Program(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
 
 
@@ -150,7 +150,7 @@ def _renumbered(step: Step, ours: dict[int, int]) -> Step:
 
 
 def redistribution(world: World, meta: Meta, placements: Placements) -> list[Collective]:
-    """What it costs to place a tensor otherwise."""
+    """The collectives of a redistribution."""
     recorder = Recorder(world.dims)
     tensor, wanted = world.fake(meta), meta.placed(placements)
     with recorder, contextlib.suppress(DataDependentOutputException):  # shards that views cut unevenly: not counted

@@ -1,4 +1,4 @@
-"""What cannot be done with a sharded tensor, said when the operation is issued."""
+"""Exceptions for operations on sharded tensors that are refused when they are issued."""
 
 from monarch_nb._about import more
 

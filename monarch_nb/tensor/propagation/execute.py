@@ -1,4 +1,4 @@
-"""A program, taken step by step on real sharded tensors: what each worker does with a plan."""
+"""Runs programs on DTensors in a worker."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -20,11 +20,11 @@ __all__ = ["Runner", "leaves", "overload"]
 _REGISTERED_BY = {"torch_nn": "torch.nn.modules.linear_cross_entropy", "prims": "torch._prims"}
 
 Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
-Place = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
+Placer = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations on plain tensors that run while it is entered."""
+    """Records the operations on plain tensors in a `with` block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ class Watch(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Let sharded tensors take themselves apart; note what comes of it."""
+        """Lets DTensors dispatch; records their operations on shards."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         self.seen.append((func, args, kwargs or {}))
@@ -47,8 +47,8 @@ class Watch(TorchDispatchMode):
 def _ran_directly(
     step: Call, watch: Watch, registers: Sequence[object], result: object
 ) -> tuple[tuple[object, ...], dict[str, object], tuple[DTensorSpec | None, ...]] | None:
-    """The arguments of the one operation on shards that a step came down to, with the step's own slots in them, and
-    the specs of its results; None where it took more than that.
+    """The arguments of the single operation on shards that a step consists of, with the slots of the step, and the
+    specs of its results; None if the step consists of more.
     """
     if len(watch.seen) != 1:
         return None
@@ -71,11 +71,11 @@ def _ran_directly(
 
 
 class _OtherError(Exception):
-    """The operation on shards takes something that the step does not have."""
+    """The operation on shards has an argument that the step does not have."""
 
 
 def _matched(given: object, ran: object, registers: Sequence[object]) -> object:
-    """What ran, with slots for shards."""
+    """The arguments that ran, with slots for shards."""
     if isinstance(given, Slot):
         whole = registers[given.register]
         if not isinstance(whole, DTensor) or ran is not whole._local_tensor:
@@ -109,19 +109,19 @@ class Runner:
     has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
     """
 
-    def __init__(self, program: Program, mesh: DeviceMesh, place: Place = placed) -> None:
+    def __init__(self, program: Program, mesh: DeviceMesh, placer: Placer = placed) -> None:
         self._program = program
         self._mesh = mesh
-        self._place = place
+        self._placer = placer
         self._run: Run | None = None
 
     def __call__(self, tensors: Sequence[DTensor], scalars: Sequence[float] = ()) -> list[DTensor]:
-        """The new tensors, in the order of `program.results`. Arguments that are written to change in place."""
+        """Runs the program; returns new tensors in the order of `program.results`."""
         if self._run is not None:
             return self._run(tensors, scalars)
         program = self._program
         registers: list[object] = [*tensors, *[None] * (program.registers - program.inputs)]
-        writer = _Writer(program, self._mesh, self._place)
+        writer = _Writer(program, self._mesh, self._placer)
         with torch.no_grad():
             for step in program.steps:
                 if isinstance(step, Call):
@@ -147,11 +147,11 @@ class Runner:
 
 
 class _Writer:
-    """The source of a program's function, while it is written."""
+    """Writes the source of a program's function."""
 
-    def __init__(self, program: Program, mesh: DeviceMesh, place: Place) -> None:
+    def __init__(self, program: Program, mesh: DeviceMesh, placer: Placer) -> None:
         self._program, self._mesh = program, mesh
-        self._place = place
+        self._placer = placer
         self._names: dict[str, object] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
         self._lines: list[str] = []
         inputs = "".join(f"r{at}, " for at in range(program.inputs))
@@ -159,21 +159,21 @@ class _Writer:
             self._lines.append(f"{inputs}= t")
 
     def finished(self) -> Run:
-        """The function of tensors and numbers."""
+        """Compiles the function of tensors and numbers."""
         results = ", ".join(f"r{at}" for at in self._program.results)
         source = "\n ".join(["def run(t, s):", *self._lines, f"return [{results}]"])
         exec(source, self._names)
         return self._names["run"]  # type: ignore[return-value]
 
     def once(self, step: Step, registers: list[object], scalars: Sequence[float]) -> None:
-        """Takes a step that is not PyTorch's sharded operation, and writes it down."""
+        """Runs a step other than a call on DTensors, and writes it to the source."""
         first = len(self._lines)
         match step:
             case Local():
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():
-                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta), self._place)))
+                facts = ", ".join(map(self._constant, (step.meta, self._spec(step.meta), self._placer)))
                 self._lines.append(f"r{step.out} = {self._constant(_moved)}(r{step.source}, {facts})")
             case Write():
                 self._lines.append(f"r{step.target}._local_tensor.copy_(r{step.source}._local_tensor)")
@@ -183,7 +183,7 @@ class _Writer:
             registers[at] = names[f"r{at}"]
 
     def call(self, step: Call) -> None:
-        """PyTorch's own sharded operation."""
+        """Writes a call on DTensors."""
         call = f"{self._constant(overload(step.operation))}({self._arguments(step.args, step.kwargs, '')})"
         kept = [at for at in step.out if at is not None]
         if len(step.out) == 1 and kept:
@@ -202,7 +202,7 @@ class _Writer:
         out: Sequence[int | None],
         specs: Sequence[DTensorSpec | None],
     ) -> None:
-        """An operation on this rank's shards, whose results are shards of tensors with these specs."""
+        """Writes an operation on shards, whose results are shards of tensors with these specs."""
         arguments = self._arguments(args, kwargs, "._local_tensor")
         call = f"{self._constant(overload(operation))}({arguments})"
         kept = [(at, register, spec) for at, (register, spec) in enumerate(zip(out, specs, strict=True)) if spec]
@@ -240,7 +240,7 @@ class _Writer:
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """The operation that a name (`aten.add.Tensor`) means. Raises LookupError where this process has none."""
+    """Returns the operation of a name such as `aten.add.Tensor`. Raises LookupError if it is not registered."""
     namespace, packet, variant = name.split(".")
     if namespace in _REGISTERED_BY:
         import_module(_REGISTERED_BY[namespace])
@@ -254,9 +254,9 @@ def overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
-def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, place: Place) -> DTensor:
-    """The same tensor, placed as the spec says."""
-    return DTensor(place(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, placer: Placer) -> DTensor:
+    """Redistributes a tensor to a spec."""
+    return DTensor(placer(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _has_slot(value: object) -> bool:
@@ -275,7 +275,7 @@ def _value(given: object, registers: list[object], scalars: Sequence[float]) -> 
 
 
 def leaves(result: object) -> list[object]:
-    """The leaves of what an operation returns; None for what is no tensor."""
+    """The leaves of a result; None for other values than tensors."""
     if isinstance(result, list | tuple):
         return [leaf for each in result for leaf in leaves(each)]
     return [result if isinstance(result, torch.Tensor) else None]

@@ -1,4 +1,4 @@
-"""Which line of the user's an operation comes from."""
+"""Finds the line of the user's program that issues an operation."""
 
 import os
 import sys

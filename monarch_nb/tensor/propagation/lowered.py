@@ -1,4 +1,4 @@
-"""An operation as PyTorch runs it on each rank's own shards, once its inputs lie as they must."""
+"""Drafts operations that run on shards after redistributing the inputs."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ __all__ = ["Unfit", "Way", "lowered"]
 
 
 class Unfit(Exception):
-    """These shards would not give the right result. The text says why."""
+    """Running the operation on shards would be wrong. The text says why."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run an operation: how its inputs must lie, how its results then do, and what to call on the shards."""
+    """A way to run an operation: placements of inputs and results, and the operation on shards."""
 
     operation: Operation
     inputs: tuple[Placements, ...]
@@ -29,9 +29,9 @@ class Way:
 
 
 def lowered(way: Way, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
-    """A draft that goes this way, and the registers of the leaves. Raises Unfit where shards do not fit together.
+    """Drafts a way to run an operation; returns the registers of the leaves. Raises Unfit if shards do not fit.
 
-    Each world is another rank's view: what goes well on the first may fail on the last, which has a smaller shard.
+    Each world is the view of another rank, since an operation may fail only on the last rank, whose shard is smaller.
     """
     operation, draft = way.operation, Draft(worlds[0], way.operation.metas)
     moved = [draft.redistribute(at, placements) for at, placements in enumerate(way.inputs)]
@@ -68,7 +68,7 @@ def _meta(
 def _tried(
     operation: Operation, given: list[Meta], leaves: Sequence[Leaf], metas: Sequence[Meta | None], world: World
 ) -> None:
-    """The operation on imagined shards: it must go well, and give shards of the sizes that the placements mean."""
+    """Checks the operation on fake shards: it must succeed, with results of the expected local shapes."""
     fresh = bool(operation.writes)
     shards = [world.fake(meta, fresh=fresh)._local_tensor for meta in given]
     args, kwargs = operation.filled(shards.__getitem__)
@@ -93,7 +93,7 @@ def _tried(
 
 
 def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
-    """The operation as a rank runs it that has no element of what is cut: imagined shards let more pass than kernels.
+    """Runs the operation on real tensors for a rank with an empty shard, which kernels reject more often than fakes.
 
     The minimum of no numbers, for example, has a shape but no value.
     """

@@ -1,4 +1,4 @@
-"""What the controller knows of a tensor: its global shape, and where each part of it lies."""
+"""Metadata of sharded tensors: global shape, dtype, strides and placements."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Placements = tuple[Placement, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The mesh that a tensor lies on: its sizes, the names of its dimensions, and the kind of device of its ranks."""
+    """The mesh of a tensor: sizes and names of dimensions, and the kind of device."""
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         return math.prod(self.shape)
 
 
@@ -35,10 +35,10 @@ def replicated(layout: Layout) -> Placements:
 
 
 class Meta:
-    """All there is to a tensor but its values. Equal ones are the same object, so that they are keys of the cache.
+    """All properties of a tensor except its values. Equal metas are the same object, so that they are cheap cache keys.
 
-    `copied` says that PyTorch calls the tensor a view, but that it has memory of its own here, because its base is
-    sharded on a dimension that the view cuts: what is written to one is not seen in the other.
+    `copied` marks a view in PyTorch that has memory of its own on the workers, since it cuts a sharded dimension of its
+    base.
     """
 
     __slots__ = ("copied", "dtype", "layout", "placements", "shape", "stride")
@@ -63,7 +63,7 @@ class Meta:
         stride: Sequence[int] | None = None,
         copied: bool = False,
     ) -> "Meta":
-        """The one object for these; contiguous where no stride (in elements, global) is given."""
+        """Returns the interned object; contiguous unless a global stride in elements is given."""
         sizes = tuple(shape)
         strides = contiguous(sizes) if stride is None else tuple(stride)
         key = (layout, sizes, strides, dtype, tuple(placements), copied)
@@ -77,7 +77,7 @@ class Meta:
 
     @property
     def meta(self) -> "Meta":
-        """Itself: what has a `meta` may stand where an operation takes a tensor."""
+        """The meta itself, so that metas can be used as tensor arguments of operations."""
         return self
 
     @property
@@ -113,11 +113,11 @@ class Meta:
         return tuple(dim for dim, (size, step) in sized if size > 1 and not step and dim not in cut)
 
     def placed(self, placements: Sequence[Placement]) -> "Meta":
-        """The same tensor, placed otherwise."""
+        """The meta with other placements."""
         return Meta.of(self.layout, self.shape, self.dtype, placements, stride=self.stride)
 
     def as_copy(self) -> "Meta":
-        """The same, of a view that has memory of its own."""
+        """The meta of a copied view."""
         return Meta.of(self.layout, self.shape, self.dtype, self.placements, stride=self.stride, copied=True)
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class Meta:
         return f"Meta({tuple(self.shape)}, {str(self.dtype).removeprefix('torch.')}, [{placed}])"
 
     def __reduce__(self) -> tuple[object, ...]:
-        placements = tuple(map(_as_key, self.placements))
+        placements = tuple(map(_picklable, self.placements))
         return _rebuilt, (self.layout, self.shape, self.dtype, placements, self.stride, self.copied)
 
 
@@ -141,8 +141,8 @@ def _rebuilt(
     return Meta.of(layout, shape, dtype, found, stride=stride, copied=copied)
 
 
-def _as_key(placement: Placement) -> Placement | tuple[float]:
-    """A placement as it can be pickled: parts of norms lose the kind of their norm, and become those of the second."""
+def _picklable(placement: Placement) -> Placement | tuple[float]:
+    """Converts a placement for pickling, which would lose the order of partial norms."""
     return (placement.norm_type,) if isinstance(placement, _NormPartial) else placement
 
 

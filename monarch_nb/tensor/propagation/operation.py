@@ -1,4 +1,4 @@
-"""One call of an ATen operation with its tensors taken out: what a plan is made for."""
+"""A call of an ATen operation with placeholders for its tensors, for which a plan is made."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """As in `aten.add.Tensor`."""
+        """Name such as `aten.add.Tensor`."""
         return str(self.func)
 
     @cached_property
     def random(self) -> bool:
-        """It draws numbers."""
+        """True for random operations."""
         return torch.Tag.nondeterministic_seeded in self.func.tags
 
     def argument(self, name: str) -> object:
-        """What was given for an argument of the schema, or its default; None where neither."""
+        """Value or default of an argument of the schema, else None."""
         for at, argument in enumerate(self.func._schema.arguments):
             if argument.name == name:
                 if name in self.kwargs:
@@ -57,7 +57,7 @@ class Operation:
 
     @property
     def packet(self) -> str:
-        """As in `add`, of all overloads."""
+        """Name without overload, such as `add`."""
         return self.func._schema.name.partition("::")[2]
 
     def filled(self, tensor: Callable[[int], object]) -> tuple[list[object], dict[str, object]]:

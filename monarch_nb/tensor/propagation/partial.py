@@ -1,4 +1,4 @@
-"""Which operations may be run on parts of a sum. Of all others the sum is taken first."""
+"""Operations that can run on partial inputs; others need reduced inputs."""
 
 import torch
 from torch.distributed.tensor import Partial, Replicate
@@ -21,12 +21,12 @@ _LINEAR = frozenset(["neg", "neg_", "sum", "zero_", "_foreach_neg", "_foreach_ne
 
 
 def has_parts(meta: Meta) -> bool:
-    """Ranks hold parts that are still to be added up, or otherwise reduced."""
+    """Returns whether any placement is partial."""
     return any(placement.is_partial() for placement in meta.placements)
 
 
 def summed(placements: Placements) -> Placements:
-    """The same, reduced."""
+    """The placements after a reduction."""
     return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
 
 
@@ -61,7 +61,7 @@ def carries_parts(operation: Operation) -> bool:
 
 
 def _adds_up(meta: Meta) -> bool:
-    """Parts, if there are any, are parts of a sum: of numbers, since true and true are not two."""
+    """Returns whether all partial placements are sums of numbers, not of bools."""
     parts = [placement for placement in meta.placements if placement.is_partial()]
     return all(type(one) is Partial and one.is_partial("sum") for one in parts) and not (
         parts and meta.dtype == torch.bool

@@ -1,4 +1,4 @@
-"""This rank's shard of a tensor, when the tensor is placed otherwise."""
+"""Redistribution of a shard on its rank."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
-    """All of a tensor, on each rank."""
+    """The whole tensor, on each rank."""
     spec = tensor._spec
     everywhere = (Replicate(),) * len(spec.placements)
     if spec.placements == everywhere:
@@ -47,7 +47,7 @@ def placed_otherwise(tensor: DTensor, placements: Sequence[Placement]) -> DTenso
 
 
 def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:
-    """What ranks hold of such a tensor becomes the whole by one all-reduce of these very numbers."""
+    """Returns whether a plain all-reduce of the local values reduces the placement."""
     if type(placement) is not Partial or placement.is_partial("avg") or carrier(dtype) is not None:
         return False
     if dtype == torch.bool:
@@ -65,7 +65,7 @@ def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
 
 
 def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:
-    """The shard as ranks exchange it, and then this rank's part of what becomes parts."""
+    """Redistributes a shard, including to partial placements."""
     parted = [
         dim
         for dim, (was, wanted) in enumerate(zip(now.placements, spec.placements, strict=True))

@@ -1,4 +1,4 @@
-"""What becomes of one operation: the steps that each worker takes, and what the controller knows of the results."""
+"""Plan of an operation: the steps of each worker, and the metas of the results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """In the arguments of a step: the tensor in this register."""
+    """Placeholder in the arguments of a step: the tensor in a register."""
 
     register: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """In the arguments of a step: this one of the numbers that come with each call."""
+    """Placeholder in the arguments of a step: a number that is passed with each call."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run an ATen operation on the sharded tensors, as PyTorch's own sharding rules do. One register per result."""
+    """Runs an ATen operation on DTensors, by PyTorch's sharding rules. One register per result."""
 
     operation: str
     args: tuple[object, ...]
@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Run an ATen operation on each rank's own shards; the results are shards of tensors with these metas."""
+    """Runs an ATen operation on the shards of each rank; results are shards of tensors with these metas."""
 
     operation: str
     args: tuple[object, ...]
@@ -58,7 +58,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Redistribute:
-    """Place a tensor otherwise: as this meta says, shards laid out in memory in the order of its strides."""
+    """Redistributes a tensor to the placements of a meta; shards are laid out in the order of its strides."""
 
     source: int
     meta: Meta
@@ -67,7 +67,7 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Copy the shards of one tensor into those of another that is placed alike."""
+    """Copies the shards of a tensor into those of another with equal placements."""
 
     target: int
     source: int
@@ -78,11 +78,11 @@ Step = Call | Local | Redistribute | Write
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps over registers: the tensors of the call first, then one for each intermediate. What travels, once.
+    """Steps over registers, which hold the tensor arguments and then intermediates. Sent to the workers once.
 
-    `results` are the registers of new tensors. Where random numbers are drawn, `seeded` has the mesh dimensions along
-    which ranks draw different ones, as they hold different shards; along the others they draw the same. Ranks set
-    their generators accordingly before they begin.
+    `results` are the registers of new tensors. For random operations, `seeded` has the mesh dimensions along which
+    ranks draw different numbers for their shards; along others they draw equal ones. Ranks seed their generators before
+    the steps.
     """
 
     inputs: int
@@ -94,7 +94,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Ranks along one dimension of the mesh exchange bytes: what each puts in, per call."""
+    """A collective along one mesh dimension, with the bytes that each rank contributes per call."""
 
     kind: str
     dim: str
@@ -111,7 +111,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """In the tree that a call returns: a new tensor, or (`given`) one of the tensors that it was called with."""
+    """Placeholder in the result of a call: a new tensor, or (`given`) one of its tensor arguments."""
 
     index: int
     given: bool = False
@@ -119,15 +119,14 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What becomes of an operation on tensors with these metas. Made once, then found in the cache.
+    """Plan of an operation on tensors with given metas. Made once and cached.
 
-    `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with an
-    argument that it is a view of (a copy, where its meta says `copied`), `offsets` say where in that it begins, in
-    bytes, as long as neither is cut; `writes` are the arguments that change in
-    place. `build(made, given)` gives what the call returns, from the new tensors and the tensors among its arguments.
-    `value` says that it returns a Python number instead: that of the one new tensor, which is whole on every rank.
-    `rebinds` says that the first argument becomes the first new tensor: it was transposed in place, or the like.
-    `puts_back` says that it writes to copies of several arguments, which must not be one tensor, then.
+    `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with the
+    argument that it is a view of (a copy if its meta is `copied`), `offsets` are its byte offsets there, ignoring
+    sharding. `writes` are the arguments that change in place. `build(made, given)` makes the result of the call from
+    the new tensors and the tensor arguments. `value`: the call returns the Python number of the only new tensor, which
+    is replicated. `rebinds`: the first argument becomes the first new tensor, e.g. transposed in place. `puts_back`:
+    the operation writes to copies of several arguments, which must be different tensors.
     """
 
     number: int
@@ -146,7 +145,7 @@ class Plan:
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:
-    """How to put together what a call returns, from a tree of `Result`s."""
+    """Returns a function that builds the result of a call from a tree of `Result`s."""
     match tree:
         case Result(index=0, given=False):
             return lambda made, given: made[0]

@@ -1,4 +1,4 @@
-"""The making of plans, each for one operation on tensors with given metas."""
+"""Makes plans of operations on tensors with given metas."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 class Planner:
-    """Makes plans. It asks, in this order: substitutes, rewrites, our own rules, PyTorch's rules; else it gathers."""
+    """Makes plans from, in this order: substitutes, rewrites, own rules, PyTorch's rules; else by gathering."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -39,7 +39,7 @@ class Planner:
         self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
 
     def plan(self, operation: Operation) -> Plan:
-        """The plan. Raises what the operation raises on plain tensors of these shapes, or a PropagationError."""
+        """Makes the plan of an operation. Raises what the operation raises on local tensors, or PropagationError."""
         self._imagine()
         with imagining():
             if torch.Tag.inplace_view in operation.func.tags:
@@ -47,7 +47,7 @@ class Planner:
             return self._propagated(operation)
 
     def redistribution(self, meta: Meta, placements: Placements) -> Plan:
-        """The plan that places a tensor otherwise. Raises PropagationError for parts of which no whole can be made."""
+        """Makes the plan of a redistribution. Raises PropagationError for partial placements that cannot be reduced."""
         _refuse_parts(meta, placements)
         self._imagine()
         with imagining():
@@ -64,9 +64,10 @@ class Planner:
         )
 
     def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> Plan:
-        """The plan that writes a view, which is a copy, to the tensor that it came from by these plans.
+        """Makes the plan that writes a copied view back to its base.
 
-        `steps` are the plans' numbers, and which of their results. Its tensors are the base and the view.
+        `steps` are the numbers of the plans from base to view, with indices of their results. The inputs of the plan
+        are the base and the view.
         """
         self._imagine()
         with imagining():
@@ -99,7 +100,7 @@ class Planner:
             world.register()
 
     def _reshaped(self, operation: Operation) -> Plan:
-        """What changes the shape of a tensor in place makes another view of it, which its handle then stands for."""
+        """Plans a change of shape in place as a new view, to which the handle is rebound."""
         func = out_of_place(operation.func)
         if func is None:
             raise PropagationError(
@@ -153,7 +154,7 @@ class Planner:
         return self._understood(operation)[2:]
 
     def _understood(self, operation: Operation) -> tuple[object, list[Leaf], Draft, list[int | None]]:
-        """The tree of what the operation returns, its leaves, the steps, and the registers of the leaves."""
+        """The result tree of the operation, its leaves, the steps, and the registers of the leaves."""
         body = substitute(operation, self._layout.device)
         if body is not None:
             return self._substituted(operation, body)
@@ -209,7 +210,7 @@ class Planner:
         return draft, [None if at is None else _settled(draft, at, several) for at in registers]
 
     def _with_sums_taken(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
-        """The operation on sums that are taken first, each with one all-reduce."""
+        """Plans the operation after reducing partial inputs, each with one all-reduce."""
         written = [operation.metas[at] for at in operation.writes if has_parts(operation.metas[at])]
         for placement in (one for meta in written for one in meta.placements if one.is_partial()):
             if type(placement) is not Partial:
@@ -230,7 +231,7 @@ class Planner:
         return draft, [None if at is None else ours[at] for at in registers]
 
     def _with_nothing_cut(self, operation: Operation, leaves: list[Leaf]) -> tuple[Draft, list[int | None]]:
-        """The operation on whole tensors where these have no elements: some rules for views of such never end."""
+        """Plans the operation after gathering empty tensors, since some view rules do not terminate for them."""
         nothing = [at for at, meta in enumerate(operation.metas) if 0 in meta.shape]
         if any(at in operation.writes for at in nothing):
             return _gathered(operation, leaves, self._worlds[0])
@@ -272,7 +273,7 @@ class Planner:
         return tuple(notices)
 
     def _plain(self, operation: Operation) -> object:
-        """What the operation gives on plain tensors of the global shapes."""
+        """Result of the operation on fake local tensors of the global shapes."""
         fresh = bool(operation.writes)
         tensors = [self._worlds[0].whole(meta, fresh=fresh) for meta in operation.metas]
         args, kwargs = operation.filled(tensors.__getitem__)
@@ -308,7 +309,7 @@ class Planner:
 
 
 def _refuse_parts(meta: Meta, placements: Placements) -> None:
-    """Raises PropagationError for placements of which no whole tensor could be made again."""
+    """Raises PropagationError for partial placements that cannot be reduced."""
     parts = [one for one in placements if one.is_partial()]
     kinds = dict.fromkeys(str(one) for one in parts)
     reason = ""
@@ -336,9 +337,9 @@ def _refuse_parts(meta: Meta, placements: Placements) -> None:
 
 
 def _settled(draft: Draft, register: int, several: bool) -> int:
-    """The register of a result, made whole where it is in parts that DTensor cannot carry further.
+    """The register of a result, reduced if it has partial placements that later operations cannot use.
 
-    Sums over masked shards may be asked for once only; averages and norms cannot be changed in place.
+    Masked partial placements can be reduced once only; averages and norms cannot be changed in place.
     """
     placements = draft.metas[register].placements
     masked = any(type(p).__name__.endswith("MaskPartial") for p in placements)
@@ -349,7 +350,7 @@ def _settled(draft: Draft, register: int, several: bool) -> int:
 
 
 def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
-    """The register of a result, laid out as PyTorch's; where PyTorch has a view, this has memory of its own."""
+    """The register of a rewritten result, laid out as PyTorch's; a view of PyTorch's is a copy here."""
     if leaf is not None:
         slot = Slot(draft.laid_out(slot.register, leaf[0].stride()))
     if leaf is not None and leaf[1]:
@@ -358,9 +359,9 @@ def _rewritten(draft: Draft, slot: Slot, leaf: Leaf) -> int:
 
 
 def _gathered(operation: Operation, leaves: Sequence[Leaf], world: World) -> tuple[Draft, list[int | None]]:
-    """A draft that gathers the tensors, runs the operation, and writes back what changes in place.
+    """Drafts the operation on gathered tensors, with writes back to tensors that change in place.
 
-    Costs an all-gather of each sharded tensor, and nothing where all are whole already.
+    Costs an all-gather of each sharded tensor, and nothing if all are replicated.
     """
     draft = Draft(world, operation.metas)
     moved = [draft.gather(at) for at in range(len(operation.metas))]

@@ -1,4 +1,4 @@
-"""From an operation on sharded tensors to its plan: once made, then found."""
+"""Caches the plans of operations on sharded tensors."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ class Propagator:
         return plan, leaves, scalars
 
     def redistribution(self, meta: Meta, placements: Placements) -> Plan:
-        """The plan that places a tensor otherwise."""
+        """Returns the plan of a redistribution."""
         key = (_PLACED, meta, placements)
         plan = self._plans.get(key)
         if plan is None:
@@ -69,7 +69,7 @@ class Propagator:
         return plan
 
     def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> Plan:
-        """The plan that writes a view, which is a copy, to the tensor that it came from by these plans, and results."""
+        """Returns the plan that writes a copied view back to its base; see `Planner.putting_back`."""
         key = (_BACK, base, steps, view)
         plan = self._plans.get(key)
         if plan is None:

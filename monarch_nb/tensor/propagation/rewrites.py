@@ -1,4 +1,4 @@
-"""Operations that are written otherwise when their inputs are sharded: equal, and with less or no gathering."""
+"""Rewrites operations on sharded inputs as equivalent operations that gather less."""
 
 import itertools
 import math
@@ -38,14 +38,14 @@ def _meta(operation: Operation, slot: Slot) -> Meta:
 
 
 def _with(operation: Operation, **changed: object) -> list[object]:
-    """All arguments of the schema in order, some of them changed."""
+    """All arguments of the schema in order, with some replaced."""
     return [
         changed.get(argument.name, operation.argument(argument.name)) for argument in operation.func._schema.arguments
     ]
 
 
 def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """A mean is the sum over all ranks, divided by how many there are in all: right for shards of any sizes."""
+    """Computes a mean as a sum divided by the total count, which is correct for uneven shards."""
     reduction = operation.argument("reduction")
     if reduction == _NONE:
         return None
@@ -101,7 +101,7 @@ def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | No
 
 
 def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
-    """Where the classes are those of the target, placed as the classes are; which targets count; the classes' dim."""
+    """Mask of the target class, sharded like the classes; mask of targets that count; dimension of the classes."""
     shape, placements = write.shape(given), write.placements(given)
     dim = 0 if len(shape) == 1 else 1
     classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
@@ -115,16 +115,16 @@ def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> t
 
 
 def _by_class(write: Writer, values: Slot, given: Slot, dim: int) -> Slot:
-    """One value for each class, shaped to be broadcast against the input and cut as its classes are."""
+    """Values by class, shaped to broadcast against the input and sharded like its classes."""
     sizes = [-1 if index == dim else 1 for index in range(len(write.shape(given)))]
     values = write(aten.view.default, write.whole(values), sizes)
     return write.cut(values, [p if p == Shard(dim) else Replicate() for p in write.placements(given)])
 
 
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Each rank looks for the targets among its own classes, and the sums are added up.
+    """Selects targets among the classes of each rank, and adds up the sums.
 
-    PyTorch's rule takes the mean of the ranks' means, which is wrong where classes have weights or targets are ignored.
+    PyTorch's rule averages the means of ranks, which is wrong with class weights or ignored targets.
     """
     given, target, weight = (_tensor(operation, name) for name in ("self", "target", "weight"))
     reduction = operation.argument("reduction")
@@ -167,7 +167,7 @@ def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None]
 
 
 def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Tensors of shape (0,) go with those of any shape and add nothing, which rules do not know."""
+    """Drops tensors of shape (0,), which are compatible with any shape but not with the rules."""
     given, dim = operation.argument("tensors"), operation.argument("dim")
     assert isinstance(given, list | tuple)
     left = [slot for slot in given if write.shape(slot) != (0,)]
@@ -179,9 +179,9 @@ def _cat(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
 
 def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """A cut dimension that is taken apart and joined to one before it: one after the other, which rules keep cut.
+    """Splits a view that divides a sharded dimension and merges it with the one before into two, which stay sharded.
 
-    So attention joins its batch and its heads.
+    Attention merges batch and heads in this way.
     """
     given, sizes = operation.args[0], operation.args[1]
     assert isinstance(given, Slot)
@@ -202,17 +202,17 @@ def _view(operation: Operation, write: Writer) -> list[Slot | None] | None:
 
 
 def _ends(shape: Sequence[int]) -> list[int]:
-    """How many elements lie between one step along a dimension and the end: of each dimension, and one."""
+    """Products of the sizes from each dimension to the last, and 1."""
     return [*itertools.accumulate(reversed(shape), operator.mul, initial=1)][::-1]
 
 
 def _physical(func: torch._ops.OpOverload) -> Rewrite:
-    """Handles have no bits for values that are to be conjugated or negated later: it is done at once."""
+    """Conjugates or negates at once, since handles have no bits for it."""
     return lambda operation, write: [write(func, operation.args[0])]
 
 
 def _index_put(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """One value where a mask is true: each element by itself."""
+    """Rewrites the assignment of one value under a mask as `masked_fill`."""
     given, indices, values = operation.args[:3]
     mask = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else None
     if not (isinstance(given, Slot) and isinstance(mask, Slot) and isinstance(values, Slot)):

@@ -1,7 +1,7 @@
-"""Sharding rules of our own, where PyTorch's are missing or wrong.
+"""Sharding rules for operations for which PyTorch's are missing or wrong.
 
-A rule is a list of rows, for one mesh dimension: how the results lie if the inputs lie so. The row that moves the
-fewest bytes is taken, for each mesh dimension by itself; all whole is always possible.
+A rule is a list of rows, each with placements of results and inputs along one mesh dimension. The row that moves the
+fewest bytes is chosen for each mesh dimension separately; full replication is always possible.
 """
 
 import math
@@ -29,12 +29,12 @@ _REDUCED_LISTS = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum", 
 
 
 def has_own_rule(operation: Operation) -> bool:
-    """It is known here, and PyTorch's rules need not be asked."""
+    """Returns whether an own rule replaces PyTorch's."""
     return operation.packet in _RULES
 
 
 def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
-    """How the operation is best run. Raises Unfit where no rule is known."""
+    """Returns the cheapest way to run the operation. Raises Unfit if there is no rule."""
     rule = _RULES.get(operation.packet)
     if rule is None and torch.Tag.pointwise in operation.func.tags:
         rule = _pointwise
@@ -54,10 +54,10 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
 
 
 def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Way | None:
-    """An operation on each element by itself, of tensors that are placed alike: as it is, whatever these are.
+    """Returns the way to run an elementwise operation on tensors with equal placements, on which it runs unchanged.
 
-    Of lists of tensors it is those at one position in each that are alike. None for any other operation. Other rules
-    would try all combinations of placements to find this one.
+    In lists of tensors, those at the same position must have equal placements. None for other operations. PyTorch's
+    rules would try all combinations of placements to find this one.
     """
     packet = operation.packet
     if packet.startswith(("_foreach_", "_fused_")) and packet not in _REDUCED_LISTS:
@@ -84,7 +84,7 @@ def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Way | None:
 
 
 def _cost(operation: Operation, row: Row, dim: int) -> float:
-    """Bytes, about."""
+    """Approximate bytes to move."""
     cost = 0.0
     for at, (meta, wanted) in enumerate(zip(operation.metas, row[1], strict=True)):
         now = meta.placements[dim]
@@ -97,18 +97,18 @@ def _cost(operation: Operation, row: Row, dim: int) -> float:
         elif not now.is_replicate():
             cost += meta.nbytes if wanted.is_replicate() else meta.nbytes / meta.layout.shape[dim]
         else:
-            cost += 1  # moves nothing; but what is whole stays so, or gradients would be sums over more ranks
+            cost += 1  # moves nothing, but replicated tensors stay so, or gradients would be sums over more ranks
     return cost
 
 
 def _along(shape: Sequence[int], dim: int, ndim: int) -> Placement:
-    """How a tensor lies that is broadcast to `ndim` dimensions, when those are cut along `dim`."""
+    """Placement of a tensor that is broadcast to `ndim` dimensions, which are sharded along `dim`."""
     own = dim - (ndim - len(shape))
     return Shard(own) if own >= 0 and shape[own] != 1 else R
 
 
 def _pointwise(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Each element by itself: any dimension of the results may be cut."""
+    """Elementwise: any dimension of the results can be sharded."""
     shapes = [tuple(leaf[0].shape) for leaf in leaves if leaf is not None]
     shapes = shapes or [operation.metas[at].shape for at in operation.writes]
     ndim = max(map(len, shapes), default=0)
@@ -122,12 +122,12 @@ def _pointwise(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _unread(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Only the shape of the input counts: where its values are parts of a sum, the result is whole."""
+    """Only the shape of the input matters: the result of a partial input is replicated."""
     return [([R if p.is_partial() else p], [p]) for p in dict.fromkeys(operation.metas[0].placements)]
 
 
 def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Cut along the batch; or the outputs' channels, with weight and bias."""
+    """Sharded along the batch, or along output channels with weight and bias."""
     given, weight = operation.args[0], operation.args[1]
     assert isinstance(given, Slot)
     if len(operation.metas[given.register].shape) != len(operation.args[3]) + 2:  # type: ignore[arg-type]
@@ -143,19 +143,19 @@ def _convolution(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _convolution_backward(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Cut along the batch: gradients of weight and bias are sums over ranks."""
+    """Sharded along the batch; gradients of weight and bias are partial."""
     outs = [Shard(0), Partial(), Partial()]
     return [([None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)], [Shard(0), Shard(0), R])]
 
 
 def _pool(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Each picture and each of its channels by itself."""
+    """Sharded along batch or channels."""
     apart = len(operation.metas[0].shape) - (3 if "3d" in operation.packet else 2)
     return [([Shard(dim)] * len(leaves), [Shard(dim)] * len(operation.metas)) for dim in range(apart)]
 
 
 def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Each element of the batch by itself; gradients of weight and bias are sums over ranks."""
+    """Sharded along the batch; gradients of weight and bias are partial."""
     layout, batch = operation.metas[0].layout, operation.args[_BATCH[operation.packet]]
     if not isinstance(batch, int) or not batch or batch % layout.size:
         return []
@@ -167,7 +167,7 @@ def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _of_one_rank(operation: Operation, given: Placements) -> Operation:
-    """The operation with the size of the batch of one rank, where that is among its arguments."""
+    """Replaces the batch size among the arguments by that of one rank."""
     at = _BATCH.get(operation.packet)
     if at is None:
         return operation
@@ -179,7 +179,7 @@ def _of_one_rank(operation: Operation, given: Placements) -> Operation:
 
 
 def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Cut along the batch or the heads."""
+    """Sharded along the batch or the heads."""
     masks = slots(list(operation.kwargs.values()))
     heads = {operation.metas[at].shape[1] for at in slots(operation.args)}
     return [
@@ -192,7 +192,7 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """Cut along rows or columns of the product that are no groups', or along what it sums over."""
+    """Sharded along ungrouped rows or columns of the product, or along the inner dimension."""
     one, other = (len(meta.shape) for meta in operation.metas[:2])
     rows, inner, columns = Shard(one - 2), Shard(one - 1), Shard(other - 1)
     out = 3 if one == other else 2
@@ -212,7 +212,7 @@ def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _strided(meta: Meta, ndim: int) -> list[Placement]:
-    """How it lies, where that is by its last dimension in several parts."""
+    """Strided shards of the last dimension."""
     return [p for p in meta.placements if isinstance(p, _StridedShard) and p.dim == ndim - 1]
 
 

@@ -1,4 +1,4 @@
-"""What comes out of an operation, imagined: by PyTorch's meta functions, but where these refuse what kernels take."""
+"""Results of operations on fake tensors, with fixes where meta functions reject what kernels accept."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,14 +13,14 @@ __all__ = ["REAL", "imagined", "on_real_tensors", "refuse_one_address"]
 Tensor = torch.Tensor
 _ALIGNED = 16  # bytes
 _ONE_ADDRESS = "single memory location"
-REAL = 1 << 24  # elements of tensors that are made to look how a kernel takes them
+REAL = 1 << 24  # limit of elements of real tensors on which a kernel is tried
 _MEAN, _SUM = 1, 2  # how losses are reduced
 # Their meta functions divide by the number of elements, in Python, where kernels divide no element by it.
 _DIVIDED = frozenset({"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"})
 
 
 def imagined(operation: Operation, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """What the operation gives for these fake tensors. Raises what it raises for such."""
+    """Runs the operation on fake tensors. Raises what it raises."""
     if operation.packet in _DIVIDED:
         args = _as_of_a_sum(args)
     call: Callable[..., object] = _OURS.get(operation.packet) or operation.func
@@ -60,7 +60,7 @@ def refuse_one_address(operation: Operation, tensors: Sequence[Tensor]) -> None:
 
 
 def _as_of_a_sum(args: Sequence[object]) -> Sequence[object]:
-    """The arguments of the gradient of a loss, whose shape is the same for a mean and a sum."""
+    """Arguments of a loss gradient with a sum in place of a mean, which has the same shape."""
     _, given, _, reduction, *others = args
     if reduction == _MEAN and isinstance(given, Tensor) and not given.numel():
         return (*args[:3], _SUM, *others)
@@ -71,7 +71,7 @@ def _grouped_mm(
     one: Tensor, other: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """PyTorch imagines it for bfloat16 alone."""
+    """Meta function, since PyTorch's supports bfloat16 only."""
     if one.dtype not in (torch.float32, torch.bfloat16, torch.float16) or one.dtype != other.dtype:
         raise RuntimeError(f"grouped_mm is for float32, bfloat16 or float16, not {one.dtype} and {other.dtype}")
     if one.dim() not in (2, 3) or other.dim() not in (2, 3) or bias is not None:
@@ -102,7 +102,7 @@ def _grouped_mm(
 def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int], *others: object
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch does not imagine it, though all sizes are known where lengths are numbers."""
+    """Meta function, which PyTorch lacks, for lengths given as numbers."""
     longest, batch, _ = log_probs.shape
     if len(input_lengths) != batch or len(target_lengths) != batch:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What PyTorch's own sharding rules make of an operation, and whether that can be trusted."""
+"""Applies PyTorch's sharding rules to an operation, and checks their results."""
 
 import functools
 import math
@@ -30,24 +30,24 @@ __all__ = ["by_rules"]
 
 aten = torch.ops.aten
 _EXPAND = "expand_to_full_mesh_op_strategy"  # which modules of PyTorch's import by its name
-# Costs that are worked out; each takes some hundredth of a millisecond.
+# Limit of costs to compute; each takes about 10 µs.
 _MOST = 40_000
-# Candidates of an operation that PyTorch knows by its parts alone: each is taken through all its parts.
+# Limit of candidates of a decomposed operation, each of which is tried on all parts.
 _MOST_IN_PARTS = 250
 _KEPT = "_monarch_neighbours"  # attribute of a planner
 
-# What DTensor does with these is more than moving inputs and running the operation on shards.
+# DTensor does more for these than moving inputs and running the operation on shards.
 _WHOLE_CALLS = frozenset({aten.argmax.default, aten.argmin.default})
 
 _REDUCTIONS = frozenset({"sum", "mean", "nansum", "amax", "amin"})
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
-# Each element of the index goes with the one that lies there in the others, which may be larger.
+# Elements of the index correspond by position to those of the other tensors, which may be larger.
 _ELEMENT_BY_ELEMENT = frozenset({"gather", "scatter", "scatter_add", "scatter_reduce"})
-# Dimensions of what is pooled where there is no batch; by `2d` in the name of the operation.
+# Dimensions of unbatched inputs of pooling, by `2d` in the name of the operation.
 _UNBATCHED = {"1d": 2, "2d": 3, "3d": 4}
 
-# Of these its rules are wrong, need minutes, or need the process group that the controller does not have.
+# Rules of these are wrong, take minutes, or need a process group, which the controller lacks.
 _DISTRUSTED = frozenset(
     {
         "_batch_norm_with_update",
@@ -65,7 +65,7 @@ _DISTRUSTED = frozenset(
 
 
 def _remember_neighbours() -> None:
-    """Has planners of this process answer the same question once. Where PyTorch has no such search, nothing is done."""
+    """Caches the search of PyTorch's redistribution planner, if this version has one."""
     planner: Any = getattr(_redistribute, "DTensorRedistributePlanner", None)
     search = getattr(planner, "get_next_state", None)
     if search is None or hasattr(search, "__wrapped__"):
@@ -93,7 +93,7 @@ _remember_neighbours()
 
 
 def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
-    """A draft that follows the rules, and the registers of the leaves. Raises Unfit where they have no good answer."""
+    """Drafts an operation by the rules, and returns the registers of the leaves. Raises Unfit if they do not apply."""
     if operation.packet in _DISTRUSTED:
         raise Unfit("its inputs are needed whole")
     if operation.packet in _INDEXED and any(meta.dtype in (torch.bool, torch.uint8) for meta in operation.metas[1:]):
@@ -119,7 +119,7 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
 
 
 def _cut_alike(operation: Operation, wanted: Sequence[Placements]) -> bool:
-    """Whether tensors that are cut along one mesh dimension are so along dimensions of one size."""
+    """Returns whether tensors sharded along one mesh dimension are so along dimensions of equal size."""
     for placements in zip(*wanted, strict=True):
         sizes = {
             meta.shape[placement.dim]
@@ -132,7 +132,7 @@ def _cut_alike(operation: Operation, wanted: Sequence[Placements]) -> bool:
 
 
 def _with_all_dims(operation: Operation) -> Operation:
-    """The operation with all dimensions in place of none, which mean the same; rules take them at their word."""
+    """Replaces an empty list of dimensions by all, which means the same but not to the rules."""
     if operation.packet not in _REDUCTIONS or operation.argument("dim") not in ([], ()) or len(operation.args) < 2:
         return operation
     given = operation.args[0]
@@ -142,7 +142,7 @@ def _with_all_dims(operation: Operation) -> Operation:
 
 
 class TooManyWays(Exception):
-    """The rules would have to try more than is worth it."""
+    """The rules would try too many combinations."""
 
 
 class _Bound(threading.local):
@@ -154,7 +154,7 @@ _bound = _Bound()
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """While this is entered, rules that would try too much raise TooManyWays before they begin."""
+    """Makes rules that would try too many combinations raise TooManyWays."""
     before, _bound.on = _bound.on, True
     try:
         yield
@@ -163,7 +163,7 @@ def bounded() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Has the places in PyTorch that try combinations count first. One that is not there is left out."""
+    """Patches the functions of PyTorch that try combinations to count them first; missing ones are skipped."""
     expand: Any = getattr(utils, _EXPAND, None)
     if expand is not None and not hasattr(expand, "__wrapped__"):
         counted = _counting(expand)
@@ -209,7 +209,7 @@ def _counting_candidates(candidates: Any) -> Any:
 
 
 def _candidates(schema: Any) -> int:
-    """How many there are: for each input, each kind of placement among all inputs, along each of its dimensions."""
+    """Number of candidates: for each input, each kind of placement among all inputs, along each dimension."""
     specs = [*schema.args_spec, *(one for one in schema.kwargs_schema.values() if hasattr(one, "placements"))]
     kinds = {p for spec in specs for p in spec.placements}
     strided = {p.split_factor for p in kinds if isinstance(p, _StridedShard)}
@@ -222,7 +222,7 @@ _install()
 
 
 def _asked(operation: Operation, world: World) -> OutputSharding:
-    """What the rules say."""
+    """The answer of the rules."""
     args, kwargs = operation.filled(lambda at: world.fake(operation.metas[at]))
     dispatcher = DTensor._op_dispatcher
     try:
@@ -239,7 +239,7 @@ def _asked(operation: Operation, world: World) -> OutputSharding:
 
 
 def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements, ...]:
-    """How the tensors must lie."""
+    """The placements that the rule requires of the inputs."""
     wanted = [meta.placements for meta in operation.metas]
     if sharding.needs_redistribute and sharding.redistribute_schema is not None:
         positional = slots(operation.args)
@@ -259,7 +259,7 @@ def _wanted(operation: Operation, sharding: OutputSharding) -> tuple[Placements,
 
 
 def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Leaf]) -> tuple[Placements | None, ...]:
-    """How the results then lie."""
+    """The placements of the results."""
     specs = flat(sharding.output_spec)
     if len(specs) != len(leaves):
         if any(leaf is not None for leaf in leaves):
@@ -285,7 +285,7 @@ def _outputs(operation: Operation, sharding: OutputSharding, leaves: Sequence[Le
 
 
 def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operation:
-    """The operation with the sizes of shards instead of the tensor's own."""
+    """Replaces global sizes in the arguments by those of shards."""
     schema = sharding.redistribute_schema
     assert schema is not None
     registers = iter(slots(operation.args))
@@ -301,7 +301,7 @@ def _with_local_sizes(operation: Operation, sharding: OutputSharding) -> Operati
 
 
 def _called(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
-    """A draft that calls the operation on sharded tensors, and leaves all else to PyTorch on the ranks."""
+    """Drafts a call of the operation on DTensors, which PyTorch handles on the ranks."""
     metas, collectives = _seen(operation, leaves, worlds[0])
     for world in worlds[1:] if any(meta.is_uneven for meta in (*operation.metas, *filter(None, metas))) else ():
         if _seen(operation, leaves, world)[0] != metas:

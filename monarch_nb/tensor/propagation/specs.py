@@ -1,4 +1,4 @@
-"""Metas as DTensor keeps them."""
+"""Conversion of metas to DTensorSpecs."""
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,7 +23,7 @@ _CARRIERS = {
 
 
 def carrier(dtype: torch.dtype) -> torch.dtype | None:
-    """The type as which numbers of this one go between ranks; None where they go as they are."""
+    """The wider dtype in which collectives carry values of a dtype; None if they carry it directly."""
     return _CARRIERS.get(dtype)
 
 

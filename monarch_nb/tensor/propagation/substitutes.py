@@ -1,8 +1,7 @@
-"""Operations for which the ranks' kind of device has no kernel, written with others.
+"""Substitutes for operations without a kernel on the device of the ranks.
 
-PyTorch's own code, and that of libraries, chooses operations by the device of its tensors. Handles are on a device that
-is neither a CPU nor CUDA, so that what is chosen may exist for other devices only. It runs as the same arithmetic, by
-operations that the ranks do have.
+PyTorch and libraries choose operations by the device of tensors. Handles are on a device that is neither CPU nor CUDA,
+so that the chosen operation may have no kernel on the ranks. Substitutes compute the same with other operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +28,9 @@ _ANY_DEVICE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Compos
 
 
 def substitute(operation: Operation, device: str) -> Body | None:
-    """What computes the same on ranks with this kind of device; None where they have a kernel.
+    """Returns a function of the operation's arguments for a kind of device; None if the device has a kernel.
 
-    It is called with the operation's arguments. Raises PropagationError where nothing is known to compute the same.
+    Raises PropagationError if there is no substitute.
     """
     func = operation.func
     other = _OF_NUMBERS.get(operation.packet) if device == "cpu" else None
@@ -52,7 +51,7 @@ def substitute(operation: Operation, device: str) -> Body | None:
 
 @cache
 def has_kernel(func: torch._ops.OpOverload, device: str) -> bool:
-    """Whether ranks with this kind of device can run it; taken for granted where PyTorch here is built without it."""
+    """Returns whether a kind of device has a kernel; True if PyTorch here is built without that device."""
     key = _KEYS.get(device)
     if key is None or not _is_registered("aten::mm", key):
         return True
@@ -77,7 +76,7 @@ def _table() -> dict[torch._ops.OperatorBase, Body]:
 
 
 class Trace(TorchDispatchMode):
-    """While it is entered, operations on tensors whose slots are known are written down, and so are their results."""
+    """Writes down the operations on tensors with known slots in a `with` block."""
 
     def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,7 +84,7 @@ class Trace(TorchDispatchMode):
         self._known: dict[int, tuple[Tensor, Slot]] = {id(one): (one, Slot(at)) for at, one in enumerate(tensors)}
 
     def slot(self, tensor: Tensor) -> Slot:
-        """Where a tensor is."""
+        """The slot of a tensor."""
         return self._known[id(tensor)][1]
 
     def __torch_dispatch__(
@@ -95,7 +94,7 @@ class Trace(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Do it, and write it down."""
+        """Runs an operation and writes it down."""
         kwargs = kwargs or {}
         if func.namespace == "prim":  # it asks a tensor of its device, and the like
             return func(*args, **kwargs)
@@ -186,7 +185,7 @@ def _masked_scale(given: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 def _whole_numbers_in_bins(given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """A histogram of whole numbers, by whole numbers, as CUDA counts them."""
+    """A histogram of integers in integer arithmetic, as on CUDA."""
     given = given.reshape(-1)
     low, high = torch.full((), int(min), dtype=torch.int64), torch.full((), int(max), dtype=torch.int64)
     numbers = given.to(torch.int64)

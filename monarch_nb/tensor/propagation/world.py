@@ -1,4 +1,4 @@
-"""Ranks that are only imagined: fake tensors on a mesh whose process groups move nothing."""
+"""Simulated ranks: fake tensors on a mesh with fake process groups."""
 
 import itertools
 import logging
@@ -105,7 +105,7 @@ class World:
         self._wholes: dict[tuple[object, ...], torch.Tensor] = {}
 
     def register(self) -> None:
-        """Has PyTorch know the groups by their names, also when `destroy_process_group()` has made it forget all."""
+        """Registers the groups with PyTorch, again after a `destroy_process_group()`."""
         for name, group in self._groups.items():
             try:
                 _resolve_process_group(name)
@@ -113,7 +113,7 @@ class World:
                 _register_process_group(name, group)
 
     def whole(self, meta: Meta, *, fresh: bool = True) -> torch.Tensor:
-        """A fake tensor with the global shape; `fresh` where an operation may change it, or it stands for one only."""
+        """A fake tensor of the global shape; `fresh` if an operation may change it or it must be unique."""
         facts = (meta.shape, meta.stride, meta.dtype)
         found = None if fresh else self._wholes.get(facts)
         if found is None:
@@ -125,7 +125,7 @@ class World:
         return found
 
     def fake(self, meta: Meta, *, fresh: bool = False) -> DTensor:
-        """A fake sharded tensor; `fresh` where an operation may change it in place."""
+        """A fake DTensor; `fresh` if an operation may change it in place."""
         found = None if fresh else self._known.get(meta)
         if found is None:
             found = self._made(meta)
@@ -145,7 +145,7 @@ class World:
         return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def spec(self, meta: Meta) -> DTensorSpec:
-        """The same facts, as DTensor keeps them."""
+        """The DTensorSpec of a meta."""
         return spec_of(meta, self.mesh)
 
     def local_shape(self, meta: Meta) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ class World:
         return tuple(shape)
 
     def meta(self, tensor: DTensor) -> Meta:
-        """What the controller keeps of a fake sharded tensor."""
+        """The meta of a fake DTensor."""
         return Meta.of(self.layout, tuple(tensor.shape), tensor.dtype, tensor.placements, stride=tensor.stride())
 
 

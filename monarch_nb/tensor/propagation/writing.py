@@ -1,4 +1,4 @@
-"""Programs of several operations: each is worked out as if it had been issued alone."""
+"""Composes programs of several operations, each planned as if issued alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ __all__ = ["Writer"]
 
 
 class Writer:
-    """Called with an operation and its arguments, it adds what that takes to a draft, and gives the results' slots."""
+    """Adds operations to a draft; a call returns the slot of the first result."""
 
     def __init__(
         self, operation: Operation, draft: Draft, ask: Callable[[Operation], tuple[Draft, list[int | None]]]
@@ -27,11 +27,11 @@ class Writer:
         self._ask = ask
 
     def __call__(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Slot:
-        """The first result."""
+        """Adds an operation; returns the slot of the first result."""
         return self.all(func, *args, **kwargs)[0]
 
     def all(self, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> list[Slot]:
-        """All results."""
+        """Adds an operation; returns the slots of all results."""
         args, kwargs = counted_from_front(func, args, kwargs, self._shape) or (args, kwargs)
         registers = [*slots(list(args)), *slots(list(kwargs.values()))]
         numbers = iter(range(len(registers)))
@@ -54,29 +54,29 @@ class Writer:
         return [Slot(at[register]) for register in results if register is not None]
 
     def whole(self, slot: Slot) -> Slot:
-        """The tensor, whole on every rank."""
+        """The tensor, replicated."""
         return Slot(self._draft.gather(slot.register))
 
     def summed(self, slot: Slot) -> Slot:
-        """The tensor, reduced where ranks hold parts of it."""
+        """The tensor, reduced if it is partial."""
         placements = self._draft.metas[slot.register].placements
         return Slot(self._draft.redistribute(slot.register, summed(placements)))
 
     def cut(self, slot: Slot, placements: Sequence[Placement]) -> Slot:
-        """The tensor, placed so."""
+        """The tensor with these placements."""
         return Slot(self._draft.redistribute(slot.register, tuple(placements)))
 
     def like(self, slot: Slot, other: Slot) -> Slot:
-        """The tensor, placed as another one of the same shape."""
+        """The tensor with the placements of another one."""
         return Slot(self._draft.redistribute(slot.register, self._draft.metas[other.register].placements))
 
     def placements(self, slot: Slot) -> Placements:
-        """How it lies."""
+        """The placements of a slot."""
         return self._draft.metas[slot.register].placements
 
     def _shape(self, given: object) -> tuple[int, ...] | None:
         return self.shape(given) if isinstance(given, Slot) else None
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
-        """Its global shape."""
+        """The global shape of a slot."""
         return self._draft.metas[slot.register].shape

@@ -1,1 +1,1 @@
-"""What runs in the processes of a tensor mesh: each executes the commands of the stream on its own shards."""
+"""Worker side of tensor meshes: executes the commands of streams on local shards."""

@@ -1,4 +1,4 @@
-"""State on its way between the ranks of a mesh and files, by torch.distributed.checkpoint: each its own shards."""
+"""Saves and loads shards with torch.distributed.checkpoint."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from monarch_nb.tensor.checkpoints.workers import group_of, in_pieces, read_in_p
 
 
 def write(state: dict[str, Any], path: str, aside: str) -> None:
-    """Saves a state. It is under its name when all of it is there: until then it is `aside`, in the same folder."""
+    """Saves a state to `aside`, which is renamed to `path` when it is complete."""
     group, first = _group(state)
     state = mapped(DTensor, in_pieces, state)
     with _plainly():
@@ -36,7 +36,7 @@ def write(state: dict[str, Any], path: str, aside: str) -> None:
 
 
 def read(state: dict[str, Any], path: str) -> Any:
-    """Loads a state: shards in place. On the first rank gives what is not sharded, with None for what is."""
+    """Loads shards in place. The first rank returns the other values, with None for shards."""
     group, first = _group(state)
     with _plainly(), read_in_pieces(state) as pieces:
         load(pieces, checkpoint_id=path, process_group=group)
@@ -45,7 +45,7 @@ def read(state: dict[str, Any], path: str) -> Any:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Raises what went wrong on a rank in place of the news that something has."""
+    """Raises the error of a rank in place of CheckpointException."""
     try:
         yield
     except CheckpointException as error:

@@ -40,7 +40,7 @@ class PlanSignature:
 
 
 class Executable(PlanSignature):
-    """One plan, ready to run on a mesh."""
+    """A plan that is ready to run on a mesh."""
 
     def __init__(self, definition: Define | Making, env: Env, mesh: DeviceMesh, stopwatch: Stopwatch) -> None:
         super().__init__(definition)

@@ -14,13 +14,13 @@ from monarch_nb.tensor.seeds import mixed
 
 
 class Borrowed:
-    """The process's generators while random operations of a mesh use them."""
+    """Borrows the generators of the process for random operations of a mesh."""
 
     def __init__(self) -> None:
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
 
     def seed(self, value: int, *, cuda: bool) -> None:
-        """Seeds them for one operation; their states are kept at the first of several."""
+        """Seeds the generators for one operation, after saving their states on the first."""
         generators = [torch.default_generator]
         if cuda:
             torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ class Borrowed:
             generator.manual_seed(value)
 
     def give_back(self) -> None:
-        """Puts them back as the process's own code left them."""
+        """Restores the saved states."""
         states, self._states = self._states, []
         for generator, state in states:
             generator.set_state(state)
@@ -41,7 +41,7 @@ BORROWED = Borrowed()  # those of this process
 
 
 def seeder(mesh: DeviceMesh, dims: Sequence[int]) -> Callable[[int], None]:
-    """What seeds a random operation before it runs; its argument is the number that the controller gave.
+    """Returns a function that seeds a random operation; its argument is the number from the controller.
 
     Ranks draw different numbers along the mesh dimensions `dims`, and equal ones along the others.
     """
