@@ -51,9 +51,9 @@ class _PrivateLoader(Loader):
     def get_code(self, name: str) -> "CodeType | None":
         """The code for `python -m`: that of the first home."""
         home = importlib.import_module(f"{_REAL}.compat").ALIASES[name][0]
-        found = importlib.util.find_spec(home)
-        assert found is not None
-        code: CodeType | None = found.loader.get_code(home)  # type: ignore[union-attr]
+        spec = importlib.util.find_spec(home)
+        assert spec is not None
+        code: CodeType | None = spec.loader.get_code(home)  # type: ignore[union-attr]
         return code
 
 
@@ -66,16 +66,16 @@ class _AliasFinder:
             return None
         real = f"{_REAL}.{rest}"
         try:
-            found = importlib.util.find_spec(real)
+            spec = importlib.util.find_spec(real)
         except ModuleNotFoundError:  # not even its parent
-            found = None
-        if found is None or isinstance(found.loader, _AliasLoader):  # the latter from the last finder
+            spec = None
+        if spec is None or isinstance(spec.loader, _AliasLoader):  # the latter from the last finder
             return self._elsewhere(fullname)
         return ModuleSpec(
             fullname,
             _AliasLoader(real),
-            origin=found.origin,
-            is_package=found.submodule_search_locations is not None,
+            origin=spec.origin,
+            is_package=spec.submodule_search_locations is not None,
         )
 
     @staticmethod
@@ -83,7 +83,9 @@ class _AliasFinder:
         aliases = importlib.import_module(f"{_REAL}.compat").ALIASES
         if fullname not in aliases:
             return None
-        return ModuleSpec(fullname, _PrivateLoader(), is_package=any(one.startswith(f"{fullname}.") for one in aliases))
+        return ModuleSpec(
+            fullname, _PrivateLoader(), is_package=any(name.startswith(f"{fullname}.") for name in aliases)
+        )
 
 
 class _LastFinder:

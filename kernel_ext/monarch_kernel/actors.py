@@ -99,8 +99,8 @@ class Actors:
         if given.cls:
             cls = classes.get(given.cls) or self._shell.user_ns.get(given.cls)
             if not is_actor_class(cls):
-                known = f"the cell defines {', '.join(classes)}" if classes else "the cell defines no Actor class"
-                raise UsageError(f"%%actor: class={given.cls} is {_a(cls)}, no Actor class; {known}")
+                defined = f"the cell defines {', '.join(classes)}" if classes else "the cell defines no Actor class"
+                raise UsageError(f"%%actor: class={given.cls} is {_a(cls)}, no Actor class; {defined}")
             return cls
         # Those that others in the cell are derived from are helpers.
         leaves = {name: cls for name, cls in classes.items() if not any(cls in c.__mro__[1:] for c in classes.values())}
@@ -148,12 +148,12 @@ class Actors:
         made = self._made.get(given.name)
         if made is not None and made.uid == state.uid and made.arguments != given.constructor:
             lines.append("the arguments have changed, but __init__ does not run again: --fresh spawns new actors")
-        return "\n".join([*lines, *(text_of(each.message) for each in caught)])
+        return "\n".join([*lines, *(text_of(warning.message) for warning in caught)])
 
     def _spawn(
         self, given: ActorArguments, procs: ProcMesh, cls: type, living: ActorMesh[Any] | None
     ) -> ActorMesh[Any]:
-        args = [self._value(f"argument {place}", text) for place, text in enumerate(given.args, 1)]
+        args = [self._value(f"argument {number}", text) for number, text in enumerate(given.args, 1)]
         kwargs = {name: self._value(name, text) for name, text in given.kwargs.items()}
         if living is not None:
             living.stop("replaced by %%actor").get()

@@ -40,10 +40,10 @@ class LineCompletion:
         if magic not in self.magics or not line[len(magic) :][:1].isspace():
             return []
         if begun.endswith("="):
-            found = self.values(magic, before, before[-1][:-1]) if len(before) > 1 else []
+            words = self.values(magic, before, before[-1][:-1]) if len(before) > 1 else []
         else:
-            found = self.candidates(magic, before)
-        return [word for word in found if word.startswith(token)]
+            words = self.candidates(magic, before)
+        return [word for word in words if word.startswith(token)]
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
         """Words that can follow `before` on the line of a magic."""

@@ -95,14 +95,14 @@ def _asked() -> list[Finding]:
 def main() -> int:
     """Writes the findings."""
     try:
-        found = _asked()
+        findings = _asked()
     except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
         text = f"{type(error).__name__}: {error}"
         advice = f"Restart the kernel and try again. If that does not help, report it: {HOMEPAGE}/issues"
-        found = [Finding("kernel", "error", text, advice)]
+        findings = [Finding("kernel", "error", text, advice)]
     else:
-        found.append(_reached())
-    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        findings.append(_reached())
+    sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     return 0
 
 

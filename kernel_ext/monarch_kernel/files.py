@@ -14,17 +14,17 @@ def cell_name(shell: Any, filename: str) -> str:
     if form is None:
         number = _number(shell, filename)
         return f"Cell In[{number}]" if number else ""
-    found = form(filename)
-    return " ".join(found) if found else ""
+    name = form(filename)
+    return " ".join(name) if name else ""
 
 
 def _number(shell: Any, filename: str) -> int:
     """Of the newest cell with the text of this file; 0 for none. IPython 7 knows files and numbers, not which go
     together."""
-    kept = cell_text(filename)
-    if kept is None:
+    cell = cell_text(filename)
+    if cell is None:
         return 0
-    text = kept.rstrip("\n")
+    text = cell.rstrip("\n")
     cells = list(shell.history_manager.input_hist_parsed)
     return next((number for number in range(len(cells) - 1, 0, -1) if cells[number].rstrip("\n") == text), 0)
 
@@ -32,8 +32,8 @@ def _number(shell: Any, filename: str) -> int:
 def with_cells(shell: Any, text: str) -> str:
     """A traceback in which cells have their names."""
 
-    def named(found: re.Match[str]) -> str:
-        cell = cell_name(shell, found[1])
-        return f"{cell}, line {found[2]}" if cell else found[0]
+    def named(match: re.Match[str]) -> str:
+        cell = cell_name(shell, match[1])
+        return f"{cell}, line {match[2]}" if cell else match[0]
 
     return _FILE.sub(named, text)

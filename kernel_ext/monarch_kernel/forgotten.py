@@ -49,6 +49,6 @@ class Forgotten:
             if value is future:
                 return True
             inside = value.values() if isinstance(value, dict) else value
-            if isinstance(value, (list, tuple, set, frozenset, dict)) and any(one is future for one in tuple(inside)):
+            if isinstance(value, (list, tuple, set, frozenset, dict)) and any(item is future for item in tuple(inside)):
                 return True
         return False

@@ -81,8 +81,8 @@ def panel_installed() -> bool:
     except ImportError:
         return False
     folders = jupyter_path("labextensions")
-    found = any(os.path.isfile(os.path.join(folder, _EXTENSION, "package.json")) for folder in folders)
-    return found and not any(_switched_off(os.path.join(folder, "labconfig")) for folder in jupyter_config_path())
+    installed = any(os.path.isfile(os.path.join(folder, _EXTENSION, "package.json")) for folder in folders)
+    return installed and not any(_switched_off(os.path.join(folder, "labconfig")) for folder in jupyter_config_path())
 
 
 def _switched_off(folder: str) -> bool:
@@ -125,7 +125,7 @@ def levels(facts: Facts) -> list[Finding]:
     where, sign = recognised(facts)
     guide = _GUIDES.get(where)
     description = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
-    each: tuple[tuple[str, Callable[[Facts, str], tuple[str, str]]], ...] = (
+    levels: tuple[tuple[str, Callable[[Facts, str], tuple[str, str]]], ...] = (
         ("magics", _magics),
         ("displays", _displays),
         ("buttons", _buttons),
@@ -135,7 +135,7 @@ def levels(facts: Facts) -> list[Finding]:
         ("away", _away),
     )
     return [Finding("front end", "ok", description)] + [
-        Finding(about, "ok", *level(facts, where)) for about, level in each
+        Finding(about, "ok", *level(facts, where)) for about, level in levels
     ]
 
 

@@ -60,8 +60,8 @@ class Guide:
 class Diagnosis:
     """Content of %monarch doctor: findings by host, and those of the kernel."""
 
-    def __init__(self, found: "dict[str, list[Finding]]") -> None:
-        self.found = found
+    def __init__(self, findings: "dict[str, list[Finding]]") -> None:
+        self.found = findings
 
     @property
     def summary(self) -> str:

@@ -159,11 +159,11 @@ def keep_empty_lines(shell: Any) -> Callable[[], None]:
     transforms = shell.input_transformer_manager.cleanup_transforms
     if leading_empty_lines not in transforms:  # the kernel's own debugger has taken it away
         return lambda: None
-    at = transforms.index(leading_empty_lines)
-    transforms.pop(at)
+    index = transforms.index(leading_empty_lines)
+    transforms.pop(index)
 
     def undo() -> None:
         if leading_empty_lines not in transforms:
-            transforms.insert(at, leading_empty_lines)
+            transforms.insert(index, leading_empty_lines)
 
     return undo

@@ -62,7 +62,7 @@ class Notebook:
     def _notes(self, meshes: tuple[str, ...]) -> bytes:
         variables = {name: uid for name, uid in self._session.variables().items() if uid in meshes}
         parts = {name: _part(mesh) for name, mesh in self._session.parts().items() if state_of(mesh).uid in meshes}
-        made = {name: one for name, one in self._session.made().items() if one.uid in meshes}
+        made = {name: arguments for name, arguments in self._session.made().items() if arguments.uid in meshes}
         known = {name: part for name, part in parts.items() if part is not None}
         return msgspec.json.encode(Notes(variables, known, made))
 
@@ -94,7 +94,7 @@ def bind(session: Session, back: Return) -> list[str]:
     wanted |= {state_of(mesh).name: mesh for uid, mesh in by_uid.items() if uid not in named}
     wanted |= {name: _of(by_uid[part.uid], part) for name, part in notes.parts.items() if part.uid in by_uid}
     taken = [name for name, mesh in wanted.items() if is_name(name) and not session.bind(name, mesh)]
-    session.remember({name: one for name, one in notes.made.items() if one.uid in by_uid})
+    session.remember({name: arguments for name, arguments in notes.made.items() if arguments.uid in by_uid})
     return taken
 
 

@@ -57,10 +57,10 @@ class Namespace:
         called = [state for state in self.meshes().values() if state.name == name]
         if called:
             return whole_mesh(called[-1])
-        known = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
+        names = ", ".join(self.names()) or "none yet; make one with %mesh workers gpus=4"
         if value is not None:
-            raise UsageError(f"{name} is {kind_of(value)}, not a mesh of processes or actors; meshes: {known}")
-        raise UsageError(f"there is no mesh {name!r}; meshes: {known}")
+            raise UsageError(f"{name} is {kind_of(value)}, not a mesh of processes or actors; meshes: {names}")
+        raise UsageError(f"there is no mesh {name!r}; meshes: {names}")
 
     def word(self, uid: str) -> str:
         """A name by which `find` returns that mesh; "" if there is none."""

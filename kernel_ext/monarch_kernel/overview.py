@@ -58,8 +58,8 @@ def states(view: MeshView) -> str:
 
 def hosts(view: MeshView) -> str:
     """Its hosts."""
-    found = view.hosts
-    return ", ".join(found[:3]) + (f", … ({len(found)})" if len(found) > 3 else "")
+    hosts = view.hosts
+    return ", ".join(hosts[:3]) + (f", … ({len(hosts)})" if len(hosts) > 3 else "")
 
 
 def refers(row: Row) -> str:

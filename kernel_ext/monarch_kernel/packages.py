@@ -66,7 +66,7 @@ def _split(line: str) -> tuple[str, list[str]] | None:
     words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{_OPTION}=") else [word])]
     if _OPTION not in words:
         return None
-    at = words.index(_OPTION)
-    if len(words) == at + 1:
+    index = words.index(_OPTION)
+    if len(words) == index + 1:
         raise UsageError(f"%pip: which mesh? Write %pip install einops {_OPTION} trainers")
-    return words[at + 1], words[:at] + words[at + 2 :]
+    return words[index + 1], words[:index] + words[index + 2 :]

@@ -86,8 +86,8 @@ class Reruns:
             )
 
 
-def _same_name(state: MeshState, other: MeshState) -> bool:
-    return type(state) is type(other) and state.name == other.name
+def _same_name(state: MeshState, earlier: MeshState) -> bool:
+    return type(state) is type(earlier) and state.name == earlier.name
 
 
 def _codes(cls: type) -> dict[str, CodeType]:

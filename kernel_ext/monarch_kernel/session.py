@@ -212,9 +212,9 @@ class Session(Namespace):
     def interrupt(self, mesh: Mesh) -> str:
         """Interrupts what runs on the ranks of a mesh, or of a part of it; says what has ended and what has not."""
         lines = []
-        for one in (mesh, *workers_on(mesh)):
-            state: MeshState = state_of(one)
-            reactions = interrupted(state, region_of(one).ranks())
+        for part in (mesh, *workers_on(mesh)):
+            state: MeshState = state_of(part)
+            reactions = interrupted(state, region_of(part).ranks())
             lines += ended(state, reactions) + stuck(state, reactions, lambda file: cell_name(self._shell, file))
         return "\n".join(lines) or f"nothing runs on {at(state_of(mesh), region_of(mesh).ranks())}"
 

@@ -78,7 +78,10 @@ class Unheld:
             roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
             unheld = [state for state in roots if not self._held(state)]
             now = time.time()
-            before, self._since = self._since, {each.uid: self._since.get(each.uid, now) for each in unheld}
+            before, self._since = (
+                self._since,
+                {mesh_state.uid: self._since.get(mesh_state.uid, now) for mesh_state in unheld},
+            )
             for uid in before.keys() ^ self._since.keys():
                 since = self._since.get(uid)
                 store_of(self._engine).put(e.Unheld(uid, None if since is None else round(since, 3)))
@@ -92,11 +95,11 @@ class Unheld:
 
     def _held(self, state: ProcState) -> bool:
         family: list[Any] = [state, *state.actors.values()]
-        uids = {each.uid for each in family}
+        uids = {mesh_state.uid for mesh_state in family}
         own = {state.address(rank) for rank in state.ranks}
         updates = self._engine.part(ReferenceUpdates)
         return (
-            any(len(each.handles) for each in family)
+            any(len(mesh_state.handles) for mesh_state in family)
             or any(call.mesh in uids for call in tuple(self._engine.calls.values()))
             or any(updates.holders(uid) - own for uid in uids)
             or state.spawn_spec is None

@@ -50,7 +50,7 @@ class Waited:
         if error is None:
             return f"{self.label} has ended"
         raised = list(error.failures.values()) or [error.exception] if isinstance(error, ActorError) else [error]
-        if all(isinstance(each, KeyboardInterrupt) for each in raised):
+        if all(isinstance(failure, KeyboardInterrupt) for failure in raised):
             return f"{self.label} was interrupted"
         return f"{self.label} has ended with {next(iter(error_line(error).splitlines()))}"
 

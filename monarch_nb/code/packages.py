@@ -80,11 +80,11 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     token = uuid.uuid4().hex
     try:
         leaders.run(_mark, token).get()  # all write their mark before any reads the others'
-        found = dict(zip(first.values(), leaders.run(_environment, token).get().values(), strict=True))
+        environments = dict(zip(first.values(), leaders.run(_environment, token).get().values(), strict=True))
     finally:
         leaders.run(_unmark, token).exception()
     groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, environment in found.items():
+    for rank, environment in environments.items():
         groups.setdefault(environment, []).append(rank)
     outcomes = _some(procs, [ranks[0] for ranks in groups.values()]).run(_pip, list(words)).get().values()
     done, before = [], dict[str, str]()
@@ -169,12 +169,14 @@ def _pip(words: Sequence[str]) -> tuple[int, dict[str, tuple[str, str]]]:
 
 def _versions() -> dict[str, str]:
     importlib.invalidate_caches()
-    return {each.name: each.version for each in metadata.distributions() if each.name}
+    return {distribution.name: distribution.version for distribution in metadata.distributions() if distribution.name}
 
 
 def _look_again(names: Sequence[str]) -> list[str]:
     """Clears import caches of this rank; returns those of the distributions that it has loaded before."""
     importlib.invalidate_caches()
     modules = metadata.packages_distributions()
-    tops: Mapping[str, set[str]] = {name: {top for top, found in modules.items() if name in found} for name in names}
+    tops: Mapping[str, set[str]] = {
+        name: {top for top, packages in modules.items() if name in packages} for name in names
+    }
     return [name for name in names if not (tops[name] or {name.replace("-", "_")}).isdisjoint(sys.modules)]

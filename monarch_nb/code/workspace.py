@@ -79,7 +79,7 @@ def reload_code(
 def _everywhere(meshes: Sequence[ProcMesh], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
     """Results of a function in all processes of some meshes, together."""
     asked = [future for mesh in meshes for future in _on_living(mesh, function, *args)]
-    return [each for future in asked for answers in future.get().values() for each in answers]
+    return [answer for future in asked for answers in future.get().values() for answer in answers]
 
 
 def reload_actors(changed: frozenset[str], report: Report) -> None:
@@ -104,7 +104,7 @@ def reload_each(states: Sequence[ActorState], report: Report) -> None:
                 asked.append((state.name, reload_mesh(ActorMesh(state, state.region))))
             except Exception as error:
                 report.notes.append(f"{state.name} keeps its old class: {text_of(error)}")
-        report.notes += [text_of(each.message) for each in caught]
+        report.notes += [text_of(warning.message) for warning in caught]
     for name, future in asked:
         failed = future.exception()
         if failed is None:
@@ -149,7 +149,7 @@ def folders_of(workspace: Any) -> list[Path]:
     """The folders that a workspace names: a path, several, or an object with `dirs`. Raises what is wrong with them."""
     given = getattr(workspace, "dirs", workspace)
     many = [given] if isinstance(given, str | os.PathLike) else list(given)
-    folders = [Path(each).expanduser().resolve() for each in many]
+    folders = [Path(path).expanduser().resolve() for path in many]
     for folder in folders:
         if not folder.is_dir():
             raise NotADirectoryError(f"sync_workspace: {folder} is not a folder")

@@ -236,8 +236,8 @@ def set_breakpoint(
 
 def clear_breakpoint(which: Breakpoint | int | None = None) -> None:
     """Removes a breakpoint, given as such or by its number; without an argument all."""
-    for each in breakpoints() if which is None else [which]:
-        controller().breakpoints.clear(each.number if isinstance(each, Breakpoint) else each)
+    for bp in breakpoints() if which is None else [which]:
+        controller().breakpoints.clear(bp.number if isinstance(bp, Breakpoint) else bp)
 
 
 def breakpoints() -> list[Breakpoint]:
@@ -259,7 +259,7 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
         raise DebugError("the mesh of this error has been stopped, so its frames are gone")
     address = (state.procs if isinstance(state, ActorState) else state).address(rank)
     record = controller().autopsy(mesh, address, rank, call)
-    return Group(lambda: [each for each in sessions() if each.session == record.session])
+    return Group(lambda: [candidate for candidate in sessions() if candidate.session == record.session])
 
 
 def _failed(what: Any, picks: Any) -> tuple[str, int, str]:

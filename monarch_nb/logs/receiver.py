@@ -36,15 +36,15 @@ class Drain:
 
     def patience(self, logs: Mapping[str, ArrivedLog], now: float) -> float | None:
         """Seconds to wait for more at most: 0 when it is given up, None when all of it is there."""
-        behind = {
+        missing = {
             address: logs[address].progress
             for address, position in self._positions.items()
             if address in logs and not logs[address].reached(position)
         }
-        if not behind:
+        if not missing:
             return None
-        if behind != self._progress:
-            self._progress, self._progress_at = behind, now
+        if missing != self._progress:
+            self._progress, self._progress_at = missing, now
         return max(0.0, min(self._progress_at + self._silence, self._end) - now)
 
 

@@ -21,9 +21,9 @@ class LogRecord(NamedTuple):
     call: str = ""  # the outermost call it belongs to, "" for none
 
     def __str__(self) -> str:
-        at = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
+        clock = datetime.fromtimestamp(self.time).strftime("%H:%M:%S.%f")[:-3]
         where = places(self.rank.labels, [tuple(self.rank.values())], self.rank.extent.sizes)
-        return f"{at} {f'[{where}] ' if where else ''}{self.text}"
+        return f"{clock} {f'[{where}] ' if where else ''}{self.text}"
 
 
 class Logs(Sequence[LogRecord]):

@@ -76,8 +76,8 @@ class Spool:
     @property
     def position(self) -> int:
         """How far the text was read, with all raw output before it."""
-        behind = self._out.at < self._mark.out or self._err.at < self._mark.err
-        return self._text.at - behind
+        waits = self._out.at < self._mark.out or self._err.at < self._mark.err
+        return self._text.at - waits
 
     @property
     def backlog(self) -> int:

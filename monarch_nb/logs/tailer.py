@@ -98,9 +98,9 @@ class LogFile:
 def _path_for(address: str, mesh: str, folder: Path) -> Path:
     """Path for the log of a proc, named after its mesh: in `folder`, or in the folder of the setting log_folder."""
     name = re.sub(r"[^\w.-]", "_", mesh)[:40]
-    place = parse_address(address).name
+    parsed = parse_address(address).name
     configured = settings.log_folder
-    return (Path(configured).expanduser() if configured else folder) / f"{f'{name}.' if name else ''}{place}.log"
+    return (Path(configured).expanduser() if configured else folder) / f"{f'{name}.' if name else ''}{parsed}.log"
 
 
 class _Proc:
@@ -234,12 +234,12 @@ class LogTailer(threading.Thread):
             return
         if fd != self._inotify:
             return
-        at = 0
-        while at + _EVENT.size <= len(data):
-            length = _EVENT.unpack_from(data, at)[3]
-            name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0").decode()
+        offset = 0
+        while offset + _EVENT.size <= len(data):
+            length = _EVENT.unpack_from(data, offset)[3]
+            name = data[offset + _EVENT.size : offset + _EVENT.size + length].rstrip(b"\0").decode()
             self._dirty.add(f"{host_of(self._sender.address)}/{name.rpartition('.')[0]}")
-            at += _EVENT.size + length
+            offset += _EVENT.size + length
             if not name:  # too many events: some were dropped
                 self._dirty.update(self._procs)
 

@@ -38,8 +38,8 @@ def grouped(ranks: Mapping[int, SeenRank]) -> list[tuple[int, ...]]:
     where = {rank: _where(seen) for rank, seen in ranks.items() if seen.samples}
     groups: list[list[int]] = []
     for rank in where:
-        near = [(_apart(where[rank], where[group[0]]), group) for group in groups]
-        best = min(near, key=lambda each: each[0], default=None)
+        distances = [(_apart(where[rank], where[group[0]]), group) for group in groups]
+        best = min(distances, key=lambda pair: pair[0], default=None)
         if best is not None and best[0] <= APART + _noise(
             ranks[rank], ranks[best[1][0]], where[rank], where[best[1][0]]
         ):
@@ -84,7 +84,7 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
     """
     if len(groups) < 2:
         return []
-    found: list[Difference] = []
+    differences: list[Difference] = []
     root = tree(ranks, users_part)
 
     def shares(node: Node) -> tuple[float, ...]:
@@ -94,15 +94,19 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
         below = {key: shares(child) for key, child in node.below.items()}
         if path:
             whole = shares(node)
-            own = tuple(share - sum(each[at] for each in below.values()) for at, share in enumerate(whole))
+            own = tuple(
+                share - sum(child_shares[index] for child_shares in below.values()) for index, share in enumerate(whole)
+            )
             if max(own) - min(own) >= NOTABLE:
-                places, names = tuple(each.place for each in path), " → ".join(each.name for each in path)
-                found.append(Difference(places, *where, whole if not below else own, names))
-        for key, each in below.items():
-            if max(each) >= NOTABLE:
+                places, names = tuple(step.place for step in path), " → ".join(step.name for step in path)
+                differences.append(Difference(places, *where, whole if not below else own, names))
+        for key, parts in below.items():
+            if max(parts) >= NOTABLE:
                 child = node.below[key]
-                at = (child.place.file, child.line) if child.place.users or not where[0] else where
-                look(child, (*path, child), at)
+                location = (child.place.file, child.line) if child.place.users or not where[0] else where
+                look(child, (*path, child), location)
 
     look(root, (), ("", 0))
-    return sorted(found, key=lambda one: (one.path == (WAITS,), -one.spread, one.names))
+    return sorted(
+        differences, key=lambda difference: (difference.path == (WAITS,), -difference.spread, difference.names)
+    )

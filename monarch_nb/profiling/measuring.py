@@ -123,15 +123,15 @@ class _Sampling:
 
     def _notes(self, silent: dict[int, str]) -> list[str]:
         """A note for each reason for which ranks did not answer."""
-        known = self.profile.ranks
+        ranks_seen = self.profile.ranks
         reasons: dict[str, list[int]] = {}
         for rank, why in silent.items():
             reasons.setdefault(why, []).append(rank)
         notes = []
         for why, ranks in reasons.items():
-            seconds = max((known[rank].seconds for rank in ranks if rank in known), default=0.0)
-            kept = f"what was seen of it in {seconds:.1f} s is here" if seconds else "nothing was seen of it"
-            notes.append(f"{self.profile.name} {self.profile.where(ranks)}: {why}; {kept}")
+            seconds = max((ranks_seen[rank].seconds for rank in ranks if rank in ranks_seen), default=0.0)
+            remark = f"what was seen of it in {seconds:.1f} s is here" if seconds else "nothing was seen of it"
+            notes.append(f"{self.profile.name} {self.profile.where(ranks)}: {why}; {remark}")
         return notes
 
 

@@ -116,14 +116,17 @@ class Profile:
     def text(self, name: Callable[[str], str] = os.path.basename) -> str:
         """The profile as text, with display names of files from `name`."""
         lines = [f"profile of {self.name}: {', '.join(self.heading())}", *(f"! {note}" for note in self.warnings())]
-        groups, found = self.groups, self.differences
-        if found:
+        groups, differences = self.groups, self.differences
+        if differences:
             lines.append("what differs")
-            paths = [f"{each.names}  {line_text(each.file, each.line, name)}".rstrip() for each in found]
-            for path, each in zip(paths, found, strict=True):
+            paths = [
+                f"{difference.names}  {line_text(difference.file, difference.line, name)}".rstrip()
+                for difference in differences
+            ]
+            for path, difference in zip(paths, differences, strict=True):
                 shares = "  ".join(
                     f"{share:4.0%} {self.where(group)}"
-                    for share, group in sorted(zip(each.shares, groups, strict=True), reverse=True)
+                    for share, group in sorted(zip(difference.shares, groups, strict=True), reverse=True)
                 )
                 lines.append(f"  {path.ljust(max(map(len, paths)))}  {shares}")
         for group in groups:
@@ -161,7 +164,7 @@ def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRan
 
     profiles = []
     for rank, seen in ranks.items():
-        stacks = sorted(seen.stacks.items(), key=lambda each: [(p.file, p.function, p.line) for p in each[0]])
+        stacks = sorted(seen.stacks.items(), key=lambda item: [(p.file, p.function, p.line) for p in item[0]])
         weights = [weight[0] for _, weight in stacks]
         profiles.append(
             {

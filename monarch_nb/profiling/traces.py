@@ -133,21 +133,21 @@ def _point(region: Any, rank: int) -> dict[str, int]:
 def _results(asked: "dict[int, Future[Any]]", seconds: float | None) -> dict[int, tuple[Any, str]]:
     """The result of each rank, or the reason why there is none."""
     until = None if seconds is None else time.monotonic() + seconds
-    found: dict[int, tuple[Any, str]] = {}
+    results: dict[int, tuple[Any, str]] = {}
     for rank, future in asked.items():
         try:
             left = None if until is None else max(0.0, until - time.monotonic())
-            found[rank] = future.get(left).item(), ""
+            results[rank] = future.get(left).item(), ""
         except TimeoutError:
-            found[rank] = None, f"it was still busy after {seconds:g} s"
+            results[rank] = None, f"it was still busy after {seconds:g} s"
         except Exception as error:
-            found[rank] = None, text_of(error).partition("\n")[0]
-    return found
+            results[rank] = None, text_of(error).partition("\n")[0]
+    return results
 
 
 def _written(folder: Path, name: str, document: dict[str, Any]) -> Path:
     """The file, beside the notebook; written beside its name first, so that no half of one is left."""
-    plain = "".join(each if each.isalnum() or each in "-_." else "-" for each in name)
+    plain = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
     target = folder / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}.trace.json.gz"
     half = target.with_name(f".{target.name}.part")
     with gzip.open(half, "wt", encoding="utf-8", compresslevel=5) as file:

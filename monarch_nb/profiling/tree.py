@@ -82,13 +82,13 @@ def recursion_folded(stack: Stack) -> Iterator[tuple[Place, int]]:
     The innermost call stands for all of them, as that is where the time goes.
     """
     keys = [_key(place) for place in stack]
-    at = 0
-    while at < len(stack):
-        length, times = _circle(keys, at)
-        last = at + length * (times - 1)
+    index = 0
+    while index < len(stack):
+        length, times = _circle(keys, index)
+        last = index + length * (times - 1)
         for place in stack[last : last + length]:
             yield place, times
-        at = last + length
+        index = last + length
 
 
 def _circle(keys: Sequence[Key], at: int) -> tuple[int, int]:

@@ -49,7 +49,9 @@ class Sessions:
         if procs is None:
             return
         proc = procs.ranks.own(below)
-        if since is not None or all(actors.ranks[at].paused is None for actors, at in self._meshes.above(procs, base)):
+        if since is not None or all(
+            actors.ranks[actor_index].paused is None for actors, actor_index in self._meshes.above(procs, base)
+        ):
             proc.paused = since
         self._meshes.show(procs, below)
 

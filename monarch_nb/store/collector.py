@@ -147,8 +147,8 @@ class Collector:
             case HostBack(host) | HostKept(host):
                 self._put(e.HostSeen(host))
             case RankPaused(session, mesh, rank, in_the_way=True):
-                place = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}
-                self._put(e.SessionOpened(session, mesh, rank, event.since or now(), place))
+                location = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}
+                self._put(e.SessionOpened(session, mesh, rank, event.since or now(), location))
             case RankResumed(session):
                 self._put(e.SessionClosed(session, now()))
             case _:
@@ -223,7 +223,7 @@ class Collector:
         self._failures.add(failure.failure_id)
         state = self._engine.meshes.get(failure.mesh_uid)
         ranks: list[int] = [] if state is None else list(state.ranks)
-        hit = tuple(ranks[place] for place in failure.places if place < len(ranks))
+        hit = tuple(ranks[index] for index in failure.places if index < len(ranks))
         self._put(
             e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, now(), self.readable), failure)
         )
@@ -233,27 +233,27 @@ class Collector:
         self._soon = False
         at = now()
         for uid, ended, odd in self._driver.ranks_not_alive():
-            known = self._odd.setdefault(uid, {})
+            reported = self._odd.setdefault(uid, {})
             for rank, status in odd.items():
-                if known.get(rank) is not status:
+                if reported.get(rank) is not status:
                     self._turned(uid, rank, status, at)
             self._odd[uid] = odd
             if ended is not None and uid not in self._ended:
                 self._ended.add(uid)
                 self._put(e.Ended(uid, ended.text or ended.kind, at, ended.kind != "stopped"))
                 for failure_id, hit in tuple(self._hit.items()):
-                    self._over(failure_id, {place for place in hit if place[0] == uid}, "stopped", at)
+                    self._over(failure_id, {key for key in hit if key[0] == uid}, "stopped", at)
 
     def _turned(self, uid: str, rank: int, status: RankStatus, at: float) -> None:
         event = turned(uid, rank, status, at)
         self._put(event)
-        place = (uid, rank)
+        key = (uid, rank)
         if event.failure:
-            self._hit.setdefault(status.failure_id, set()).add(place)
+            self._hit.setdefault(status.failure_id, set()).add(key)
             self._put(e.Settled(event.failure, "healing" if status.state == "healing" else "open", at))
-        for other, hit in tuple(self._hit.items()):
-            if place in hit and (not event.failure or other != status.failure_id):
-                self._over(other, {place}, "stopped" if status.state == "stopped" else "healed", at)
+        for failure_id, hit in tuple(self._hit.items()):
+            if key in hit and (not event.failure or failure_id != status.failure_id):
+                self._over(failure_id, {key}, "stopped" if status.state == "stopped" else "healed", at)
 
     def _over(self, failure_id: int, places: set[tuple[str, int]], how: e.FailureState, at: float) -> None:
         left = self._hit[failure_id]

@@ -44,11 +44,11 @@ def title(failure: MeshFailure) -> str:
 
 def _who(failure: MeshFailure) -> str:
     cause, count = failure.cause, len(failure.places)
-    one, several = _TITLES.get(cause.kind, _FAILED)
+    single, several = _TITLES.get(cause.kind, _FAILED)
     if count > 1:
         part = "" if count == failure.size else f", {failure.where}"
         return f"{failure.mesh_name}{part}: {count} of {failure.size} ranks {several}"
-    return f"{failure.mesh_name}{f', {failure.where}' if failure.places else ''} {one}"
+    return f"{failure.mesh_name}{f', {failure.where}' if failure.places else ''} {single}"
 
 
 def _how(failure: MeshFailure) -> str:

@@ -21,8 +21,8 @@ def fitting(query: str, labels: Sequence[str]) -> Fits | None:
     Words are states ("failed"), places ("hosts=3", "gpus=0:4"), ranks ("12", "4-7"), measurements ("cpu>50%",
     "memory>2GB"), or a part of a host's name, an endpoint or a reason.
     """
-    each = [_fit(word, [label.lower() for label in labels]) for word in query.lower().split()]
-    return (lambda *rank: all(fits(*rank) for fits in each)) if each else None
+    tests = [_fit(word, [label.lower() for label in labels]) for word in query.lower().split()]
+    return (lambda *rank: all(fits(*rank) for fits in tests)) if tests else None
 
 
 def _fit(word: str, labels: Sequence[str]) -> Fits:

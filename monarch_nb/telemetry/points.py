@@ -40,10 +40,12 @@ def log(*, step: float | None = None, **values: Any) -> None:
     if engine is None or context is None or context.actor_instance.cell is None:
         return
     instance = context.actor_instance
-    at = round(time.time(), 3)
+    now = round(time.time(), 3)
     count = None if step is None else _number("step", step)
     reported = engine.feature(METRICS)
-    reported.note([Point(instance.mesh, instance.base_rank, name, count, at, value) for name, value in numbers.items()])
+    reported.note(
+        [Point(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
+    )
 
 
 def _number(name: str, value: Any) -> float:

@@ -47,13 +47,13 @@ class Table(ScrollView):
         self.rows: list[Row] = []
         self._widths = tuple(map(len, HEADS))
 
-    def put(self, found: list[Row]) -> None:
+    def put(self, shown: list[Row]) -> None:
         """Shows these; the cursor stays at the row that it was at, if that is still there."""
         key = self.rows[self.cursor].key if self.cursor < len(self.rows) else None
-        self.rows = found
-        at = next((at for at, row in enumerate(found) if row.key == key), self.cursor)
-        self.cursor = max(0, min(at, len(found) - 1))
-        self.virtual_size = Size(sum(self._widths) + 2 * len(HEADS), len(found))
+        self.rows = shown
+        index = next((index for index, row in enumerate(shown) if row.key == key), self.cursor)
+        self.cursor = max(0, min(index, len(shown) - 1))
+        self.virtual_size = Size(sum(self._widths) + 2 * len(HEADS), len(shown))
         self.refresh()
 
     @property
@@ -83,20 +83,20 @@ class Table(ScrollView):
         """The names of the columns, as wide as what is in sight wants them."""
         seen = self.lines(self.scroll_offset.y, max(1, self.size.height))
         self._widths = tuple(
-            min(widest, max(len(head), *(len(line[at]) for line in seen))) if seen else len(head)
-            for at, (head, widest) in enumerate(zip(HEADS, _WIDEST, strict=True))
+            min(widest, max(len(head), *(len(line[column]) for line in seen))) if seen else len(head)
+            for column, (head, widest) in enumerate(zip(HEADS, _WIDEST, strict=True))
         )
         return "  ".join(
-            _fit(head, width, at) for at, (head, width) in enumerate(zip(HEADS, self._widths, strict=True))
+            _fit(head, width, column) for column, (head, width) in enumerate(zip(HEADS, self._widths, strict=True))
         )
 
     def render_line(self, y: int) -> Strip:
         """Renders one visible line."""
-        at = y + self.scroll_offset.y
-        if at >= len(self.rows):
+        index = y + self.scroll_offset.y
+        if index >= len(self.rows):
             return Strip.blank(self.size.width, self.rich_style)
-        row = self.rows[at]
-        base = self.rich_style + Style(reverse=at == self.cursor and self.has_focus, bold=at == self.cursor)
+        row = self.rows[index]
+        base = self.rich_style + Style(reverse=index == self.cursor and self.has_focus, bold=index == self.cursor)
         parts = []
         for column, text in enumerate(cells(row, time.time())):
             style = base + Style.parse(_COLOURS.get(row.state, "")) if column == 3 else base
@@ -170,9 +170,9 @@ class Top(App[None]):
                 self._seen = seen
                 self.looks += 1
                 document = self.watching.document
-                found, totals = rows(document, self.look), summary(document)
+                shown, totals = rows(document, self.look), summary(document)
                 self._say("summary", totals)
-                self.table.put(found)
+                self.table.put(shown)
         self.table.refresh()
         self._say("head", self.table.head())
         self._say("look", self._words())

@@ -50,9 +50,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _list() -> int:
-    found = connections()
+    running = connections()
     lines = [
-        (str(one.pid), time.strftime("%H:%M:%S", time.localtime(one.since)), one.what, str(path)) for path, one in found
+        (str(connection.pid), time.strftime("%H:%M:%S", time.localtime(connection.since)), connection.what, str(path))
+        for path, connection in running
     ]
     heads = ("process", "since", "what", "connection file")
     sys.stdout.write(f"{text_table([heads, *lines]) if lines else _NOBODY}\n")
@@ -62,19 +63,19 @@ def _list() -> int:
 def _chosen(wanted: str | None) -> Connection:
     if wanted is not None and not wanted.isdigit():
         return read(Path(wanted).expanduser())
-    found = [one for _, one in connections() if wanted is None or one.pid == int(wanted)]
-    if not found:
+    chosen = [connection for _, connection in connections() if wanted is None or connection.pid == int(wanted)]
+    if not chosen:
         raise LookupError(
             _NOBODY if wanted is None else f"process {wanted} cannot be watched; --list shows those that can"
         )
-    return found[0]
+    return chosen[0]
 
 
 def _once(watching: Watching, look: Look) -> int:
     with watching.lock:
-        found, totals = rows(watching.document, look), summary(watching.document)
+        shown, totals = rows(watching.document, look), summary(watching.document)
     now = time.time()
-    sys.stdout.write(f"{totals}\n{text_table([HEADS, *(cells(row, now) for row in found)])}\n")
+    sys.stdout.write(f"{totals}\n{text_table([HEADS, *(cells(row, now) for row in shown)])}\n")
     watching.close()
     return 0
 

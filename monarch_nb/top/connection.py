@@ -39,11 +39,11 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 def folder() -> Path:
     """Folder of connection files. Raises PermissionError where another user owns it, OSError if it cannot be made."""
     path = base_folder() / f"monarch-nb-{os.geteuid()}" / "top"
-    for each in (path.parent, path):
+    for directory in (path.parent, path):
         with contextlib.suppress(FileExistsError):
-            each.mkdir(mode=0o700)
-        if not is_private(each):
-            raise PermissionError(f"{each} is not this user's own folder of mode 0700, and is not used")
+            directory.mkdir(mode=0o700)
+        if not is_private(directory):
+            raise PermissionError(f"{directory} is not this user's own folder of mode 0700, and is not used")
     return path
 
 
@@ -73,16 +73,16 @@ def read(path: Path) -> Connection:
 
 def connections() -> list[tuple[Path, Connection]]:
     """Connections of this user's running controllers, the newest first; files of ended ones are removed."""
-    found = []
+    running = []
     for path in folder().glob("*.json"):
         try:
             connection = read(path)
         except (OSError, ValueError):
             continue
         if connection.lives:
-            found.append((path, connection))
+            running.append((path, connection))
         else:
             for left in (path, Path(connection.socket)):
                 with contextlib.suppress(OSError):
                     left.unlink()
-    return sorted(found, key=lambda each: -each[1].since)
+    return sorted(running, key=lambda pair: -pair[1].since)

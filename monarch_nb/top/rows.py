@@ -47,8 +47,8 @@ def rows(document: Document, look: Look) -> list[Row]:
     ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
     every = sum(_size(document["meshes"][uid]) for uid in roots(document))
     by_host = every >= BY_HOST_FROM and not look.query and not look.host if look.by_host is None else look.by_host
-    found = _by_host(ranks) if by_host else ranks
-    return found if look.sort == "place" else sorted(found, key=lambda row: _order(row, look.sort))
+    shown = _by_host(ranks) if by_host else ranks
+    return shown if look.sort == "place" else sorted(shown, key=lambda row: _order(row, look.sort))
 
 
 def roots(document: Document) -> list[str]:
@@ -77,8 +77,8 @@ def _size(mesh: Mapping[str, Any]) -> int:
 def _point(sizes: Sequence[int], index: int) -> tuple[int, ...]:
     point = []
     for size in reversed(sizes):
-        index, at = divmod(index, size)
-        point.append(at)
+        index, coordinate = divmod(index, size)
+        point.append(coordinate)
     return tuple(reversed(point))
 
 
@@ -99,7 +99,7 @@ def _ranks(document: Document, uid: str, look: Look) -> Iterator[Row]:
         point = _point(sizes, index)
         if fits is not None and not fits(record, point, index, host):
             continue
-        place = " ".join(f"{label}={at}" for label, at in zip(labels, point, strict=True))
+        place = " ".join(f"{label}={coordinate}" for label, coordinate in zip(labels, point, strict=True))
         what = record.get("endpoint") or record.get("detail") or ""
         yield Row(
             (uid, host, index), host, mesh["name"], place or "one", record["state"], str(what), record.get("since"),
@@ -115,9 +115,9 @@ def _rates(document: Document, uid: str) -> dict[int, float]:
             continue
         for index, record in document["ranks"].get(other, {}).items():
             if rate := record.get("rate"):
-                at = _point(mesh["sizes"], int(index))
+                point = _point(mesh["sizes"], int(index))
                 picked = mesh.get("picked")
-                along = 0 if picked else sum(a * stride for a, stride in zip(at, mesh["strides"], strict=True))
+                along = 0 if picked else sum(a * stride for a, stride in zip(point, mesh["strides"], strict=True))
                 base = picked[int(index)] if picked else mesh["offset"] + along
                 rates[base] = rates.get(base, 0.0) + rate
     return rates
@@ -147,8 +147,8 @@ def _together(uid: str, host: str, group: list[Row]) -> Row:
 
 
 def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _order(row: Row, sort: str) -> tuple[Any, ...]:

@@ -68,13 +68,13 @@ def _check_expression(label: str, text: str) -> None:
 def _expressions(line: str) -> list[str]:
     """Expressions separated by blanks outside of brackets and quotes; commas at their ends are dropped."""
     words, word, depth, quote = [], "", 0, ""
-    at = 0
-    while at < len(line):
-        char = line[at]
+    index = 0
+    while index < len(line):
+        char = line[index]
         if quote:
             if char == "\\":
-                word += line[at : at + 2]
-                at += 2
+                word += line[index : index + 2]
+                index += 2
                 continue
             quote = "" if char == quote else quote
         elif char in "'\"":
@@ -87,5 +87,5 @@ def _expressions(line: str) -> list[str]:
             words.append(word)
             word = ""
         word += "" if not word and char.isspace() else char
-        at += 1
-    return [stripped for each in (*words, word) if (stripped := each.rstrip(","))]
+        index += 1
+    return [stripped for text in (*words, word) if (stripped := text.rstrip(","))]

@@ -30,8 +30,8 @@ class MeshArguments(Struct, frozen=True):
 def read_mesh(line: str) -> MeshArguments:
     """Reads the arguments of %mesh. Raises UsageError."""
     job, known = "", frozenset[str]()
-    if found := _JOB.search(line):
-        job, line = found[1], f"{line[: found.start()]} {line[found.end() :]}"
+    if match := _JOB.search(line):
+        job, line = match[1], f"{line[: match.start()]} {line[match.end() :]}"
         known = _arguments_of(job)
     elif "--job" in line.split():
         raise UsageError("%mesh: which job? Write --job slurm, or --job and a name that monarch.toml has")

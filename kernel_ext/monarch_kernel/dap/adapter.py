@@ -86,10 +86,10 @@ class BreakpointRequests:
         return {"breakpoints": [mark.row(path) for mark in marks]}
 
     def _do_setExceptionBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
-        known = [item["filter"] for item in FILTERS]
-        self.exceptions = {name: "" for name in arguments.get("filters") or () if name in known}
+        filters = [item["filter"] for item in FILTERS]
+        self.exceptions = {name: "" for name in arguments.get("filters") or () if name in filters}
         for option in arguments.get("filterOptions") or ():
-            if option.get("filterId") in known:
+            if option.get("filterId") in filters:
                 self.exceptions[option["filterId"]] = str(option.get("condition") or "").lstrip("@")
         self.arm()
         return {}

@@ -50,7 +50,7 @@ class Lines:
                     self._classes.append((node.lineno, node.end_lineno or node.lineno, name))
                 self._visit(node, f"{name}.")
             elif isinstance(node, Function):
-                begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 self._functions.append((begin, _body(node), node.end_lineno or node.lineno))
                 self._visit(node, f"{prefix}{node.name}.<locals>.")
             else:
@@ -64,7 +64,7 @@ class Lines:
                     number = first
             index = bisect.bisect_left(self._run, number)
             number = self._run[min(index, len(self._run) - 1)]
-        actor = max((each for each in self._classes if each[0] <= number <= each[1]), default=None)
+        actor = max((span for span in self._classes if span[0] <= number <= span[1]), default=None)
         inside = any(first <= number <= end for _, first, end in self._functions)
         if actor is not None and inside:
             return Line(number, "actors", actor[2])
@@ -82,8 +82,8 @@ def _body(node: Function) -> int:
 def _looks_like_actors(node: ast.ClassDef) -> bool:
     if any(_name(base) == "Actor" for base in node.bases):
         return True
-    functions = (each for each in node.body if isinstance(each, Function))
-    return any("endpoint" in _name(decorator) for each in functions for decorator in each.decorator_list)
+    functions = (function for function in node.body if isinstance(function, Function))
+    return any("endpoint" in _name(decorator) for function in functions for decorator in function.decorator_list)
 
 
 def _name(node: ast.expr) -> str:

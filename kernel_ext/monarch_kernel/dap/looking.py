@@ -114,7 +114,10 @@ class LookRequests:
         )
         answer = self._asked(record, command)
         by_type = self.client == "jupyterlab"
-        rows = [_variable(each, self._reference(handle, each.reference), by_type=by_type) for each in answer.variables]
+        rows = [
+            _variable(variable, self._reference(handle, variable.reference), by_type=by_type)
+            for variable in answer.variables
+        ]
         left = answer.total - start - len(rows)
         if left > 0 and not count:
             rows.append(_rest(left))
@@ -225,9 +228,9 @@ class Sources:
 
     def text(self, path: str) -> str | None:
         """Text of a file or a cell; None where it is not available."""
-        known = self._cells.get(path)
-        if known is not None:
-            return known
+        cell = self._cells.get(path)
+        if cell is not None:
+            return cell
         try:
             if os.path.getsize(path) <= LONGEST:
                 return Path(path).read_text(encoding="utf-8")

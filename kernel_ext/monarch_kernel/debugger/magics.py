@@ -47,7 +47,7 @@ class DebugCompletion(LineCompletion):
         if not before:
             return ["clear", *self._functions()]
         if before[0] == "clear":
-            return [str(each.number) for each in debug.breakpoints()]
+            return [str(bp.number) for bp in debug.breakpoints()]
         if "on" not in before:
             return ["on", "if"] if "if" not in before else ["on"]
         after = before[before.index("on") + 1 :]
@@ -64,7 +64,7 @@ class DebugCompletion(LineCompletion):
             mesh = self._session.find(name)
             if isinstance(mesh, ActorMesh):
                 cls = state_of(mesh).cls
-                functions += [f"{cls.__name__}.{each}" for each in vars(cls) if not each.startswith("_")]
+                functions += [f"{cls.__name__}.{method}" for method in vars(cls) if not method.startswith("_")]
         return list(dict.fromkeys(functions))
 
 
@@ -236,12 +236,12 @@ class DebugMagics(Magics):
     def _prompt(self, line: str) -> DebugPrompt:
         """The prompt of this line; it is kept, so that its focus and what is watched last from cell to cell."""
         key = " ".join(line.split())
-        kept = self._prompts.get(key)
+        stored = self._prompts.get(key)
         controller = debug.controller()
         group = self._chosen(line)  # the name may mean another mesh by now
-        if kept is not None and kept.controller is controller:
-            kept.leave, kept.interactive, kept.candidates = "", False, lambda: group.sessions
-            return kept
+        if stored is not None and stored.controller is controller:
+            stored.leave, stored.interactive, stored.candidates = "", False, lambda: group.sessions
+            return stored
         prompt = DebugPrompt(controller, lambda: group.sessions, self._name, everybody=bool(key))
         self._prompts[key] = prompt
         return prompt

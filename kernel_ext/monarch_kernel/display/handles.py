@@ -51,10 +51,10 @@ class HandleForms:
     def html(self, tensor: Any) -> str:
         """The placement of a tensor."""
         stream = tensor.reference.stream
-        gone = "" if stream.lost is None else _first_line(stream.lost)
+        lost = "" if stream.lost is None else _first_line(stream.lost)
         name = self._name(tensor)
         return placement_html(
-            placement_of(tensor.meta), name, lost_ranks(stream), gone, calls=() if gone else _calls(name)
+            placement_of(tensor.meta), name, lost_ranks(stream), lost, calls=() if lost else _calls(name)
         )
 
     def text(self, tensor: Any) -> str:
@@ -92,7 +92,11 @@ def mesh_facts(mesh: Any) -> tuple[str, ...]:
     if stream.lost is not None:
         return "for tensors", _first_line(stream.lost)
     live = stream.table.live()
-    held = f"{counted(len(live), 'tensor')}, {size_text(sum(one.nbytes for one in live))}" if live else "no tensors yet"
+    held = (
+        f"{counted(len(live), 'tensor')}, {size_text(sum(tensor.nbytes for tensor in live))}"
+        if live
+        else "no tensors yet"
+    )
     return f"for tensors on {mesh.device}", held
 
 
@@ -114,7 +118,7 @@ def lost_ranks(stream: Any) -> tuple[int, ...]:
     procs = next((procs for one, procs in all_streams() if one is stream), None)
     if procs is None:
         return ()
-    return tuple(at for at, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
+    return tuple(index for index, rank in enumerate(describe(procs).ranks) if rank.state == "failed")
 
 
 def _calls(name: str) -> tuple[tuple[str, str], ...]:

@@ -73,7 +73,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, mono: Sequence[
     tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in head)
     body = "".join(
         "<tr>"
-        + "".join(f"<td{' class=mnb-m' if at in mono else ''}{LEFT}>{escape(text)}</td>" for at, text in enumerate(row))
+        + "".join(
+            f"<td{' class=mnb-m' if column in mono else ''}{LEFT}>{escape(text)}</td>"
+            for column, text in enumerate(row)
+        )
         + "</tr>"
         for row in rows
     )

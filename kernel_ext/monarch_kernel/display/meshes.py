@@ -162,8 +162,8 @@ def host_mesh_html(mesh: Any) -> str:
     count = prod(extent.sizes)
     names = [host_name(mesh.host_ids[rank]) for rank in mesh.region.ranks()]
     rows = [
-        (" ".join(f"{label}={index}" for label, index in extent.point(at).items()) or "this host", name)
-        for at, name in enumerate(names[:LINES])
+        (" ".join(f"{label}={index}" for label, index in extent.point(number).items()) or "this host", name)
+        for number, name in enumerate(names[:LINES])
     ]
     more = [("…", f"{count - LINES} more")] if count > LINES else []
     more += [("spare", host_name(host)) for host in mesh.spares]

@@ -60,13 +60,14 @@ def placement_html(
     """
     linked = len(placement.blocks) <= _LINKED
     lights = (
-        "".join(f".mnb-p:has(.b{at}:hover) .b{at}{{--mnb-on:1}}" for at in range(len(placement.blocks)))
+        "".join(f".mnb-p:has(.b{block}:hover) .b{block}{{--mnb-on:1}}" for block in range(len(placement.blocks)))
         if linked
         else ""
     )
     descriptions = (
         "".join(
-            f'<span class="b{at}">{escape(placement.describe(at, name))}</span>' for at in range(len(placement.blocks))
+            f'<span class="b{block}">{escape(placement.describe(block, name))}</span>'
+            for block in range(len(placement.blocks))
         )
         if linked
         else ""
@@ -79,7 +80,9 @@ def placement_html(
         bytes_text(placement),
         *facts,
     )
-    label = f"{title(placement)}: " + "; ".join(f"{at} {does}" for at, _, does in dimension_rows(placement))
+    label = f"{title(placement)}: " + "; ".join(
+        f"{dimension} {does}" for dimension, _, does in dimension_rows(placement)
+    )
     tensor = tensor_drawing(placement, name), label
     mesh = mesh_drawing(placement), f"the mesh {mesh_text(placement.labels, placement.sizes)}"
     gone = frozenset(lost)
@@ -158,12 +161,12 @@ def _classes(blocks: Sequence[int], linked: bool) -> str:
 
 def _hatched(x: float, y: float, w: float, h: float) -> str:
     """Lines from the lower left to the upper right, within a box."""
-    lines, at = [], _HATCH / 2
-    while at < w + h:
-        x1, y1 = (x, y + at) if at <= h else (x + at - h, y + h)
-        x2, y2 = (x + at, y) if at <= w else (x + w, y + at - w)
+    lines, position = [], _HATCH / 2
+    while position < w + h:
+        x1, y1 = (x, y + position) if position <= h else (x + position - h, y + h)
+        x2, y2 = (x + position, y) if position <= w else (x + w, y + position - w)
         lines.append(f"M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}")
-        at += _HATCH
+        position += _HATCH
     return "".join(lines)
 
 

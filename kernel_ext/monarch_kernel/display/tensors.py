@@ -73,11 +73,11 @@ def _rows(rows: Sequence[Row]) -> str:
     tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in ("", *HEADINGS))
     body = []
     for row in rows:
-        name, what, placement, each, _ = cells(row)
+        name, what, placement, size, _ = cells(row)
         body.append(
             f"<tr{' class=mnb-s' if row.lost else ''}><td>{small(row.picture)}</td>"
             f"<td{LEFT}><b>{escape(name)}</b></td><td{LEFT}>{escape(what)}</td>"
-            f"<td class=mnb-m{LEFT}>{escape(placement)}</td><td{LEFT}>{_unbroken(each)}</td>"
+            f"<td class=mnb-m{LEFT}>{escape(placement)}</td><td{LEFT}>{_unbroken(size)}</td>"
             f"<td{LEFT}>{_line(row)}</td></tr>"
         )
     return f'<table class="mnb-t"><thead><tr>{tops}</tr></thead><tbody>{"".join(body)}</tbody></table>'

@@ -53,10 +53,10 @@ class Grouping:
         repeats: dict[Line, int] = {}
         places: dict[tuple[str, str], tuple[Any, Source, bool]] = {}
         for line in lines:
-            place = (line.address, line.call)
-            if place not in places:
-                places[place] = self._cell_of(line), self._source_of(line.address), self._merges(line.address)
-            cell, source, merges = places[place]
+            origin = (line.address, line.call)
+            if origin not in places:
+                places[origin] = self._cell_of(line), self._source_of(line.address), self._merges(line.address)
+            cell, source, merges = places[origin]
             if line.display is not None and self._take is not None:
                 row = self._take(cell, line, source, merges) if cell is not None else None
                 if row is not None:
@@ -141,10 +141,10 @@ class _Fold:
         ]
         if len(sources) > FILES:
             rows.append(("…", f"{len(sources) - FILES} more: .logs().files has them"))
-        kept = f", the last {len(lines):,} here" if len(lines) < self.count else ""
+        shown = f", the last {len(lines):,} here" if len(lines) < self.count else ""
         html = framed(
             '<div style="padding-left:var(--jp-code-padding,0)">',  # as the lines above it
-            folded(f"{where}… {count}{kept}", texts(lines)),
+            folded(f"{where}… {count}{shown}", texts(lines)),
             f"<pre>{escape(below)}</pre>",
             f"<details><summary>All of them are in the log files: %logs {escape(first.name)}</summary>"
             f"{table(('rank', 'file'), rows, mono=(1,))}</details></div>",

@@ -70,8 +70,8 @@ class _Share:
     def cut(self, places: Collection[int]) -> None:
         """Removes lines by index; displays stay."""
         shown, cut = [], []
-        for place, (written, line) in enumerate(self.shown):
-            if place in places and written.display is None:
+        for index, (written, line) in enumerate(self.shown):
+            if index in places and written.display is None:
                 cut.append((written, f"{line}\n"))
             else:
                 shown.append((written, line))
@@ -142,7 +142,7 @@ class Pacing:
             most = min(left / (len(shares) - place), BEGINNING) if len(share.shown) > FEW else FEW
             used = 0
             times: Counter[str] = Counter()
-            for at, (written, line) in enumerate(share.shown):
+            for index, (written, line) in enumerate(share.shown):
                 if written.display is not None:
                     continue
                 times[line] += 1
@@ -150,7 +150,7 @@ class Pacing:
                 if key in seen:
                     continue
                 if used + 1 > most:
-                    share.cut(range(at, len(share.shown)))
+                    share.cut(range(index, len(share.shown)))
                     self._flooding.add(address)
                     self._ranks[address].left = 0.0
                     break
@@ -162,14 +162,14 @@ class Pacing:
     def _bound_bytes(self, shares: dict[str, _Share], now: float) -> None:
         """Removes what exceeds the bytes that a front end may be sent; ranks that need little keep all of it."""
         left = self._bytes.refill(now)
-        for place, share in enumerate(sorted(shares.values(), key=lambda share: share.size)):
-            most = left / (len(shares) - place)
+        for order, share in enumerate(sorted(shares.values(), key=lambda share: share.size)):
+            most = left / (len(shares) - order)
             used = 0.0
             cut = set()
-            for at, piece in enumerate(share.shown):
+            for index, piece in enumerate(share.shown):
                 size = _size(*piece)
                 if used and size and used + size > most:
-                    cut.add(at)
+                    cut.add(index)
                 else:
                     used += size
             share.cut(cut)

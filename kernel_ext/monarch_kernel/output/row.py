@@ -56,10 +56,10 @@ class Row:
         self._groups.setdefault(member.digest, []).append(member)
         self.changed = True
 
-    def drop(self, gone: Callable[[Member], bool]) -> None:
+    def drop(self, matches: Callable[[Member], bool]) -> None:
         """Removes displays."""
         for digest, group in tuple(self._groups.items()):
-            left = [member for member in group if not gone(member)]
+            left = [member for member in group if not matches(member)]
             if len(left) < len(group):
                 self.changed = True
                 self._groups[digest] = left

@@ -24,13 +24,13 @@ def handle_type() -> Any:
 def names_of(held: Mapping[str, Any]) -> dict[tuple[int, int], str]:
     """Names by number of the mesh's stream and number of the tensor; of several, the one that comes first."""
     handle = handle_type()
-    found: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int], str] = {}
     if handle is None:
-        return found
+        return names
     for name, tensor in _tensors(held, handle):
         reference = tensor.reference
-        found.setdefault((reference.stream.number, reference.number), name)
-    return found
+        names.setdefault((reference.stream.number, reference.number), name)
+    return names
 
 
 def name_of(held: Mapping[str, Any], tensor: Any) -> str:
@@ -50,8 +50,8 @@ def _tensors(held: Mapping[str, Any], handle: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, module_type):
             modules.append((name, value))
     for name, module in modules:
-        for at, (path, value) in enumerate([*module.named_parameters(), *module.named_buffers()]):
-            if at >= _MOST:
+        for index, (path, value) in enumerate([*module.named_parameters(), *module.named_buffers()]):
+            if index >= _MOST:
                 break
             if isinstance(value, handle):
                 yield f"{name}.{path}", value

@@ -45,8 +45,8 @@ def head(summary: Summary) -> tuple[str, ...]:
 
 def cells(row: Row) -> tuple[str, ...]:
     """Cells of a table row for one tensor."""
-    each = "lost" if row.lost else size_text(row.each)
-    return row.name or "·", row.title, " ".join(row.placement), each, row.line.at
+    size = "lost" if row.lost else size_text(row.each)
+    return row.name or "·", row.title, " ".join(row.placement), size, row.line.at
 
 
 def live_text(live: Sequence[int]) -> str:
@@ -75,8 +75,8 @@ def moved_cells(summary: Summary) -> list[tuple[str, ...]]:
 
 def waited_cells(waits: tuple[Wait, ...]) -> list[tuple[str, ...]]:
     """The lines that waited, most often first."""
-    ordered = sorted(waits, key=lambda one: -one.count)
-    return [(one.line.at or "·", one.what, str(one.count), one.line.source) for one in ordered]
+    ordered = sorted(waits, key=lambda wait: -wait.count)
+    return [(wait.line.at or "·", wait.what, str(wait.count), wait.line.source) for wait in ordered]
 
 
 def waits_text(summary: Summary) -> str:

@@ -76,7 +76,7 @@ def rows(points: Points, state: Any) -> Rows:
         for name, ranks in points.of(uid).items():
             for base, line in ranks.items():
                 if base in index:
-                    by_name.setdefault(name, []).extend((index[base], step, at, value) for step, at, value in line)
+                    by_name.setdefault(name, []).extend((index[base], step, when, value) for step, when, value in line)
     return by_name
 
 

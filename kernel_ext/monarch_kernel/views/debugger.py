@@ -33,7 +33,7 @@ def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
         if record.mesh not in indices:
             state: Any = engine.meshes.get(record.mesh)
             ranks = state.region.ranks() if state is not None else ()
-            indices[record.mesh] = {base: at for at, base in enumerate(ranks)}
+            indices[record.mesh] = {base: index for index, base in enumerate(ranks)}
         return indices[record.mesh].get(record.rank, record.rank)
 
     return index
@@ -188,7 +188,7 @@ class DebugRequests:
         return values_by_rank(expression, list(zip(records, controller.evaluate(records, expression), strict=True)))
 
     def _do_breakpoints(self, controller: Controller, message: Message) -> Message:
-        return {"breakpoints": [breakpoint_row(each) for each in controller.breakpoints]}
+        return {"breakpoints": [breakpoint_row(bp) for bp in controller.breakpoints]}
 
     def _do_break(self, controller: Controller, message: Message) -> Message:
         state = controller.engine.meshes.get(str(message.get("mesh")))

@@ -24,20 +24,20 @@ class Failures:
 
     def __init__(self) -> None:
         failures = store_of(runtime()).document()["failures"].values()
-        self.records: list[dict[str, Any]] = sorted(failures, key=lambda one: -one["at"])
+        self.records: list[dict[str, Any]] = sorted(failures, key=lambda failure: -failure["at"])
 
     def __repr__(self) -> str:
         if not self.records:
             return "nothing has failed so far"
-        return "\n".join(f"{clock(one['at'])}  {state(one):<10} {one['title']}" for one in self.records)
+        return "\n".join(f"{clock(failure['at'])}  {state(failure):<10} {failure['title']}" for failure in self.records)
 
     def html(self) -> str:
         """The static form."""
         if not self.records:
             return framed('<div class="mnb-s">nothing has failed so far</div>')
         parts = [heading("Failures", f"{len(self.records)} so far")]
-        for one in self.records[:20]:
-            parts.append(folded(f"{clock(one['at'])} {one['title']} · {state(one)}", one["report"]))
+        for failure in self.records[:20]:
+            parts.append(folded(f"{clock(failure['at'])} {failure['title']} · {state(failure)}", failure["report"]))
         return framed(*parts, kind="mnb-f")
 
 
@@ -51,7 +51,7 @@ class LogView:
     @property
     def lines(self) -> list[Line]:
         """The lines in the form of views."""
-        return [(one.rank.rank, round(one.time, 3), "", one.text) for one in self.logs[-LINES:]]
+        return [(line.rank.rank, round(line.time, 3), "", line.text) for line in self.logs[-LINES:]]
 
     def __repr__(self) -> str:
         return repr(self.logs)

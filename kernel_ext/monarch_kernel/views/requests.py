@@ -105,11 +105,11 @@ class Requests:
         bases = self._bases(state, message)
         uids = [state.uid] if isinstance(state, ActorState) else [state.uid, *_actors(state)]
         for uid in uids:  # a proc does what its actors do
-            known = engine.meshes[uid]
-            region_of = set(known.region.ranks())
+            mesh = engine.meshes[uid]
+            region_of = set(mesh.region.ranks())
             for base in bases:
                 if base in region_of:
-                    interrupt(self._meshes(known, {"ranks": True}, [base])[0])
+                    interrupt(self._meshes(mesh, {"ranks": True}, [base])[0])
         return {"text": f"interrupted {_counted(state, len(bases))} of {state.name}"}
 
     def _do_stack(self, engine: Runtime, message: Message) -> Message:

@@ -57,11 +57,11 @@ def values(engine: Runtime, key: str, number: int) -> dict[str, Any]:
         until = time.monotonic() + COMES_S
         while True:
             parts = values_on(engine, procs, asked, lost_ranks(stream), VALUES_S)
-            coming = [one for one in parts if not isinstance(one, str) and one.state == "coming"]
+            coming = [part for part in parts if not isinstance(part, str) and part.state == "coming"]
             if not coming or time.monotonic() > until:
                 break
             time.sleep(0.1)
-        if all(isinstance(one, str) for one in parts):
+        if all(isinstance(part, str) for part in parts):
             raise LookupError(f"no rank of {stream.title} says what it has: {parts[0]}")
         return values_document(placement_of(entry.meta), parts)
     raise LookupError("this tensor is gone: nothing refers to it any more")

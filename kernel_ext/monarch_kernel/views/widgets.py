@@ -216,10 +216,10 @@ def _part(document: dict[str, Any], uid: str | None) -> dict[str, Any]:
     if uid is None:
         return {**document, "ranks": {}}
     meshes = document.get("meshes", {})
-    near = {uid, meshes.get(uid, {}).get("on"), *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
+    shown = {uid, meshes.get(uid, {}).get("on"), *(other for other, mesh in meshes.items() if mesh.get("on") == uid)}
     pick: Callable[[str], dict[str, Any]] = lambda section: {  # noqa: E731
-        key: value for key, value in document.get(section, {}).items() if key in near
+        key: value for key, value in document.get(section, {}).items() if key in shown
     }
     ranks = {key: _brief(records) for key, records in pick("ranks").items()}
-    failures = {key: one for key, one in document.get("failures", {}).items() if one["mesh"] in near}
+    failures = {key: failure for key, failure in document.get("failures", {}).items() if failure["mesh"] in shown}
     return {"hosts": document.get("hosts", {}), "meshes": pick("meshes"), "ranks": ranks, "failures": failures}

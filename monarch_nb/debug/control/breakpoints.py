@@ -86,8 +86,8 @@ class Breakpoints:
             **options,
         )
         outcomes = self._send_each(mesh, wanted)
-        wrong = {each.error for each in outcomes.values() if each.error}
-        if wrong and all(each.error for each in outcomes.values()):
+        wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
+        if wrong and all(outcome.error for outcome in outcomes.values()):
             raise DebugError(f"{where}: {'; '.join(sorted(wrong))}")
         self._last = number  # of one that was refused another takes the number
         added = self._by_number[number] = Breakpoint(number, where, condition, mesh, outcomes)
@@ -117,7 +117,10 @@ class Breakpoints:
                 asked.setdefault(rank, []).append(request(self._engine, procs.address(rank), verbs.BREAK, message))
         outcomes = {rank: [outcome_of(future) for future in asked[rank]] for rank in sorted(asked)}
         # A rank has it where any of those that run there has it.
-        return {rank: next((each for each in found if not each.error), found[0]) for rank, found in outcomes.items()}
+        return {
+            rank: next((outcome for outcome in outcomes_of if not outcome.error), outcomes_of[0])
+            for rank, outcomes_of in outcomes.items()
+        }
 
     def set_everywhere(
         self,
@@ -139,7 +142,7 @@ class Breakpoints:
                 version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught, release=release
             )
             self._here(self._engine.address, wanted)
-            asked = {each: request(self._engine, each, verbs.BREAK_SET, wanted) for each in self._addresses()}
+            asked = {dst: request(self._engine, dst, verbs.BREAK_SET, wanted) for dst in self._addresses()}
         until = time.monotonic() + PLACING_S
         wrong: dict[str, str] = {}
         for address, future in asked.items():
@@ -152,16 +155,16 @@ class Breakpoints:
     def pause(self, actors: Sequence[tuple[str, int]] = ()) -> str:
         """Stops what actors run (all, where none are named) at the next line that is traced; gives why none will."""
         wanted = m.Pause(actors=tuple(actors))
-        asked = [request(self._engine, each, verbs.PAUSE, wanted) for each in self._addresses()]
-        outcomes = [outcome_of(each) for each in asked]
-        errors = dict.fromkeys(each.error for each in outcomes if each.error)
-        return "" if any(not each.error for each in outcomes) else "; ".join(errors)
+        asked = [request(self._engine, address, verbs.PAUSE, wanted) for address in self._addresses()]
+        outcomes = [outcome_of(future) for future in asked]
+        errors = dict.fromkeys(outcome.error for outcome in outcomes if outcome.error)
+        return "" if any(not outcome.error for outcome in outcomes) else "; ".join(errors)
 
     def _addresses(self) -> list[str]:
         """All processes that may hold actors, except this one and failed ones."""
         addresses = []
         for state in tuple(self._engine.meshes.values()):
             if isinstance(state, ProcState) and state.stopped is None:
-                failed = {each.rank for each in describe(state).having("failed")}
+                failed = {view.rank for view in describe(state).having("failed")}
                 addresses += [state.address(rank) for rank in state.region.ranks() if rank not in failed]
-        return [each for each in dict.fromkeys(addresses) if each != self._engine.address]
+        return [address for address in dict.fromkeys(addresses) if address != self._engine.address]

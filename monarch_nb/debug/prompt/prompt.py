@@ -242,7 +242,7 @@ class DebugPrompt:
         records = self.candidates()
         by_id = {record.session: record for record in records}
         nodes = tree((record.session, record.stack) for record in records)
-        lines = tree_text(nodes, lambda ids: named([by_id[each] for each in ids]), self.name)
+        lines = tree_text(nodes, lambda ids: named([by_id[rank_id] for rank_id in ids]), self.name)
         return Answers("where", "\n".join(lines) or "nothing is stopped")
 
     def _do_diff(self, rest: str) -> Answers:
@@ -274,11 +274,11 @@ class DebugPrompt:
         return Answers(f"display {expression}", f"{expression}:{between}{text}", pairs)
 
     def _do_undisplay(self, rest: str) -> Answers:
-        self.displays = [each for each in self.displays if rest and each != rest]
+        self.displays = [expression for expression in self.displays if rest and expression != rest]
         return Answers("undisplay", f"displayed: {', '.join(self.displays) or 'nothing'}")
 
     def _do_unwatch(self, rest: str) -> Answers:
-        self.watches = [each for each in self.watches if rest and each != rest]
+        self.watches = [expression for expression in self.watches if rest and expression != rest]
         return Answers("unwatch", f"watched: {', '.join(self.watches) or 'nothing'}")
 
     def _over_all(self, command: str, expression: str, text: Callable[[str, Sequence[Pair]], str]) -> Answers:

@@ -49,9 +49,11 @@ def grouped(records: Iterable[Stopped]) -> list[Group]:
     """The groups, the largest of each mesh first."""
     by_place: dict[object, list[Stopped]] = {}
     for record in sorted(records, key=lambda record: (record.rank, record.session)):
-        at = record.frame
-        by_place.setdefault((record.mesh, record.post_mortem, at.file, at.line, at.function), []).append(record)
-    groups = [Group(tuple(each)) for each in by_place.values()]
+        frame = record.frame
+        by_place.setdefault((record.mesh, record.post_mortem, frame.file, frame.line, frame.function), []).append(
+            record
+        )
+    groups = [Group(tuple(members)) for members in by_place.values()]
     return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -group.ranks, group.first.rank))
 
 
@@ -70,7 +72,7 @@ def named(records: Sequence[Stopped]) -> str:
     meshes: dict[str, list[Stopped]] = {}
     for record in records:
         meshes.setdefault(record.mesh, []).append(record)
-    return "; ".join(f"{each[0].name} {ranks_of(each)}".rstrip() for each in meshes.values())
+    return "; ".join(f"{members[0].name} {ranks_of(members)}".rstrip() for members in meshes.values())
 
 
 def place(frame: Frame, name: FileName = short) -> str:

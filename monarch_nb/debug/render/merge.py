@@ -45,10 +45,12 @@ def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, Answer]]:
         by_text.setdefault(_ADDRESS.sub("0x…", text), []).append((text, (record, answer)))
     return [
         (
-            Merged(same if len({text for text, _ in each}) > 1 else each[0][0], tuple(pair[0] for _, pair in each)),
-            each[0][1][1],
+            Merged(
+                same if len({text for text, _ in members}) > 1 else members[0][0], tuple(pair[0] for _, pair in members)
+            ),
+            members[0][1][1],
         )
-        for same, each in by_text.items()
+        for same, members in by_text.items()
     ]
 
 
@@ -113,7 +115,7 @@ def outliers(pairs: Sequence[Pair]) -> list[tuple[Merged, float]]:
         else:
             far = abs(number - middle) / scale if math.isfinite(number) else math.inf
         ranked.append((answer, far))
-    return sorted(ranked, key=lambda each: -each[1])
+    return sorted(ranked, key=lambda pair: -pair[1])
 
 
 def diff_text(expression: str, pairs: Sequence[Pair]) -> str:

@@ -30,7 +30,7 @@ def pick(records: Sequence[Stopped], text: str) -> list[Stopped]:
 
 
 def _by_dim(records: Sequence[Stopped], label: str, text: str) -> list[Stopped]:
-    labels = list(dict.fromkeys(each for record in records for each in record.labels))
+    labels = list(dict.fromkeys(axis for record in records for axis in record.labels))
     if label not in labels:
         raise DebugError(f"there is no dimension {label}; there is: {', '.join(labels) or 'none'}")
     places = [(record, record.point[record.labels.index(label)]) for record in records if label in record.labels]

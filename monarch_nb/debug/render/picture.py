@@ -34,16 +34,16 @@ def picture_of(
         "groups": [_group(group, (sizes or {}).get(group.first.mesh), name, index) for group in grouped(records)],
         "tree": [_node(node, by_id, name) for node in nodes],
         "missing": [
-            {"name": each.name, "where": each.where(points), "what": what}
-            for each in missing
-            for what, points in each.by_what().items()
+            {"name": row.name, "where": row.where(points), "what": what}
+            for row in missing
+            for what, points in row.by_what().items()
         ],
     }
 
 
 def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
     first = group.first
-    looked = first.looked
+    selected = first.looked
     reasons = list(dict.fromkeys(record.reason for record in group.records))
     return {
         "mesh": first.mesh,
@@ -61,7 +61,7 @@ def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stop
         **_frame(first.frame, name),
         "stack": [_frame(frame, name) for frame in first.stack],
         "current": first.current,
-        "source": {**_frame(looked, name), "first": first.first, "lines": list(first.source)},
+        "source": {**_frame(selected, name), "first": first.first, "lines": list(first.source)},
     }
 
 
@@ -79,7 +79,7 @@ def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
     return {
         **_frame(node.frame, name),
         "count": len(node.who),
-        "where": named([by_id[each] for each in node.who]),
+        "where": named([by_id[rank_id] for rank_id in node.who]),
         "sessions": list(node.who),
         "below": [_node(child, by_id, name) for child in node.children],
     }
@@ -98,7 +98,7 @@ def values_by_rank(expression: str, pairs: Sequence[Pair]) -> Picture:
     ranked = outliers(pairs)
     if len(ranked) <= SHOWN:
         ranked.sort(
-            key=lambda each: (each[1] <= UNUSUAL, min((record.name, record.rank) for record in each[0].records))
+            key=lambda item: (item[1] <= UNUSUAL, min((record.name, record.rank) for record in item[0].records))
         )
     return {
         "expression": expression,
@@ -116,7 +116,10 @@ def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
         for variable in answer.variables:
             answer = Answer(session=record.session, value=variable.value)
             by_name.setdefault(variable.name, []).append((record, answer))
-    rows = [{"name": each, **values_by_rank(each, of_name)} for each, of_name in list(by_name.items())[:MOST]]
+    rows = [
+        {"name": expression, **values_by_rank(expression, of_name)}
+        for expression, of_name in list(by_name.items())[:MOST]
+    ]
     for row in rows:
         del row["expression"]
     return sorted(rows, key=lambda row: (_kind(by_name[row["name"]]), len(row["values"]) == 1))

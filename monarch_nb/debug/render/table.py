@@ -63,7 +63,7 @@ def table_text(
         )
         if group.first.note:
             lines.append(f"      {group.first.note}")
-    lines += [f"  {line}" for each in missing for line in each.lines()]
+    lines += [f"  {line}" for entry in missing for line in entry.lines()]
     if source:
         biggest = max(groups, key=lambda group: group.ranks)
         lines += ["", *source_lines(biggest.first)]

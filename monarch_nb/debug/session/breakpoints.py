@@ -92,10 +92,10 @@ class BreakpointTable:
     def lines(self) -> dict[str, list[int]]:
         """The lines that have any, by file."""
         by_file: dict[str, list[int]] = {}
-        for each in self._by_number.values():
-            lines = by_file.setdefault(each.file, [])
-            if each.line not in lines:
-                lines.append(each.line)
+        for bp in self._by_number.values():
+            lines = by_file.setdefault(bp.file, [])
+            if bp.line not in lines:
+                lines.append(bp.line)
         return by_file
 
     def add(self, file: str, line: int, number: int = 0, **options: object) -> Breakpoint:
@@ -116,16 +116,16 @@ class BreakpointTable:
 
     def of(self, set_by: str) -> list[Breakpoint]:
         """Breakpoints that `set_by` has set."""
-        return [each for each in self._by_number.values() if each.set_by == set_by]
+        return [bp for bp in self._by_number.values() if bp.set_by == set_by]
 
     def remove(self, breakpoints: Iterable[Breakpoint]) -> None:
         """Removes breakpoints."""
-        gone = {each.number for each in breakpoints}
-        self._replace({number: each for number, each in self._by_number.items() if number not in gone})
+        removed = {bp.number for bp in breakpoints}
+        self._replace({number: bp for number, bp in self._by_number.items() if number not in removed})
 
     def _replace(self, by_number: dict[int, Breakpoint]) -> None:
         self._by_number = by_number
-        self._files = frozenset(each.file for each in by_number.values())
+        self._files = frozenset(bp.file for bp in by_number.values())
 
     def has_file(self, file: str) -> bool:
         """True if this file has any; fast."""
@@ -138,18 +138,18 @@ class BreakpointTable:
         stop: Breakpoint | None = None
         note = ""
         logs: list[str] = []
-        for each in tuple(self._by_number.values()):
-            if not each.enabled or not each.is_at(place):
+        for bp in tuple(self._by_number.values()):
+            if not bp.enabled or not bp.is_at(place):
                 continue
-            holds, why = _holds(each, evaluate)
+            holds, why = _holds(bp, evaluate)
             if not holds:
                 continue
-            if each.temporary and not why:
-                self.remove([each])
-            if each.log and not why:
-                logs.append(filled_in(each.log, evaluate))
+            if bp.temporary and not why:
+                self.remove([bp])
+            if bp.log and not why:
+                logs.append(filled_in(bp.log, evaluate))
             elif stop is None:
-                stop, note = each, why
+                stop, note = bp, why
         return Hit(stop, note, tuple(logs))
 
 

@@ -208,11 +208,11 @@ def _children(value: Any, expression: str) -> Iterator[Child]:
         for key, held in tuple(value.items()):
             yield shorten(key), held, under(f"[{key!r}]") if _is_short(key) else ""
     elif isinstance(value, (list, tuple, deque)):
-        for at, held in enumerate(value):
-            yield str(at), held, under(f"[{at}]")
+        for index, held in enumerate(value):
+            yield str(index), held, under(f"[{index}]")
     elif isinstance(value, _ITEMS):
-        for at, held in enumerate(tuple(value)):
-            yield str(at), held, ""
+        for index, held in enumerate(tuple(value)):
+            yield str(index), held, ""
     else:
         for name, held in _attributes(value):
             yield name, held, under(f".{name}")
@@ -299,8 +299,8 @@ class Commands:
 
     def go(self, command: m.Go) -> None:
         """The thread is to go on."""
-        at = self.frames.entries[self.standing.selected][1]
-        if command.motion == "until" and command.line is not None and command.line <= at:
+        line = self.frames.entries[self.standing.selected][1]
+        if command.motion == "until" and command.line is not None and command.line <= line:
             raise CommandError('"until" line number is smaller than current line number')
         self.resume = self.machine.go(command.motion, command.line)
 
@@ -380,7 +380,7 @@ class Commands:
     def _breakpoints(self, command: m.GetBreakpoints) -> m.Answer:
         fields = RankBreakpoint.__struct_fields__
         breakpoints = tuple(
-            RankBreakpoint(**{name: getattr(each, name) for name in fields}) for each in self.machine.breakpoints
+            RankBreakpoint(**{name: getattr(bp, name) for name in fields}) for bp in self.machine.breakpoints
         )
         return m.Breakpoints(session=command.session, breakpoints=breakpoints)
 

@@ -215,24 +215,24 @@ class Debuggers:
         for debugger in debuggers:
             debugger.release()
 
-    def open(self, kept: Kept) -> str:
+    def open(self, failure: Kept) -> str:
         """Opens the frames of a stored failure on a thread of its own; returns the session."""
         self.renew_lease()
         session = self._new_session()
-        name = f"autopsy of {kept.endpoint}"
-        threading.Thread(target=self._show, args=(kept, session), name=name, daemon=True).start()
+        name = f"autopsy of {failure.endpoint}"
+        threading.Thread(target=self._show, args=(failure, session), name=name, daemon=True).start()
         return session
 
-    def _show(self, kept: Kept, session: str) -> None:
-        token = current.set(Context(kept.instance, kept.point, kept.call, kept.chain))
+    def _show(self, failure: Kept, session: str) -> None:
+        token = current.set(Context(failure.instance, failure.point, failure.call, failure.chain))
         thread = threading.current_thread()
         try:
-            who = _identity(self._engine, _cell_of(kept.instance), thread, session, 0)
-            who = msgspec.structs.replace(who, endpoint=kept.endpoint, call="", chain=())
+            who = _identity(self._engine, _cell_of(failure.instance), thread, session, 0)
+            who = msgspec.structs.replace(who, endpoint=failure.endpoint, call="", chain=())
             debugger = ThreadDebugger(self, who, thread, ends=lambda: self._engine.closed)
-            tbs = frames_of(kept.error)
+            tbs = frames_of(failure.error)
             if tbs:
-                debugger.autopsy(tbs[0], f"post-mortem: {_first_line(kept.error)}")
+                debugger.autopsy(tbs[0], f"post-mortem: {_first_line(failure.error)}")
             self._forget(debugger)
         except KeyboardInterrupt:
             pass

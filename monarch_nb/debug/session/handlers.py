@@ -119,14 +119,18 @@ class Handlers:
         failures = self._engine.failures
         if wanted.release:
             return m.Outcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
-        kept = [each for each in failures.of(wanted.mesh, wanted.rank) if not wanted.call or each.call == wanted.call]
-        if not kept:
+        stored = [
+            failure
+            for failure in failures.of(wanted.mesh, wanted.rank)
+            if not wanted.call or failure.call == wanted.call
+        ]
+        if not stored:
             reason = (
                 "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
                 "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
             return m.Outcome(error=reason)
-        return m.Outcome(session=self._debuggers.open(kept[0]))
+        return m.Outcome(session=self._debuggers.open(stored[0]))
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
         return m.Threads(_threads(tuple(self._engine.cells.values())))
@@ -136,12 +140,12 @@ def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, 
     """File, line and (of a function) its name, as the actor `obj` knows them; with `imports`, modules that the name
     begins with are imported. Raises LookupError.
     """
-    place = _PLACE.fullmatch(where)
-    if place is not None:
-        return _file_of(place["file"], obj), int(place["line"]), ""
+    match = _PLACE.fullmatch(where)
+    if match is not None:
+        return _file_of(match["file"], obj), int(match["line"]), ""
     names = where.split(".")
     target: Any = next(
-        (each for each in (_dig(scope, names) for scope in _scopes(obj, names[0])) if each is not None), None
+        (value for value in (_dig(scope, names) for scope in _scopes(obj, names[0])) if value is not None), None
     )
     if target is None and imports:
         target = _imported(names, where)
@@ -187,12 +191,16 @@ def _imported(names: list[str], where: str) -> Any:
 
 
 def _dig(scope: Any, names: list[str]) -> Any:
-    at = scope
+    value = scope
     for name in names:
-        at = at.get(name) if isinstance(at, dict) else getattr(at, "__dict__", {}).get(name, getattr(at, name, None))
-        if at is None:
+        value = (
+            value.get(name)
+            if isinstance(value, dict)
+            else getattr(value, "__dict__", {}).get(name, getattr(value, name, None))
+        )
+        if value is None:
             return None
-    return at
+    return value
 
 
 def _file_of(name: str, obj: Any) -> str:

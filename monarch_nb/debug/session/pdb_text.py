@@ -171,7 +171,7 @@ class PdbText(pdb.Pdb):
     def get_breaks(self, filename: str, lineno: int) -> list[Any]:
         """Breakpoints at a line, in the order in which they were set."""
         file = self.canonic(filename)
-        return [_Shown(each) for each in self._table if (each.file, each.line) == (file, lineno)]
+        return [_Shown(bp) for bp in self._table if (bp.file, bp.line) == (file, lineno)]
 
     def get_bpbynumber(self, arg: Any) -> Any:
         """A breakpoint by its typed number. Raises ValueError."""
@@ -183,9 +183,9 @@ class PdbText(pdb.Pdb):
             raise ValueError(f"Non-numeric breakpoint number {arg}") from None
         of_number = self._table.get(number)
         if of_number is None:
-            gone = 0 < number <= self._table.last_number
+            removed = 0 < number <= self._table.last_number
             raise ValueError(
-                f"Breakpoint {number} already deleted" if gone else f"Breakpoint number {number} out of range"
+                f"Breakpoint {number} already deleted" if removed else f"Breakpoint number {number} out of range"
             )
         return _Shown(of_number)
 
@@ -202,7 +202,7 @@ class PdbText(pdb.Pdb):
         there = self.get_breaks(filename, lineno)
         if not there:
             return f"There is no breakpoint at {self.canonic(filename)}:{lineno}"
-        self._table.remove(each.breakpoint for each in there)
+        self._table.remove(shown.breakpoint for shown in there)
         return None
 
     def do_break(self, arg: str, temporary: Any = 0) -> None:
@@ -213,8 +213,8 @@ class PdbText(pdb.Pdb):
             super().do_break(arg, temporary)
         elif self._table:
             self.message("Num Type         Disp Enb   Where")
-            for each in self._table:
-                self.message(_Shown(each).bpformat())
+            for bp in self._table:
+                self.message(_Shown(bp).bpformat())
 
     do_b = do_break
 

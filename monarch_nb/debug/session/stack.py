@@ -56,11 +56,11 @@ def users_part(frame: types.FrameType | None, tb: types.TracebackType | None) ->
     looked at: the frame itself, or the innermost of an exception's.
     """
     stack = walk(frame)
-    at = tb.tb_next if tb is not None and tb.tb_frame is frame else tb
+    entry = tb.tb_next if tb is not None and tb.tb_frame is frame else tb
     looked = len(stack) - 1
-    while at is not None:
-        stack.append((at.tb_frame, at.tb_lineno))
-        at = at.tb_next
+    while entry is not None:
+        stack.append((entry.tb_frame, entry.tb_lineno))
+        entry = entry.tb_next
     first = own_part(stack)
     if frame is None or looked < first:
         looked = len(stack) - 1
@@ -80,21 +80,21 @@ def own_part(stack: Sequence[Entry]) -> int:
 
 def bottom_of(frame: types.FrameType) -> types.FrameType:
     """The outermost frame of the user's code that `frame` runs in: the endpoint itself, mostly."""
-    bottom, at = frame, frame.f_back
-    while at is not None and not is_engine(at):
-        if not _within(at, _PLUMBING):
-            bottom = at
-        at = at.f_back
+    bottom, outer = frame, frame.f_back
+    while outer is not None and not is_engine(outer):
+        if not _within(outer, _PLUMBING):
+            bottom = outer
+        outer = outer.f_back
     return bottom
 
 
 def runs_for_user(frame: types.FrameType) -> bool:
     """True if the user's code has called a frame, directly or through a library; false for frames of the event loop."""
-    at: types.FrameType | None = frame
-    while at is not None and not is_engine(at):
-        if not _within(at, _PLUMBING):
+    outer: types.FrameType | None = frame
+    while outer is not None and not is_engine(outer):
+        if not _within(outer, _PLUMBING):
             return True
-        at = at.f_back
+        outer = outer.f_back
     return False
 
 
@@ -133,10 +133,10 @@ _checked: dict[tuple[str, float, types.CodeType], bool] = {}
 def has_changed(code: types.CodeType) -> bool:
     """True if the file of a code object has changed: its displayed lines may be wrong."""
     try:
-        at = os.stat(code.co_filename).st_mtime
+        modified = os.stat(code.co_filename).st_mtime
     except OSError:  # a cell, whose source came along
         return False
-    key = (code.co_filename, at, code)
+    key = (code.co_filename, modified, code)
     changed = _checked.get(key)
     if changed is None:
         if len(_checked) > 256:

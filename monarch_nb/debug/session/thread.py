@@ -117,18 +117,18 @@ class ThreadDebugger:
 
     def clear_breakpoints(self, set_by: str) -> int:
         """Removes the breakpoints that `set_by` has set; returns their number."""
-        gone = self.machine.breakpoints.of(set_by)
-        self.machine.breakpoints.remove(gone)
+        removed = self.machine.breakpoints.of(set_by)
+        self.machine.breakpoints.remove(removed)
         self._armed()
-        return len(gone)
+        return len(removed)
 
     def want(self, set_by: str, lines: Sequence[m.BreakLine]) -> None:
         """The breakpoints that somebody has from now on; those that stay keep their counts."""
         wanted = {
-            (self._tracer.canonic(each.file), each.line, each.condition, each.hit_condition, each.log) for each in lines
+            (self._tracer.canonic(item.file), item.line, item.condition, item.hit_condition, item.log) for item in lines
         }
         have = {(x.file, x.line, x.condition, x.hit_condition, x.log): x for x in self.machine.breakpoints.of(set_by)}
-        self.machine.breakpoints.remove(each for key, each in have.items() if key not in wanted)
+        self.machine.breakpoints.remove(bp for key, bp in have.items() if key not in wanted)
         for file, line, condition, hit_condition, log in sorted(wanted - have.keys()):
             self.machine.breakpoints.add(
                 file, line, condition=condition, hit_condition=hit_condition, log=log, set_by=set_by

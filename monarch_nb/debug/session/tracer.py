@@ -203,8 +203,8 @@ def _is_over(frame: types.FrameType) -> bool:
     """True for a real return: coroutines that only wait have the same event."""
     if not frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return True
-    at = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
-    return at is None or at.opname not in ("YIELD_VALUE", "YIELD_FROM", "SEND", "RESUME")
+    instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
+    return instruction is None or instruction.opname not in ("YIELD_VALUE", "YIELD_FROM", "SEND", "RESUME")
 
 
 def _raised_here(error: Any, tb: types.TracebackType | None) -> bool:

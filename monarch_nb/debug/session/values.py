@@ -99,8 +99,8 @@ def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
     """A view of at most so many elements, evenly spread, and of how many each one is."""
     step = 1
     while most is not None and math.prod(array.shape) > most:
-        longest = max(range(len(array.shape)), key=lambda at: array.shape[at])
-        array = array[tuple(slice(None, None, 2 if at == longest else 1) for at in range(len(array.shape)))]
+        longest = max(range(len(array.shape)), key=lambda dim: array.shape[dim])
+        array = array[tuple(slice(None, None, 2 if dim == longest else 1) for dim in range(len(array.shape)))]
         step *= 2
     return array, step
 
@@ -168,7 +168,7 @@ def _elements(value: Any) -> str:
 
 def _rounded(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_rounded(each) for each in plain]
+        return [_rounded(number) for number in plain]
     return float(f"{plain:.6g}") if isinstance(plain, float) and math.isfinite(plain) else plain
 
 
