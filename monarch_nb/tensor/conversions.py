@@ -36,8 +36,8 @@ def _truth(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    one, other = args
-    return one.shape == other.shape and bool((one == other).all())
+    first, second = args
+    return first.shape == second.shape and bool((first == second).all())
 
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -246,15 +246,15 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
             raise refused
         plan, given, floats = stream.propagator.plan(func, *uploaded)
     for tensor in given:
-        other = tensor.reference.stream  # type: ignore[attr-defined]
-        if other is not stream:
+        tensor_stream = tensor.reference.stream  # type: ignore[attr-defined]
+        if tensor_stream is not stream:
             raise RuntimeError(
-                f"{func}: tensors of two meshes, {stream.title} and {other.title}. Bring them together first: "
+                f"{func}: tensors of two meshes, {stream.title} and {tensor_stream.title}. Bring them together first: "
                 "tensor.to(mesh)"
             )
     handles = cast("list[MeshTensor]", given)
     if plan.writes and len(handles) > 1:
-        check_overlap(func, args, kwargs or {}, plan, [(one, one.reference, one.meta) for one in handles])
+        check_overlap(func, args, kwargs or {}, plan, [(handle, handle.reference, handle.meta) for handle in handles])
     result = run(stream, plan, handles, floats)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too

@@ -283,8 +283,8 @@ class Mesh(MeshTrait):
         lost = [rank for rank in runtime().part(Driver).failed(state_of(self._procs).uid) if rank in region.ranks()]
         if not lost:
             return self
-        kept = largest_slice(self.sizes, [region.point_of_base_rank(rank) for rank in lost])
-        slices = {label: slice(one.start, one.stop, one.step) for label, one in kept.items()}
+        ranges = largest_slice(self.sizes, [region.point_of_base_rank(rank) for rank in lost])
+        slices = {label: slice(indices.start, indices.stop, indices.step) for label, indices in ranges.items()}
         processes = shrunk(self._procs.slice(**slices), self._kind)
         mesh = type(self).__new__(type(self))
         mesh._begin(self._procs.slice(**slices), self._kind)
@@ -316,9 +316,9 @@ def _as_references(value: Any, found: list[MeshTensor]) -> Any:
         found.append(value)
         return TensorOf(current(value))
     if isinstance(value, dict):
-        return {key: _as_references(one, found) for key, one in value.items()}
+        return {key: _as_references(item, found) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_as_references(one, found) for one in value)
+        return type(value)(_as_references(item, found) for item in value)
     return value
 
 

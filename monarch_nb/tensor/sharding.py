@@ -92,25 +92,25 @@ def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
     """
     if isinstance(given, torch.Tensor):
         given = [given] * layout.size
-    found = list(given.values() if isinstance(given, ValueMesh) else given)
-    if len(found) != layout.size:
+    tensors = list(given.values() if isinstance(given, ValueMesh) else given)
+    if len(tensors) != layout.size:
         raise ValueError(
-            f"{counted(len(found), 'local tensor')} for a mesh of {counted(layout.size, 'rank')}: give one for each"
+            f"{counted(len(tensors), 'local tensor')} for a mesh of {counted(layout.size, 'rank')}: give one for each"
         )
-    for rank, one in enumerate(found):
-        if not isinstance(one, torch.Tensor) or one.device.type not in ("cpu", "cuda"):
-            kind = f"a tensor on {one.device}" if isinstance(one, torch.Tensor) else type(one).__name__
+    for rank, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type not in ("cpu", "cuda"):
+            kind = f"a tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise TypeError(f"what rank {rank} is to hold is a local tensor, not {kind}")
-        if one.layout != torch.strided or one.is_quantized:
+        if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(
                 f"what rank {rank} is to hold is a dense tensor: one.to_dense() or one.dequantize() makes it"
             )
-        if one.dtype != found[0].dtype or one.dim() != found[0].dim():
+        if tensor.dtype != tensors[0].dtype or tensor.dim() != tensors[0].dim():
             raise ValueError(
-                f"ranks 0 and {rank} hold tensors of {found[0].dim()} and {one.dim()} dimensions, {found[0].dtype} and "
-                f"{one.dtype}: all are parts of one tensor"
+                f"ranks 0 and {rank} hold tensors of {tensors[0].dim()} and {tensor.dim()} dimensions, "
+                f"{tensors[0].dtype} and {tensor.dtype}: all are parts of one tensor"
             )
-    return found
+    return tensors
 
 
 def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> Meta:

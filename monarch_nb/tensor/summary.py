@@ -166,7 +166,9 @@ def summary_of(
 
 
 def _busy(names: Sequence[str], used: Sequence[Used], cell: int) -> tuple[Busy, ...]:
-    ranks = [{one.dims: one.seconds for one in each.spent if one.cell == cell} for each in used]
+    ranks = [
+        {spent_time.dims: spent_time.seconds for spent_time in rank.spent if spent_time.cell == cell} for rank in used
+    ]
     found = []
     for dims in sorted({dims for spent in ranks for dims in spent}):
         seconds = [spent.get(dims, 0.0) for spent in ranks]
@@ -176,7 +178,7 @@ def _busy(names: Sequence[str], used: Sequence[Used], cell: int) -> tuple[Busy, 
 
 def _memory(layout: Any, used: Sequence[Used]) -> Memory:
     of = "device" if layout.device == "cuda" else "process"
-    return Memory(tuple(each.allocated for each in used), tuple(each.peak for each in used), of)
+    return Memory(tuple(rank.allocated for rank in used), tuple(rank.peak for rank in used), of)
 
 
 def moved_text(moved: Sequence[Movement]) -> str:
@@ -184,23 +186,23 @@ def moved_text(moved: Sequence[Movement]) -> str:
     if not moved:
         return "the last cell moved nothing between ranks"
     kinds: Counter[str] = Counter()
-    for one in moved:
-        kinds[one.collective] += one.count
+    for movement in moved:
+        kinds[movement.collective] += movement.count
     parts = " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.most_common())
     lines: Counter[str] = Counter()
-    for one in moved:
-        lines[one.line.at] += one.count
-    (most, count), *others = lines.most_common()
-    where = f"; {count} of them from {most}" if others and most else f", from {most}" if most else ""
-    return f"the last cell moved {size_text(sum(one.nbytes for one in moved))} in {parts}{where}"
+    for movement in moved:
+        lines[movement.line.at] += movement.count
+    (most, count), *further = lines.most_common()
+    where = f"; {count} of them from {most}" if further and most else f", from {most}" if most else ""
+    return f"the last cell moved {size_text(sum(movement.nbytes for movement in moved))} in {parts}{where}"
 
 
 def busy_text(busy: Sequence[Busy]) -> str:
     """Text about the time of collectives: `ranks were busy with it for 12.3 ms along data (the fastest 11.0 ms), …`."""
     parts = [
-        f"{seconds_text(one.most)} along {one.dimensions}"
-        + (f" (the quickest {seconds_text(one.least)})" if one.least < 0.9 * one.most else "")
-        for one in busy
+        f"{seconds_text(entry.most)} along {entry.dimensions}"
+        + (f" (the quickest {seconds_text(entry.least)})" if entry.least < 0.9 * entry.most else "")
+        for entry in busy
     ]
     return f"ranks were busy with it, or waited for each other, for {', '.join(parts)}"
 
@@ -213,23 +215,23 @@ def seconds_text(seconds: float) -> str:
 def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
     """Dimension of the mesh, collective, how many, bytes; the most bytes first."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in moved:
-        count, nbytes = found.get((one.dimension, one.collective), (0, 0))
-        found[one.dimension, one.collective] = (count + one.count, nbytes + one.nbytes)
+    for movement in moved:
+        count, nbytes = found.get((movement.dimension, movement.collective), (0, 0))
+        found[movement.dimension, movement.collective] = (count + movement.count, nbytes + movement.nbytes)
     rows = [(dimension, kind, count, nbytes) for (dimension, kind), (count, nbytes) in found.items()]
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _row(one: Any, name: str, line: Callable[[Any], Line], lost: bool) -> Row:
-    placement = placement_of(one.meta)
+def _row(tensor: Any, name: str, line: Callable[[Any], Line], lost: bool) -> Row:
+    placement = placement_of(tensor.meta)
     return Row(
-        one.number,
+        tensor.number,
         name,
         f"{shape_text(placement.shape)} {placement.dtype}",
         tuple(map(str, placement.kinds)),
         placement.nbytes,
         placement.largest,
-        line(one.origin),
+        line(tensor.origin),
         thumbnail(placement),
         lost,
     )

@@ -88,20 +88,22 @@ class TensorTable:
     def live(self) -> list[LiveTensor]:
         """Tensors with handles, oldest first."""
         entries = tuple(self.entries.values())
-        return [LiveTensor(one.number, one.meta, origin_of(one.call_site)) for one in entries if one() is not None]
+        return [
+            LiveTensor(entry.number, entry.meta, origin_of(entry.call_site)) for entry in entries if entry() is not None
+        ]
 
     def movements(self) -> list[Moved]:
         """Collectives by line since `clear`, in order of the first."""
         found: dict[tuple[Origin | None, str, str, str], tuple[int, int]] = {}
         total = self.calls
         for calls, times in tuple(self._repeated.values()):
-            for call, each in calls.items():
-                total[call] += each * times
+            for call, count_per_call in calls.items():
+                total[call] += count_per_call * times
         for (site, operation, collectives), times in total.items():
-            for one in collectives:
-                key = (origin_of(site), operation, one.kind, one.dim)
+            for collective in collectives:
+                key = (origin_of(site), operation, collective.kind, collective.dim)
                 count, nbytes = found.get(key, (0, 0))
-                found[key] = (count + times, nbytes + times * one.nbytes)
+                found[key] = (count + times, nbytes + times * collective.nbytes)
         return [Moved(*key, *sums) for key, sums in found.items()]
 
     def synchronisations(self) -> list[Synchronised]:

@@ -211,11 +211,11 @@ def compared(
     differences = []
     if len(expected) != len(found):
         differences.append(f"{counted(len(found), 'tensor')}, where one process has {len(expected)}")
-    for at, ((name, one), (_, other)) in enumerate(zip(expected, found, strict=False)):
+    for at, ((name, plain), (_, sharded)) in enumerate(zip(expected, found, strict=False)):
         title = name or f"tensor {at}"
-        pairs = [(title, one, other)]
-        if one.is_leaf and other.is_leaf and (one.grad is not None or other.grad is not None):
-            pairs.append((f"gradient of {title}", one.grad, other.grad))  # type: ignore[arg-type]
+        pairs = [(title, plain, sharded)]
+        if plain.is_leaf and sharded.is_leaf and (plain.grad is not None or sharded.grad is not None):
+            pairs.append((f"gradient of {title}", plain.grad, sharded.grad))  # type: ignore[arg-type]
         for label, wanted, given in pairs:
             if text := _difference(wanted, given, rtol, atol):
                 differences.append(f"{label} {text}")
@@ -232,10 +232,10 @@ def _difference(expected: torch.Tensor | None, found: torch.Tensor | None, rtol:
     if whole.dtype != expected.dtype:
         return f"{tuple(whole.shape)}{placed} has another type: {expected.dtype} in one process"
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    one, other = expected.detach().as_subclass(torch.Tensor).to(wide), whole.detach().to(wide)
-    if torch.allclose(one, other, rtol, atol, equal_nan=True):
+    wanted, actual = expected.detach().as_subclass(torch.Tensor).to(wide), whole.detach().to(wide)
+    if torch.allclose(wanted, actual, rtol, atol, equal_nan=True):
         return ""
-    worst = int((one - other).abs().nan_to_num(torch.inf).argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), one.shape)) if one.dim() else ()
+    worst = int((wanted - actual).abs().nan_to_num(torch.inf).argmax())
+    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)) if wanted.dim() else ()
     at = f" at [{', '.join(map(str, where))}]" if where else ""
-    return f"{tuple(whole.shape)}{placed} is {other[where].item():.6g}{at}, not {one[where].item():.6g}"
+    return f"{tuple(whole.shape)}{placed} is {actual[where].item():.6g}{at}, not {wanted[where].item():.6g}"

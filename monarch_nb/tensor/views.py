@@ -30,17 +30,17 @@ _RESHAPE_INSTEAD = (
 
 def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
     """Records the views that a plan has made of its inputs."""
-    for (at, of), offset in zip(plan.views, plan.offsets, strict=True):
-        under, one = given[of], made[at]
-        memory = under.memory
+    for (result, source), offset in zip(plan.views, plan.offsets, strict=True):
+        base_reference, view = given[source], made[result]
+        memory = base_reference.memory
         if memory is None:
-            memory = under.memory = Memory()
-        one.memory, one.is_view, one.offset = memory, True, under.offset + offset
-        if plan.made[at].copied:
-            base, steps = under.copied or (under, ())
-            one.copied = Copied(base, (*steps, (plan, at)))
-            memory.copies.add(one)
-            one.stream.viewed.add(memory)
+            memory = base_reference.memory = Memory()
+        view.memory, view.is_view, view.offset = memory, True, base_reference.offset + offset
+        if plan.made[result].copied:
+            base, steps = base_reference.copied or (base_reference, ())
+            view.copied = Copied(base, (*steps, (plan, result)))
+            memory.copies.add(view)
+            view.stream.viewed.add(memory)
 
 
 def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -> None:
@@ -50,23 +50,23 @@ def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -
         if copied is None:
             continue
         source, left = copied.base.number, []
-        for step, (plan, at) in enumerate(copied.steps, 1):
+        for step, (plan, result) in enumerate(copied.steps, 1):
             results = [stream.held.next() for _ in plan.made]
             if step == len(copied.steps):
-                results[at] = number
-            left += [one for one in results if one != number]
+                results[result] = number
+            left += [spare for spare in results if spare != number]
             _issue(stream, plan, (source, *results), where)
-            source = results[at]
-        stream.queue.extend(((FREE, one), None) for one in left)
+            source = results[result]
+        stream.queue.extend(((FREE, spare), None) for spare in left)
 
 
 def check_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
     """Warns of the cost of a write through a view. Raises ViewWriteError if the write is not visible everywhere."""
-    targets = [given[at] for at in plan.writes]
-    copies = [one for one in targets if one.copied is not None]
+    targets = [given[index] for index in plan.writes]
+    copies = [target for target in targets if target.copied is not None]
     if not copies and not plan.puts_back:
         return
-    if len({id(one.memory or one) for one in targets}) < len(targets):
+    if len({id(target.memory or target) for target in targets}) < len(targets):
         raise ViewWriteError(
             plan.operation,
             "it writes to one tensor in several ways at once, of which some are copies on the processes",
@@ -82,8 +82,8 @@ def check_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None)
             "t = t.index_copy(dim, index, values), or redistribute it first",
             user_line(),
         )
-    for one in copies:
-        _warn_of_write(one.stream, plan.operation, _way_back(one), where)
+    for target in copies:
+        _warn_of_write(target.stream, plan.operation, _way_back(target), where)
 
 
 def check_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
@@ -93,8 +93,8 @@ def check_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: 
     in which a change of shape in place is missing.
     """
     shared = not given.stream.held.is_alone(given)
-    others = given.memory is not None and any(one is not given for one in given.memory.reshaped)
-    if has_gradient and (others or (is_base and shared)):
+    has_reshaped = given.memory is not None and any(reference is not given for reference in given.memory.reshaped)
+    if has_gradient and (has_reshaped or (is_base and shared)):
         raise PropagationError(
             plan.operation,
             "it changes the shape of a tensor in place whose memory other tensors show, too, and their gradients would "
@@ -114,8 +114,8 @@ def reshaped(given: Reference, made: Reference) -> None:
 
 def check_gradients(plan: Plan, given: Sequence[Reference]) -> None:
     """Raises ViewWriteError for a differentiable write to memory of which a view was reshaped in place."""
-    for at in plan.writes:
-        memory = given[at].memory
+    for index in plan.writes:
+        memory = given[index].memory
         if memory is not None and memory.reshaped:
             raise ViewWriteError(
                 plan.operation,
@@ -132,13 +132,13 @@ def check_overlap(func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence
     Workers would not notice, since the tensors may have separate memory there. `given` are the tensors among the
     arguments, with their references and metas.
     """
-    for at in plan.writes:
-        _, target, meta = given[at]
+    for index in plan.writes:
+        _, target, meta = given[index]
         if target.memory is not None and any(
-            other.memory is target.memory
-            and (other.offset, its.shape, its.stride) != (target.offset, meta.shape, meta.stride)
-            and max(other.offset, target.offset) < min(_end(other, its), _end(target, meta))
-            for _, other, its in given
+            reference.memory is target.memory
+            and (reference.offset, known.shape, known.stride) != (target.offset, meta.shape, meta.stride)
+            and max(reference.offset, target.offset) < min(_end(reference, known), _end(target, meta))
+            for _, reference, known in given
         ):
             break
     else:
@@ -156,7 +156,7 @@ def check_overlap(func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence
             real[id(tensor)] = empty.set_(buffer.untyped_storage(), offset, meta.shape, meta.stride)
         cpu = torch.device("cpu")
         args, kwargs = tree_map(
-            lambda one: cpu if isinstance(one, torch.device) else real.get(id(one), one), (args, kwargs)
+            lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), (args, kwargs)
         )
         try:
             func(*args, **kwargs)
@@ -175,8 +175,8 @@ def _end(reference: Reference, meta: Meta) -> int:
 
 def written(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
     """Propagates the writes of an issued plan to tensors that share memory."""
-    for at in plan.writes:
-        reference = given[at]
+    for index in plan.writes:
+        reference = given[index]
         if reference.memory is not None and reference.memory.copies:
             rewritten(reference, where)
 
@@ -219,8 +219,10 @@ def rewriting(references: Iterable[Reference]) -> Iterator[None]:
 
 def _overlap(references: Sequence[Reference]) -> bool:
     """Returns whether one is a copied view that shares memory with another."""
-    times = Counter(id(one.memory or one) for one in references)
-    return any(one.copied is not None and times[id(one.memory or one)] > 1 for one in references)
+    times = Counter(id(reference.memory or reference) for reference in references)
+    return any(
+        reference.copied is not None and times[id(reference.memory or reference)] > 1 for reference in references
+    )
 
 
 def all_rewritten(stream: Stream) -> None:
@@ -241,12 +243,12 @@ def _way_back(reference: Reference) -> Plan:
     assert reference.copied is not None
     base, steps = reference.copied
     entries = stream.table.entries
-    names = tuple((plan.number, at) for plan, at in steps)
+    names = tuple((plan.number, result) for plan, result in steps)
     return stream.propagator.putting_back(entries[base.number].meta, names, entries[reference.number].meta)
 
 
 def _warn_of_write(stream: Stream, operation: str, back: Plan, where: CallSite | None) -> None:
-    moved = sum(one.nbytes for one in back.collectives)
+    moved = sum(collective.nbytes for collective in back.collectives)
     text = (
         f"{operation} writes through a view that cuts a sharded dimension: the tensor under it is gathered on every "
         f"rank, and written back ({moved} bytes from each here). torch.slice_scatter and index_copy, or another "

@@ -11,11 +11,11 @@ def all_of(kind: type[T], value: Any) -> Iterator[T]:
     if isinstance(value, kind):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from all_of(kind, each)
+        for item in value.values():
+            yield from all_of(kind, item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from all_of(kind, each)
+        for item in value:
+            yield from all_of(kind, item)
 
 
 def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
@@ -23,7 +23,7 @@ def mapped(kind: type[T], function: Callable[[T], Any], value: Any) -> Any:
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
-        return {key: mapped(kind, function, each) for key, each in value.items()}
+        return {key: mapped(kind, function, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(mapped(kind, function, each) for each in value)
+        return type(value)(mapped(kind, function, item) for item in value)
     return value

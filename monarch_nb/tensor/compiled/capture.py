@@ -77,9 +77,13 @@ class Capture:
             return Difference(None, "gradients are there, or are left, for other parameters")
         if self.tree != before.tree or len(self.returned) != len(before.returned):
             return Difference(None, "it returns something of another form")
-        for one, other in zip(before.returned, self.returned, strict=True):
-            if one[:2] != other[:2] or one.has_graph != other.has_graph or not _alike(one.value, other.value):
-                return Difference(None, f"it returns {one.value!r} before and {other.value!r} now, and no tensor")
+        for earlier, later in zip(before.returned, self.returned, strict=True):
+            if (
+                earlier[:2] != later[:2]
+                or earlier.has_graph != later.has_graph
+                or not _alike(earlier.value, later.value)
+            ):
+                return Difference(None, f"it returns {earlier.value!r} before and {later.value!r} now, and no tensor")
         return None
 
 
@@ -104,34 +108,34 @@ def captured(
     result: Any,
 ) -> Capture | str:
     """Builds the capture of a run, or returns why there is none. `before` has the parameters by stream."""
-    used = [one for one in recordings if one.issued_here or one.reason]
+    used = [recording for recording in recordings if recording.issued_here or recording.reason]
     if len(used) != 1:
-        meshes = " and ".join(one.stream.title for one in used)
+        meshes = " and ".join(recording.stream.title for recording in used)
         return f"it uses several meshes, {meshes}" if used else "it issues no operation on a mesh"
     [recording] = used
     stream = recording.stream
     returned, tree = pytree.tree_flatten(result)
     numbers = [leaf.reference.number for leaf in leaves if type(leaf) is MeshTensor]
     given = tuple(dict.fromkeys(numbers))
-    own = {one.reference.number: one for one in returned if type(one) is MeshTensor}
+    own = {value.reference.number: value for value in returned if type(value) is MeshTensor}
     results = [number for number in own if number in recording.made]
     slots, read, grads = _slots(recording, before[id(stream)], parameters(stream))
     reason = recording.reason
     if not reason and any(slot.number in given for slot in slots if slot.after == "made"):
         reason = "an argument of it gathers a gradient. Give it detached, or make it a parameter"
     template = []
-    for one in returned:
-        leaf, wrong = _leaf(one, results, given)
+    for value in returned:
+        leaf, wrong = _leaf(value, results, given)
         template.append(leaf)
         reason = reason or wrong
     reason = reason or _unreturned(recording, {*results, *grads})
     metas = dict(recording.metas)
-    metas.update({one.reference.number: one.meta for one in leaves if type(one) is MeshTensor})
+    metas.update({value.reference.number: value.meta for value in leaves if type(value) is MeshTensor})
     program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas)
     sites = {
         number: where
-        for one, where in zip(recording.issued_here, recording.sites, strict=True)
-        for number in one.results
+        for issued, where in zip(recording.issued_here, recording.sites, strict=True)
+        for number in issued.results
     }
     return Capture(
         stream, reason, program, fixed, slots, given, tuple(template), tree, tuple(recording.sites),
@@ -169,10 +173,10 @@ def _unreturned(recording: Recording, known: Iterable[int]) -> str:
         return ""
     gc.collect()
     recording.stream.free()
-    for one, where in zip(recording.issued_here, recording.sites, strict=True):
-        for number in one.results:
+    for issued, where in zip(recording.issued_here, recording.sites, strict=True):
+        for number in issued.results:
             if number in left and number in entries:
-                name = "distribute" if not hasattr(one.action, "operation") else one.action.operation
+                name = "distribute" if not hasattr(issued.action, "operation") else issued.action.operation
                 return reason_text(
                     f"it keeps what {name} has made, beyond the call, and neither as its result nor as a gradient",
                     where,
@@ -181,43 +185,43 @@ def _unreturned(recording: Recording, known: Iterable[int]) -> str:
     return ""
 
 
-def _leaf(one: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
-    if type(one) is not MeshTensor:
+def _leaf(value: Any, results: list[int], given: tuple[int, ...]) -> tuple[Leaf, str]:
+    if type(value) is not MeshTensor:
         wrong = "it returns a local tensor. Return that of the mesh, and fetch it outside"
-        return Leaf("value", value=one), wrong if isinstance(one, torch.Tensor) else ""
-    number = one.reference.number
-    has_graph = one.grad_fn is not None
+        return Leaf("value", value=value), wrong if isinstance(value, torch.Tensor) else ""
+    number = value.reference.number
+    has_graph = value.grad_fn is not None
     wrong = ""
-    if has_graph and _is_open(one.grad_fn):
+    if has_graph and _is_open(value.grad_fn):
         wrong = "it returns a tensor with its graph. Call backward() inside of it, or return it detached"
     if number in results:
         return Leaf("made", results.index(number), has_graph=has_graph), wrong
     if number in given:
         return Leaf("given", given.index(number)), wrong
-    return Leaf("value", value=one), wrong
+    return Leaf("value", value=value), wrong
 
 
 def _is_open(node: Any) -> bool:
     """Returns whether gradients can flow through a graph, i.e. its saved tensors have not been freed."""
-    waiting, seen = [node], {node}
-    while waiting and len(seen) < _NODES:
-        one = waiting.pop()
-        for name in dir(one):
+    pending, seen = [node], {node}
+    while pending and len(seen) < _NODES:
+        current = pending.pop()
+        for name in dir(current):
             if name.startswith("_saved_"):
                 try:
-                    getattr(one, name)
+                    getattr(current, name)
                 except RuntimeError:  # "… after they have already been freed"
                     return False
-        for following, _ in one.next_functions:
+        for following, _ in current.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                waiting.append(following)
+                pending.append(following)
     return True
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if one is other:
+def _alike(before: Any, now: Any) -> bool:
+    if before is now:
         return True
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+    if isinstance(before, torch.Tensor) or isinstance(now, torch.Tensor):
         return False
-    return bool(type(one) is type(other) and one == other)
+    return bool(type(before) is type(now) and before == now)

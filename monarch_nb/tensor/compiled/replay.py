@@ -144,7 +144,7 @@ class Replay:
     def written(self, given: Sequence[Number]) -> list[Number]:
         """Numbers of the tensors that the program writes to."""
         numbers = (*given, *self._fixed)
-        return [numbers[at] for at in self._program.written]
+        return [numbers[register] for register in self._program.written]
 
     # -- when an operation fails ------------------------------------------------------------------------------------
 
@@ -165,17 +165,20 @@ class Replay:
         lost = Lost(failed(0, f"a compiled step ({self._backend})", error))
         env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
 
-    def _lose(self, at: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
+    def _lose(self, line: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
         """Reports the failed operation of a line; returns the registers that are lost."""
-        operation = self._source.operations[at]
+        operation = self._source.operations[line]
         lost = Lost(failed(operation, self._program.operations[operation].name, error))
         return dict.fromkeys(self._touched(operation), lost)
 
-    def _touched(self, at: int) -> Iterable[str]:
+    def _touched(self, index: int) -> Iterable[str]:
         """Registers of the results and written tensors of an operation."""
-        operation = self._program.operations[at]
+        operation = self._program.operations[index]
         writes = operation.action.writes if isinstance(operation.action, Define) else ()
-        return (*(f"r{one}" for one in operation.results), *(f"r{operation.tensors[one]}" for one in writes))
+        return (
+            *(f"r{register}" for register in operation.results),
+            *(f"r{operation.tensors[argument]}" for argument in writes),
+        )
 
     def _run_remaining(
         self,

@@ -110,22 +110,22 @@ class Variant:
 
     def _call(self, leaves: Sequence[Any]) -> Any:
         stream, sites = self.stream, self.capture.made_at
-        given = [leaves[at].reference.number for at in self._given]
+        given = [leaves[index].reference.number for index in self._given]
         given += [_grad(slot).reference.number for slot in self._read]
         if stream.held.lost:
             stream.held.require_contents((*given, *self._fixed))
         if stream.held.stale:
             make_again(stream, (*given, *self._fixed), None)
-        references = [stream.hold(meta, sites[at]) for at, meta in enumerate(self._metas[: self._results])]
-        into = [reference.number for reference in references]
-        for at, gradient in enumerate(self._made, self._results):
-            into.append(gradient.number(stream, self._metas[at], sites[at]))
+        references = [stream.hold(meta, sites[index]) for index, meta in enumerate(self._metas[: self._results])]
+        outputs = [reference.number for reference in references]
+        for index, gradient in enumerate(self._made, self._results):
+            outputs.append(gradient.number(stream, self._metas[index], sites[index]))
         for slot in self._dropped:
             leaf = slot.leaf()
             if leaf is not None:
                 leaf.grad = None
         seed = seed_number(stream.seed, stream.drawn)
-        stream.repeat((*self._head, seed, *given, *into), self._sites)
+        stream.repeat((*self._head, seed, *given, *outputs), self._sites)
         if stream.viewed:
             all_rewritten(stream)
         stream.drawn += self.capture.recording.drawn
@@ -239,7 +239,7 @@ class CompiledStep:
     @property
     def calls(self) -> int:
         """Number of replayed calls."""
-        return sum(variant.calls for each in self._variants.values() for variant in each)
+        return sum(variant.calls for variants in self._variants.values() for variant in variants)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. A compiled step blocks only while the window is exceeded.
@@ -271,7 +271,9 @@ class CompiledStep:
         if not self.programs:
             state = "runs as it is written" if self._not_compilable else f"captured in its first runs ({self._backend})"
             return f"<compiled step {name}: {state}>"
-        sizes = [len(one.capture.program.operations) for each in self._variants.values() for one in each]
+        sizes = [
+            len(variant.capture.program.operations) for variants in self._variants.values() for variant in variants
+        ]
         operations = ", ".join(f"{size} operations" for size in sizes)
         return f"<compiled step {name} ({self._backend}): {operations}; {counted(self.calls, 'call')}>"
 
@@ -391,12 +393,12 @@ class CompiledStep:
 
     def _drop_unfit(self) -> None:
         """Drops programs whose mesh is lost."""
-        for key, each in list(self._variants.items()):
-            self._variants[key] = [one for one in each if one.stream.lost is None]
+        for key, variants in list(self._variants.items()):
+            self._variants[key] = [variant for variant in variants if variant.stream.lost is None]
 
     def _last_reason(self, key: Hashable) -> str:
-        each = self._variants.get(key, ())
-        return f" (the last: {each[-1].unfit()})" if each else ""
+        variants = self._variants.get(key, ())
+        return f" (the last: {variants[-1].unfit()})" if variants else ""
 
 
 def _difference_text(found: Capture, difference: Difference) -> str:
@@ -415,7 +417,7 @@ def _of_scalars(found: Capture, difference: Difference) -> CompileError:
 
 
 def _are_tensors(args: tuple[Any, ...]) -> bool:
-    return all(type(one) is MeshTensor for one in args)
+    return all(type(value) is MeshTensor for value in args)
 
 
 def _facts(leaves: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[float, ...]]:
@@ -423,17 +425,17 @@ def _facts(leaves: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[float, ..
     facts: list[Hashable] = []
     floats: list[float] = []
     first: dict[int, int] = {}
-    for at, one in enumerate(leaves):
-        if type(one) is MeshTensor:
-            number = one.reference.number
-            facts += (one.meta, one.requires_grad, first.setdefault(number, at), one.reference.stream.number)
-        elif type(one) is float:
-            floats.append(one)
+    for index, leaf in enumerate(leaves):
+        if type(leaf) is MeshTensor:
+            number = leaf.reference.number
+            facts += (leaf.meta, leaf.requires_grad, first.setdefault(number, index), leaf.reference.stream.number)
+        elif type(leaf) is float:
+            floats.append(leaf)
             facts.append(float)
-        elif isinstance(one, (bool, int, str, bytes, type(None))):
-            facts.append((type(one), one))
+        elif isinstance(leaf, (bool, int, str, bytes, type(None))):
+            facts.append((type(leaf), leaf))
         else:
-            facts.append(_Same(one))
+            facts.append(_Same(leaf))
     return tuple(facts), tuple(floats)
 
 

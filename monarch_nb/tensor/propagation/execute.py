@@ -87,10 +87,10 @@ def _matched(given: object, ran: object, registers: Sequence[object]) -> object:
         raise _OtherError
     if isinstance(ran, list | tuple):
         held = given if isinstance(given, list | tuple) else ()
-        if any(isinstance(one, Slot | Scalar) for one in held) and len(held) != len(ran):
+        if any(isinstance(item, Slot | Scalar) for item in held) and len(held) != len(ran):
             raise _OtherError
-        each = [_matched(held[at] if at < len(held) else None, one, registers) for at, one in enumerate(ran)]
-        return tuple(each) if isinstance(ran, tuple) else each
+        matched = [_matched(held[at] if at < len(held) else None, item, registers) for at, item in enumerate(ran)]
+        return tuple(matched) if isinstance(ran, tuple) else matched
     if _has_slot(given):
         raise _OtherError
     return ran
@@ -98,7 +98,7 @@ def _matched(given: object, ran: object, registers: Sequence[object]) -> object:
 
 def _results(result: object) -> list[object]:
     if isinstance(result, list | tuple):
-        return [leaf for each in result for leaf in _results(each)]
+        return [leaf for item in result for leaf in _results(item)]
     return [result]
 
 
@@ -129,7 +129,7 @@ class Runner:
                 else:
                     writer.once(step, registers, scalars)
         self._run = writer.finished()
-        return [registers[at] for at in program.results]  # type: ignore[misc]
+        return [registers[register] for register in program.results]  # type: ignore[misc]
 
     def _first_call(self, step: Call, registers: list[object], scalars: Sequence[float], writer: "_Writer") -> None:
         args = [_value(a, registers, scalars) for a in step.args]
@@ -277,5 +277,5 @@ def _value(given: object, registers: list[object], scalars: Sequence[float]) -> 
 def leaves(result: object) -> list[object]:
     """The leaves of a result; None for other values than tensors."""
     if isinstance(result, list | tuple):
-        return [leaf for each in result for leaf in leaves(each)]
+        return [leaf for item in result for leaf in leaves(item)]
     return [result if isinstance(result, torch.Tensor) else None]

@@ -105,14 +105,14 @@ def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
         raise Unfit(f"a rank has nothing of it: {reason(error)}") from error
 
 
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 def flat(result: object) -> list[object]:
     """The leaves of what an operation returns."""
     if isinstance(result, list | tuple):
-        return [leaf for each in result for leaf in flat(each)]
+        return [leaf for item in result for leaf in flat(item)]
     return [result]
 
 

@@ -137,8 +137,8 @@ def _rebuilt(
     stride: tuple[int, ...],
     copied: bool,
 ) -> Meta:
-    found = [_NormPartial(*one) if isinstance(one, tuple) else one for one in placements]
-    return Meta.of(layout, shape, dtype, found, stride=stride, copied=copied)
+    converted = [_NormPartial(*placement) if isinstance(placement, tuple) else placement for placement in placements]
+    return Meta.of(layout, shape, dtype, converted, stride=stride, copied=copied)
 
 
 def _picklable(placement: Placement) -> Placement | tuple[float]:
@@ -157,11 +157,11 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def dense(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a dense tensor of this shape whose dimensions lie in memory in the order of the given strides."""
-    found, step = [0] * len(shape), 1
+    strides, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
-        found[dim] = step
+        strides[dim] = step
         step *= max(shape[dim], 1)
-    return tuple(found)
+    return tuple(strides)
 
 
 def _word(placement: Placement) -> str:

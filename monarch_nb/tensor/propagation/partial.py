@@ -63,6 +63,6 @@ def carries_parts(operation: Operation) -> bool:
 def _adds_up(meta: Meta) -> bool:
     """Returns whether all partial placements are sums of numbers, not of bools."""
     parts = [placement for placement in meta.placements if placement.is_partial()]
-    return all(type(one) is Partial and one.is_partial("sum") for one in parts) and not (
+    return all(type(part) is Partial and part.is_partial("sum") for part in parts) and not (
         parts and meta.dtype == torch.bool
     )

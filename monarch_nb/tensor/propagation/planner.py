@@ -392,12 +392,12 @@ def _item(operation: Operation, write: Writer) -> Slot:
 
 
 def _equal(operation: Operation, write: Writer) -> Slot | bool:
-    one, other = operation.args
-    assert isinstance(one, Slot)
-    assert isinstance(other, Slot)
-    if write.shape(one) != write.shape(other):
+    first, second = operation.args
+    assert isinstance(first, Slot)
+    assert isinstance(second, Slot)
+    if write.shape(first) != write.shape(second):
         return False
-    return write.whole(write(aten.all.default, write(aten.eq.Tensor, one, other)))
+    return write.whole(write(aten.all.default, write(aten.eq.Tensor, first, second)))
 
 
 def _allclose(operation: Operation, write: Writer) -> Slot:

@@ -66,7 +66,7 @@ class Journal:
 
     def note(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> None:
         """Adds a batch that begins with operation `first`."""
-        self._batches.append((first, numbers, tuple(getattr(one, "result", None) for one in objects)))
+        self._batches.append((first, numbers, tuple(getattr(item, "result", None) for item in objects)))
         while self._batches[0][0] < first - JOURNAL_LENGTH:
             self._batches.popleft()
 
@@ -96,30 +96,30 @@ class Journal:
     def _operations(self) -> Iterator[tuple[int | None, Sequence[Number], Sequence[Number]]]:
         """Yields the number of each operation, its results and the tensors it writes to; or None and what is freed."""
         for first, numbers, made in self._batches:
-            number, at, objects = first - 1, 0, iter(made)
-            while at < len(numbers):
-                code = numbers[at]
+            number, position, objects = first - 1, 0, iter(made)
+            while position < len(numbers):
+                code = numbers[position]
                 if code == FREE:
-                    yield None, numbers[at + 1 : at + 2], ()
-                    at += 2
+                    yield None, numbers[position + 1 : position + 2], ()
+                    position += 2
                     continue
                 number += 1
                 if code == OBJECT:
                     result = next(objects)
                     yield number, () if result is None else (result,), ()
-                    at += 1
+                    position += 1
                 elif code in REQUESTS:
-                    at += 2
+                    position += 2
                 elif code == REPLAY:
-                    _, operations, inputs, outputs = map(int, numbers[at + 1 : at + 5])
+                    _, operations, inputs, outputs = map(int, numbers[position + 1 : position + 5])
                     number += operations - 1
-                    at += 6 + inputs + outputs
+                    position += 6 + inputs + outputs
                 else:
                     plan = self._plans[code]
-                    tensors = numbers[at + plan.tensors.start : at + plan.tensors.stop]
-                    results = numbers[at + plan.results.start : at + plan.results.stop]
+                    tensors = numbers[position + plan.tensors.start : position + plan.tensors.stop]
+                    results = numbers[position + plan.results.start : position + plan.results.stop]
                     yield number, results, [tensors[index] for index in plan.writes]
-                    at += plan.length
+                    position += plan.length
 
 
 class Session:
@@ -179,9 +179,9 @@ class Session:
             if self._halted is None and self._member.over is not None:
                 self._halt(self._generation_failure(), (first, first))
             pending = deque(objects)
-            at = self._execute(numbers, pending, values)
+            position = self._execute(numbers, pending, values)
             if self._halted is not None:
-                self._skip_batch(numbers, at, pending, values)
+                self._skip_batch(numbers, position, pending, values)
         finally:
             self._runs = False
             BORROWED.give_back()
@@ -189,55 +189,55 @@ class Session:
 
     def _execute(self, numbers: Sequence[Number], pending: deque[Any], values: list[Any]) -> int:
         """Runs commands; gives where it stopped."""
-        at, end = 0, len(numbers)
+        position, end = 0, len(numbers)
         env, plans = self.env, self._plans
         with torch.no_grad():
-            while at < end and self._halted is None:
-                code = numbers[at]
+            while position < end and self._halted is None:
+                code = numbers[position]
                 if code == FREE:
-                    env.pop(numbers[at + 1], None)
-                    at += 2
+                    env.pop(numbers[position + 1], None)
+                    position += 2
                     continue
                 self._number += 1
                 if code == OBJECT:
-                    at += 1
+                    position += 1
                     self._object(pending.popleft(), values)
                     continue
                 if code in REQUESTS:
-                    self._reply(code, numbers[at + 1], values)
-                    at += 2
+                    self._reply(code, numbers[position + 1], values)
+                    position += 2
                     continue
                 if code == REPLAY:
-                    at = self._replay(numbers, at + 1)
+                    position = self._replay(numbers, position + 1)
                     continue
                 plan = plans[code]
-                command = numbers[at : at + plan.length]
+                command = numbers[position : position + plan.length]
                 try:
                     plan.run(command)
                 except BaseException as error:
                     self._failed(plan, command, error)
-                at += plan.length
-        return at
+                position += plan.length
+        return position
 
     # -- when the group is over -------------------------------------------------------------------------------------
 
     def _halt(self, failure: Failure, reached: tuple[int, int]) -> None:
         self._halted, self._reached = failure, reached
 
-    def _skip_batch(self, numbers: Sequence[Number], at: int, pending: deque[Any], values: list[Any]) -> None:
+    def _skip_batch(self, numbers: Sequence[Number], position: int, pending: deque[Any], values: list[Any]) -> None:
         """Skips commands after a halt, but counts operations and stores plans."""
         halted = self._halted
         assert halted is not None
         lost = Lost(halted)
-        while at < len(numbers):
-            code = numbers[at]
+        while position < len(numbers):
+            code = numbers[position]
             if code == FREE:
-                self.env.pop(numbers[at + 1], None)
-                at += 2
+                self.env.pop(numbers[position + 1], None)
+                position += 2
                 continue
             self._number += 1
             if code == OBJECT:
-                at += 1
+                position += 1
                 command = pending.popleft()
                 if isinstance(command, Define | Making):
                     self._object(command, values)
@@ -249,14 +249,14 @@ class Session:
                     values.append(halted)
             elif code in REQUESTS:
                 values.append(halted)
-                at += 2
+                position += 2
             elif code == REPLAY:
-                at = self._skip_replay(numbers, at + 1, lost)
+                position = self._skip_replay(numbers, position + 1, lost)
             else:
                 plan = self._plans[code]
-                for number in numbers[at : at + plan.length][plan.results]:
+                for number in numbers[position : position + plan.length][plan.results]:
                     self.env[number] = lost
-                at += plan.length
+                position += plan.length
 
     def resume(self, start: int, stop: int) -> None:
         """Resumes in the next generation.
@@ -351,15 +351,15 @@ class Session:
         if isinstance(value, (list, tuple)):
             return type(value)(map(self._local, value))
         if isinstance(value, dict):
-            return {key: self._local(one) for key, one in value.items()}
+            return {key: self._local(item) for key, item in value.items()}
         return value
 
     # -- compiled steps ---------------------------------------------------------------------------------------------
 
-    def _replay(self, numbers: Sequence[Number], at: int) -> int:
+    def _replay(self, numbers: Sequence[Number], position: int) -> int:
         """Runs a compiled step, which counts as all its operations; returns the index of the next command."""
-        program, operations, inputs, outputs, seed = map(int, numbers[at : at + 5])
-        begin, middle, end = at + 5, at + 5 + inputs, at + 5 + inputs + outputs
+        program, operations, inputs, outputs, seed = map(int, numbers[position : position + 5])
+        begin, middle, end = position + 5, position + 5 + inputs, position + 5 + inputs + outputs
         first = self._begun = self._number
 
         def failed(operation: int, name: str, error: BaseException) -> Failure:
@@ -385,12 +385,12 @@ class Session:
         self._number = first + operations - 1
         return end
 
-    def _skip_replay(self, numbers: Sequence[Number], at: int, lost: Lost) -> int:
+    def _skip_replay(self, numbers: Sequence[Number], position: int, lost: Lost) -> int:
         """Skips a compiled step; returns the index of the next command."""
-        program, operations, inputs, outputs = map(int, numbers[at : at + 4])
-        middle = at + 5 + inputs
+        program, operations, inputs, outputs = map(int, numbers[position : position + 4])
+        middle = position + 5 + inputs
         replay, made = self.env[program], numbers[middle : middle + outputs]
-        changed = [] if isinstance(replay, Lost) else replay.written(numbers[at + 5 : middle])
+        changed = [] if isinstance(replay, Lost) else replay.written(numbers[position + 5 : middle])
         self._journal.replayed(self._number, operations, made, changed)
         self.env.update(dict.fromkeys(made, lost))
         self._number += operations - 1
@@ -424,7 +424,8 @@ class Session:
             return failure
         over = self._member.over
         if over is not None and any(
-            (one.stream, one.number, one.rank) == (self._stream, self._number, self._rank) for one in over.failures
+            (failed.stream, failed.number, failed.rank) == (self._stream, self._number, self._rank)
+            for failed in over.failures
         ):
             self._failures.append(failure)
         else:  # a consequence of what has ended the generation
@@ -455,5 +456,5 @@ def _off_device(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(map(_off_device, value))
     if isinstance(value, dict):
-        return {key: _off_device(one) for key, one in value.items()}
+        return {key: _off_device(item) for key, item in value.items()}
     return value
