@@ -16,7 +16,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import MeshFile, Way
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, TransportError, UnreachableError
-from monarch_nb.wire import text_of
+from monarch_nb.wire import host_name, text_of
 
 _ANSWER_S = 10.0
 _CALLS_S = 20.0  # for a host that dials: it does so every few seconds
@@ -38,7 +38,7 @@ def follow(engine: Runtime, mesh: MeshFile) -> Failures:
     failures, ways = {}, []
     for way in mesh.ways:
         if way.gateway is not None and way.gateway.host in shut:
-            failures[way.host] = f"the gateway to it, {way.gateway.host}: {shut[way.gateway.host]}"
+            failures[way.host] = f"the gateway to it, {host_name(way.gateway.host)}: {shut[way.gateway.host]}"
         elif not _is_known(routes, way.host):
             ways.append(way)
     here = [way for way in ways if way.endpoint.startswith("ipc://")]
@@ -125,8 +125,8 @@ def _dial(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
             right.append(state)
         else:
             failures[host] = (
-                f"host {state.host} answers at {endpoint}, not {host}: that one's agent has ended, or the name leads "
-                "elsewhere"
+                f"host {host_name(state.host)} answers at {endpoint}, not {host_name(host)}: that one's agent has "
+                "ended, or the name leads elsewhere"
             )
 
     def take(states: Sequence[p.HostState]) -> None:

@@ -31,7 +31,7 @@ from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
 from monarch_nb.supervision.actions import Action, Tell
 from monarch_nb.supervision.machine import Machine
-from monarch_nb.wire import Asker, agent_of
+from monarch_nb.wire import Asker, agent_of, host_name
 
 logger = logging.getLogger(__name__)
 _AGREE_S = 10.0  # for an agent to take note
@@ -171,7 +171,9 @@ class Leaving:
             try:
                 answer.get(_AGREE_S)
             except (TimeoutError, RuntimeError) as error:
-                raise DetachError(f"{state.name} is not detached: host {host} has not agreed: {error}") from error
+                raise DetachError(
+                    f"{state.name} is not detached: host {host_name(host)} has not agreed: {error}"
+                ) from error
 
     def _let_go(self, state: ProcState, cause: Cause) -> None:
         """It is not this process's any more; its handles say what has become of it."""
@@ -312,7 +314,7 @@ class Leaving:
             except UnansweredError:
                 raise
             except RequestError as error:  # somebody else has what is there
-                logger.warning("%s on host %s: %s", state.name, host, error)
+                logger.warning("%s on host %s: %s", state.name, host_name(host), error)
             self._lost.pop((host, state.uid), None)
 
     # -- taken over -------------------------------------------------------------------------------------------------

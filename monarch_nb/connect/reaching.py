@@ -13,7 +13,7 @@ from monarch_nb.host import find_run_folder
 from monarch_nb.runtime import Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import UnreachableError
-from monarch_nb.wire import parse_address
+from monarch_nb.wire import host_name, parse_address
 
 _lock = threading.Lock()
 _learned: set[str] = set()  # hosts without an agent: programs that have spawned nothing on this machine
@@ -48,8 +48,8 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
     folder = find_run_folder(host)
     if folder is None:
         raise UnreachableError(
-            f"{name} has a part on host {host}, which is not on this machine and has not been attached by this "
-            "process: attach it here first (attach_hosts, attach_to_workers)"
+            f"{name} has a part on host {host_name(host)}, which is not on this machine and has not been attached by "
+            "this process: attach it here first (attach_hosts, attach_to_workers)"
         )
     if not (folder / "agent").exists():
         engine.node.learn(host, run_folder=folder)

@@ -16,7 +16,7 @@ from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, TransportError, knock, lost_here
-from monarch_nb.wire import Done, Header, agent_of, host_of
+from monarch_nb.wire import Done, Header, agent_of, host_name, host_of
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class RemoteHost:
         if self._ended.is_set():
             return
         self.lost = reason
-        log.warning("host %s is lost: %s", self.host, reason)
+        log.warning("host %s is lost: %s", host_name(self.host), reason)
         loss = self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
         self.engine.part(Routes).tell_lost(self.host, reason, self.incarnation, loss)
 

@@ -1,6 +1,6 @@
 """Data that stopped ranks and their controller exchange in CONTROL messages."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Frame(Harmless, array_like=True, frozen=True):
 
 class Stopped(Harmless, frozen=True, kw_only=True):
     """debug.stopped: a thread has stopped; everything that is known of it without asking it."""
+
+    PROSE: ClassVar = ("reason", "note")
 
     session: str
     number: int  # how often this session has stopped

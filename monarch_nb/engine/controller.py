@@ -16,12 +16,12 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.runtime import Local, Runtime, install_breakpoints
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import agent_of, controller_address, forget_host_names, host_name, register_pickle_by_value
+from monarch_nb.wire import agent_of, begin_host_names, controller_address, host_name, register_pickle_by_value
 
 
 def become_controller() -> Runtime:
     """Makes this process a controller. No process is started yet."""
-    forget_host_names()
+    begin_host_names()
     ahead = take_ahead()
     host = new_host_id() if ahead is None else ahead.agent.host
     folder = run_folder_for(host)

@@ -1,6 +1,7 @@
 """Bodies of the CONTROL messages between host agents, procs and controllers: msgspec structs, never pickles."""
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgspec
 
@@ -290,6 +291,8 @@ class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 class Missed(Harmless, frozen=True, kw_only=True):
     """An answer that nobody was there to hear."""
+
+    PROSE: ClassVar = ("error",)
 
     mesh: str
     rank: int

@@ -41,7 +41,7 @@ from monarch_nb.runtime import (
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import NDSlice, Region, RegionForm
 from monarch_nb.supervision import RankIncarnation
-from monarch_nb.wire import Layout, agent_of
+from monarch_nb.wire import Layout, agent_of, host_name
 
 PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
 
@@ -202,7 +202,7 @@ def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -
     def look() -> None:
         asked, call = answer(), waiting()
         if asked is not None and call is not None and not asked.done() and not engine.closed:
-            call.fail(RequestError(f"{call.title}: host {host} has not answered within {limit:g} s"))
+            call.fail(RequestError(f"{call.title}: host {host_name(host)} has not answered within {limit:g} s"))
 
     return look
 

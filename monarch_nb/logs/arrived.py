@@ -8,7 +8,7 @@ from monarch_nb.logs.marks import DISPLAY, STDERR, UNCLAIMED
 from monarch_nb.logs.overwriting import UP, Rows
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import OpenLine, Written
-from monarch_nb.wire import decode_display, harmless
+from monarch_nb.wire import decode_display, harmless, with_host_names
 
 ACKNOWLEDGED = 128 * 1024  # bytes after which their arrival is acknowledged to the agent
 LONGEST = 100_000  # characters without a line's end: more than that is broken into lines
@@ -166,7 +166,7 @@ class ArrivedLog:
         return [Written(self.address, "stdout", block.call, block.level, block.at, display.lines, display)]
 
     def _keep(self, stream: str, call: str, level: int, at: float, text: str) -> Written:
-        written = Written(self.address, stream, call, level, at, harmless(text))
+        written = Written(self.address, stream, call, level, at, _shown(stream, level, harmless(text)))
         blocks = self._blocks = self._blocks or deque()
         blocks.append(written)
         self._count += written.line_count
@@ -192,8 +192,13 @@ class ArrivedLog:
     def written(self) -> list[Written]:
         """The last lines, in the order in which they came; of those without an end what there is."""
         rest = [
-            Written(self.address, stream, call, line.level, line.at, f"{line.shown}\n")
+            Written(self.address, stream, call, line.level, line.at, _shown(stream, line.level, f"{line.shown}\n"))
             for (stream, call), line in (self._lines or {}).items()
             if line.shown
         ]
         return [*(self._blocks or ()), *rest]
+
+
+def _shown(stream: str, level: int, text: str) -> str:
+    """Records of `logging`, errors and warnings are about hosts as people know them; what a program prints is data."""
+    return with_host_names(text) if level or stream == "stderr" else text

@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from monarch_nb.runtime import Future, resolved_future
+from monarch_nb.runtime import Future, error_of, resolved_future, when_done
 from monarch_nb.shape import Region, places_of, region_of_ranks
+from monarch_nb.wire import host_name
 
 _LOADED_S = 5.0  # for the hosts of a job that was loaded, where what was written down of it would do
 GROW_S = 600.0  # how long hosts that are asked for are waited for
@@ -124,6 +125,7 @@ class HostRecord:
     ) -> None:  # fmt: skip
         self.name = name
         self.ids = ids if isinstance(ids, Future) else resolved_future(tuple(ids))
+        when_done(self.ids, _name)
         self.region = region
         self.ended = [] if ended is None else ended  # why it cannot be used any more
         self.identity = identity or uuid.uuid4().hex
@@ -146,6 +148,7 @@ class HostRecord:
             ids = self.ids.get()
             ranks = (*self.region.ranks(), *range(len(ids), len(ids) + len(hosts)))
             self.ids, self.region = resolved_future((*ids, *hosts)), self._line(ranks)
+        _name(self.ids)
 
     def drop(self, hosts: Collection[str]) -> None:
         """It has these hosts no more."""
@@ -158,6 +161,7 @@ class HostRecord:
         with self._moving:
             self.ids = resolved_future(tuple(host if one == dead else one for one in self.ids.get()))
             self.instead[dead] = host
+        _name(self.ids)
 
     def places(self, hosts: Collection[str]) -> str:
         """Some of its hosts as people write them: "hosts=1-2"."""
@@ -175,6 +179,13 @@ class HostRecord:
 
     def _line(self, ranks: Sequence[int]) -> Region:
         return region_of_ranks(self.region.labels, [len(ranks)], ranks)
+
+
+def _name(ids: Future[tuple[str, ...]]) -> None:
+    """Names hosts in their order, before messages from them arrive."""
+    if error_of(ids) is None:
+        for host in ids.get(0):
+            host_name(host)
 
 
 _records: "weakref.WeakSet[HostRecord]" = weakref.WeakSet()

@@ -12,7 +12,19 @@ import msgspec
 from monarch_nb.mesh.sending import DIRECT
 from monarch_nb.routing import indices, plan_cast
 from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
-from monarch_nb.wire import Flags, Header, Kind, Lane, Run, Status, Verb, decode_refusal, encode_body, unfold
+from monarch_nb.wire import (
+    Flags,
+    Header,
+    Kind,
+    Lane,
+    Run,
+    Status,
+    Verb,
+    decode_refusal,
+    encode_body,
+    unfold,
+    with_host_names,
+)
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -59,7 +71,7 @@ class _Request(Generic[R]):
     def fail(self, reason: str) -> None:
         """It will not be answered."""
         self.engine.ports.close(self.number, self.dst)
-        fail_future(self.future, UnansweredError(reason))
+        fail_future(self.future, UnansweredError(with_host_names(reason)))
 
 
 def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, host_name
 
 
 class Resized(Struct, frozen=True):
@@ -22,7 +22,7 @@ class Resized(Struct, frozen=True):
     def __repr__(self) -> str:
         shape = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
         many = f"{counted(len(self.hosts), 'host')}"
-        named = f" ({', '.join(self.hosts)})" if len(self.hosts) <= 4 else ""
+        named = f" ({', '.join(map(host_name, self.hosts))})" if len(self.hosts) <= 4 else ""
         actors = ", ".join(self.actors)
         if not self.gone:
             made = f", with {actors} created there" if actors else ""
@@ -52,12 +52,15 @@ def places_to_go(fewer: Mapping[str, Any], label: str, name: str, hosts: Sequenc
     if isinstance(wanted, (str, int)) or not isinstance(wanted, Sequence) or not wanted:
         raise ValueError(
             f"{name}.shrink({label}={wanted!r}): say {label}=-1 for the last one, {label}=[1] for that one, or name "
-            f"the hosts: {label}=[{hosts[-1]!r}]"
+            f"the hosts: {label}=[{host_name(hosts[-1])!r}]"
         )
-    places = [hosts.index(each) if each in hosts else each for each in wanted]
-    for place in places:
+    names = [host_name(host) for host in hosts]
+    places: list[int] = []
+    for each in wanted:
+        place = hosts.index(each) if each in hosts else names.index(each) if each in names else each
         if isinstance(place, (str, bool)) or not 0 <= operator.index(place) < len(hosts):
-            raise ValueError(f"{name} has no host {place!r}: it has {len(hosts)}, {', '.join(hosts[:8])}")
+            raise ValueError(f"{name} has no host {place!r}: it has {len(hosts)}, {', '.join(names[:8])}")
+        places.append(place)
     return sorted(set(places))
 
 

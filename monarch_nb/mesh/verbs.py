@@ -1,5 +1,7 @@
 """Engine messages between the processes that own meshes and those that hold references to them."""
 
+from typing import ClassVar
+
 import msgspec
 
 from monarch_nb.runtime.actors.endpoint import Kind
@@ -88,6 +90,8 @@ class Controllers(msgspec.Struct, frozen=True):
 
 class Kept(Harmless, frozen=True, kw_only=True):
     """An answer that nobody was there to hear, without its body."""
+
+    PROSE: ClassVar = ("error",)
 
     number: int  # in its process
     mesh: str

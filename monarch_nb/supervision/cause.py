@@ -1,7 +1,7 @@
 """Causes of failures: plain data that travels between processes and chains upwards through owners."""
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -30,6 +30,8 @@ CauseKind = Literal[
 
 class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     """Why something failed. `at` is in seconds since the epoch, 0 if unknown; `chain` is what this one came from."""
+
+    PROSE: ClassVar = ("text", "traceback", "last_lines", "dump")
 
     kind: CauseKind
     text: str = ""

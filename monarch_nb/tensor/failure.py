@@ -1,12 +1,15 @@
 """Report of an operation that failed on one rank. Does not import torch, since it is part of runtime messages."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-import msgspec
+from monarch_nb.wire import Harmless
 
 
-class Failure(msgspec.Struct, array_like=True, frozen=True):
+class Failure(Harmless, array_like=True, frozen=True):
     """A failed operation, and the rank on which it failed."""
+
+    PROSE: ClassVar = ("text", "traceback")
 
     number: int  # of the operation in the stream of its mesh
     operation: str

@@ -40,7 +40,7 @@ from monarch_nb.wire.header import (
     decode_header,
     encode_header,
 )
-from monarch_nb.wire.hosts import forget_host_names, host_id, host_name
+from monarch_nb.wire.hosts import begin_host_names, host_id, host_name, with_host_names
 from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
 from monarch_nb.wire.tensors import without_modes
@@ -102,6 +102,7 @@ __all__ = [
     "Verb",
     "VerbTakenError",
     "agent_of",
+    "begin_host_names",
     "check_size",
     "controller_address",
     "converted",
@@ -121,7 +122,6 @@ __all__ = [
     "error_line",
     "explain_unpicklable",
     "fold",
-    "forget_host_names",
     "format_exception",
     "full_name",
     "gather_sources",
@@ -150,6 +150,7 @@ __all__ = [
     "unpickle_failure",
     "unregister_pickle_by_value",
     "with_article",
+    "with_host_names",
     "without_engine",
     "without_modes",
 ]

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from monarch_nb.wire.body import Frame, Sent, check_size, decode, encode
 from monarch_nb.wire.codec import current_codec
+from monarch_nb.wire.hosts import with_host_names
 from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_name
 from monarch_nb.wire.words import kind_of
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
 _STORY = "__monarch_traceback__"
+_OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for people alone
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -145,11 +147,19 @@ class Story(NamedTuple):
 def story_of(frames: Sequence[Any]) -> Story:
     """The words in the frames of an exception; nothing of the exception itself is unpickled."""
     name, text, formatted, reason = pickle.loads(frames[0])
-    return Story(harmless(name), harmless(text), [harmless(line) for line in formatted], reason)
+    return Story(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
+
+
+def _readable(text: str) -> str:
+    return with_host_names(harmless(text))
 
 
 def decode_exception(frames: Sequence[Any], context: object = None) -> BaseException:
-    """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else."""
+    """The exception in `frames`, or a RemoteException in its place. Raises only on frames of something else.
+
+    In a controller the texts of exceptions of Python's and the engine's own classes name hosts as it does; what is in
+    one of a user's class is data of the user's.
+    """
     name, text, formatted, reason = story_of(frames)
     if not reason:
         try:
@@ -160,6 +170,7 @@ def decode_exception(frames: Sequence[Any], context: object = None) -> BaseExcep
             reason = f"it could not be unpickled: {type_name(failure)}: {text_of(failure)}"
         else:
             if isinstance(exc, BaseException):
+                _name_hosts(exc)
                 return _tell(exc, formatted)
             reason = f"it unpickled as {kind_of(exc)}"
     return _tell(RemoteException(name, text, "".join(formatted), reason), formatted)
@@ -176,6 +187,17 @@ def _tell(exc: BaseException, formatted: list[str]) -> BaseException:
     except BaseException:  # an exception that refuses attributes
         pass
     return exc
+
+
+def _name_hosts(exc: BaseException) -> None:
+    if type(exc).__module__.partition(".")[0] not in _OWN_CLASSES:
+        return
+    args = tuple(with_host_names(arg) if type(arg) is str else arg for arg in exc.args)
+    if args != exc.args:
+        exc.args = args
+    if isinstance(exc, ActorError):
+        exc.message, exc.summary = with_host_names(exc.message), with_host_names(exc.summary)
+        exc.exception_formatted = [with_host_names(line) for line in exc.exception_formatted]
 
 
 def _rebuild_actor_error(

@@ -1,8 +1,11 @@
-"""The ids of hosts, and what people call them.
+"""The ids of hosts, and the names that a controller gives them.
 
 An id such as `node7.1f2e3d` has the name of the machine and a token: several hosts may be on one machine, and another
-kernel's may have been there before. People are shown `node7`, and of a second one there that this process meets
+kernel's may have been there before. People are shown `node7`, and of a second one there that the controller meets
 `node7·2`: so the same program shows the same names each time.
+
+Only a controller gives names. Other processes meet hosts in another order and would call the same host something else,
+so they write ids; a controller replaces these in texts that arrive.
 """
 
 import platform
@@ -10,9 +13,13 @@ import re
 import threading
 
 _LONGEST = 20  # characters of a machine's name in an id: sockets lie in folders of that name, and their paths are short
-_ID = re.compile(r"(.+)\.(?:[0-9a-f]{6}|[0-9a-f]{10})")
-_met: dict[str, dict[str, str]] = {}  # by the machine's name: its hosts, in the order in which they were met, as shown
-_meeting = threading.Lock()
+_TOKEN = r"\.(?:[0-9a-f]{10}|[0-9a-f]{6})"
+_ID = re.compile(rf"(.+){_TOKEN}")
+# An id in a text: also at the beginning of an address, and before the full stop of a sentence, but no part of a path.
+_WRITTEN = re.compile(rf"(?<![\w./~-])[\w~-]+{_TOKEN}(?!\.?[\w-])")
+_names: dict[str, str] | None = None  # by id; None in a process that is no controller
+_counts: dict[str, int] = {}  # of hosts, by the machine's name
+_naming = threading.Lock()
 
 
 def host_id(token: str, machine: str | None = None) -> str:
@@ -24,19 +31,39 @@ def host_id(token: str, machine: str | None = None) -> str:
 
 
 def host_name(host: str) -> str:
-    """What people are shown of a host's id, or of several with commas; an id that somebody chose is shown as it is."""
+    """The name that a controller gives to a host, or to each of several with commas between them.
+
+    In other processes, and for an id that somebody chose, it is the id.
+    """
+    if _names is None:
+        return host
     if ", " in host:
         return ", ".join(map(host_name, host.split(", ")))
     parts = _ID.fullmatch(host)
     if parts is None:
         return host
-    machine = parts[1]
-    with _meeting:
-        names = _met.setdefault(machine, {})
-        return names.setdefault(host, f"{machine}·{len(names) + 1}" if names else machine)
+    with _naming:
+        if host not in _names:
+            machine = parts[1]
+            count = _counts[machine] = _counts.get(machine, 0) + 1
+            _names[host] = machine if count == 1 else f"{machine}·{count}"
+        return _names[host]
 
 
-def forget_host_names() -> None:
-    """Another cluster begins: nothing of the one before is met again."""
-    with _meeting:
-        _met.clear()
+def with_host_names(text: str) -> str:
+    """A text, such as another process's error, with the ids of hosts replaced by the names that they have here.
+
+    Ids of hosts that have no name here stay, and so does the whole text in a process that is no controller.
+    """
+    if not _names or "." not in text:
+        return text
+    names = _names
+    return _WRITTEN.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+def begin_host_names() -> None:
+    """This process is the controller of a new cluster, and gives names from now on; those that it gave are void."""
+    global _names
+    with _naming:
+        _names = {}
+        _counts.clear()

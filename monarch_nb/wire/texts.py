@@ -1,9 +1,11 @@
 """Texts and numbers of values that are not ours: no code of theirs breaks them, and a terminal obeys none of it."""
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+
+from monarch_nb.wire.hosts import with_host_names
 
 # Colours and weights (SGR) stay. Commands that move the cursor, clear the screen, set titles or write to the clipboard
 # go, with what they are told; of anything left over each character is shown as an escape, and commands nobody.
@@ -38,7 +40,12 @@ class Cut(BaseException):
 
 
 class Harmless(msgspec.Struct, frozen=True):
-    """Plain data of which every text, and every tuple of texts, is harmless."""
+    """Plain data of which every text, and every tuple of texts, is harmless.
+
+    In a controller the fields in `PROSE`, which are for people to read, call hosts by their names there.
+    """
+
+    PROSE: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -52,6 +59,11 @@ class Harmless(msgspec.Struct, frozen=True):
             else:
                 continue
             msgspec.structs.force_setattr(self, name, clean)
+        for name in self.PROSE:
+            value = getattr(self, name)
+            named: Any = with_host_names(value) if isinstance(value, str) else tuple(map(with_host_names, value))
+            if named != value:
+                msgspec.structs.force_setattr(self, name, named)
 
 
 def text_of(value: object) -> str:

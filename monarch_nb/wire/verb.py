@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from monarch_nb.wire.hosts import with_host_names
 from monarch_nb.wire.plain import decode_plain, msgpack_decoder
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -94,7 +95,7 @@ def encode_body(body: msgspec.Struct) -> bytes:
 def decode_refusal(body: bytes | memoryview) -> str:
     """Why a request was refused."""
     try:
-        return decode_plain(body, _refusals).error
+        return with_host_names(decode_plain(body, _refusals).error)
     except msgspec.DecodeError as error:
         return f"it was refused, and the reason cannot be read: {error}"
 

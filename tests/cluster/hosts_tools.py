@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from zmq.utils.garbage import gc
 
 import monarch_nb.actor
 from monarch_nb import connect
-from monarch_nb.actor import Actor, MeshFailure, context, current_rank, endpoint
+from monarch_nb.actor import Actor, MeshFailure, SupervisionError, context, current_rank, endpoint
 from monarch_nb.host.bootstrap import command
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
@@ -133,10 +134,14 @@ class Caller(Actor):
         return list(others.where.call().get(SOON).values())
 
     @endpoint
-    def nested(self, others: Any, rank: int, asks: Path) -> int:
+    def nested(self, others: Any, rank: int, asks: Path, wraps: bool) -> int:
         answer = others.nap.call_one(300, rank)
         asks.touch()
-        return int(answer.get(SOON))
+        try:
+            return int(answer.get(SOON))
+        except SupervisionError as error:
+            logging.getLogger("user").error("seen: %s", error)
+            raise RuntimeError(f"no answer: {error}") if wraps else error from None
 
     @endpoint
     def tell(self, others: Any, count: int, who: str) -> int:

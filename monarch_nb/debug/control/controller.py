@@ -26,7 +26,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, ProcState, Runtime
 from monarch_nb.settings import settings
-from monarch_nb.wire import Asker, Done, Verb, text_of
+from monarch_nb.wire import Asker, Done, Verb, host_name, text_of
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 STEP_S = 2.0  # for a step to stop again, before it is said that the rank still runs
@@ -97,7 +97,7 @@ class Controller:
                 self._lose(address, reason)
             case HostLost(host):
                 for address in {record.address for record in self.stopped.records() if record.host == host}:
-                    self._lose(address, f"its host {host} is lost")
+                    self._lose(address, f"its host {host_name(host)} is lost")
             case MeshStopped(ProcState() as state) if state.stopped is not None and self.stopped.any:
                 # The mesh may live on: its ranks report to their new owner.
                 meshes = {state.uid, *state.actors}
