@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.wire import json_decoder
+
 logger = logging.getLogger(__name__)
 
 MAKES_STORE = "_create_c10d_store"  # the function of torch's that finds a store, or makes it
@@ -37,7 +39,7 @@ class _Records(msgspec.Struct, frozen=True):
     entries: list[Record] = []
 
 
-_decoder = msgspec.json.Decoder(_Records)
+_decoder = json_decoder(_Records)
 
 
 def records() -> list[Record]:
