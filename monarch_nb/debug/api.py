@@ -227,7 +227,7 @@ def set_breakpoint(
     """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step", or by
     its full name any other, whose module is imported there. In a mesh of processes it holds in cells and in all actors.
 
-    It is looked at from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
+    It takes effect from each actor's next endpoint call on. Raises DebugError if no rank knows the place.
     """
     return controller().breakpoints.set(
         mesh, where, condition, hit_condition=hit_condition, log=log, temporary=temporary

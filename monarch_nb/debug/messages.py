@@ -12,13 +12,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Something for a stopped thread to do."""
 
     session: str
-    frame: int | None = None  # look at this frame first; None: at the one that is looked at
+    frame: int | None = None  # select this frame first; None: the selected one
     force: bool = False  # also when another controller holds the session
     limit: float = 0.0  # seconds after which it is ended; 0: debug_command_timeout
 
 
 class Go(Command, frozen=True, kw_only=True):
-    """debug.go: go on; a step counts from the frame that is looked at, `until` stops at `line` or the next greater."""
+    """debug.go: go on; a step counts from the selected frame, `until` stops at `line` or the next greater."""
 
     motion: Motion = "continue"
     line: int | None = None
@@ -39,7 +39,7 @@ class Release(Command, frozen=True, kw_only=True):
 
 
 class Select(Command, frozen=True, kw_only=True):
-    """debug.select: look at a frame: at `frame`, or so many further in from the one that is looked at."""
+    """debug.select: select a frame: `frame`, or so many further in from the selected one."""
 
     by: int = 0
 

@@ -46,7 +46,7 @@ class Stopped(Harmless, frozen=True, kw_only=True):
     note: str = ""
     post_mortem: bool = False
     stack: tuple[Frame, ...] = ()  # outermost first, without the engine's
-    current: int = 0  # the frame that is looked at
+    current: int = 0  # the selected frame
     source: tuple[str, ...] = ()  # lines around, in that frame
     first: int = 1  # the number of the first of them
     since: float = 0.0  # wall clock
@@ -57,12 +57,12 @@ class Stopped(Harmless, frozen=True, kw_only=True):
         return self.stack[-1] if self.stack else Frame("?", 0, "?")
 
     @property
-    def looked(self) -> Frame:
-        """The frame that is looked at: `frame`, or one of those that have called it."""
+    def selected_frame(self) -> Frame:
+        """The selected frame: `frame`, or one of its callers."""
         return self.stack[self.current] if self.current < len(self.stack) else self.frame
 
     @property
-    def in_the_way(self) -> bool:
+    def blocks_actor(self) -> bool:
         """True if the stop holds its actor up, unlike opened frames of a failure."""
         return not self.post_mortem or bool(self.call)
 

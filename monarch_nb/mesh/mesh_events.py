@@ -122,7 +122,7 @@ class RankPaused(Struct, frozen=True):
     line: int
     function: str
     since: float  # wall clock
-    in_the_way: bool  # it holds its actor up; frames of a failure that are only looked at do not
+    blocks_actor: bool  # it holds its actor up; frames of a failure that are only looked at do not
 
 
 class RankResumed(Struct, frozen=True):

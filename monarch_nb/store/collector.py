@@ -146,7 +146,7 @@ class Collector:
                 self._put(e.HostSeen(host, notice=by, until=until or 0.0))
             case HostBack(host) | HostKept(host):
                 self._put(e.HostSeen(host))
-            case RankPaused(session, mesh, rank, in_the_way=True):
+            case RankPaused(session, mesh, rank, blocks_actor=True):
                 location = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}
                 self._put(e.SessionOpened(session, mesh, rank, event.since or now(), location))
             case RankResumed(session):

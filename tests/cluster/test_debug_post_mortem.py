@@ -92,7 +92,7 @@ def test_a_rank_frozen_at_errors_stops_at_the_raise_then_fails(trainers: Any) ->
     debug.freeze_on_error(trainers)
     future = trainers.slice(gpus=1).divide.call_one(0)
     (one,) = stopped(1)
-    assert (one.rank, one.post_mortem, one.in_the_way) == (1, True, True)
+    assert (one.rank, one.post_mortem, one.blocks_actor) == (1, True, True)
     assert debug.eval("numbers").values == {1: "[1.0, 0]"}
     assert not future.done()
     debug.resume()

@@ -74,7 +74,7 @@ def test_stop_shows_what_was_sampled_until_then(nb: Notebook) -> None:
     [
         ("", "which mesh"),
         ("nobody", "there is no mesh 'nobody'"),
-        ("a --hz 0", "--hz is how often a second"),
+        ("a --hz 0", "--hz is the number of samples a second"),
         ("a --hz often", "--hz"),
         ("a --slow", "%%prof knows no option --slow"),
         ("a gpus=9", "gpus"),

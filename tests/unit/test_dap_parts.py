@@ -11,8 +11,8 @@ from monarch_kernel.dap.announcer import Announcer
 from monarch_kernel.dap.focus import Focus
 from monarch_kernel.dap.gutter import Gutter, More, ranks_in
 from monarch_kernel.dap.handles import Handle, Handles, is_ours
+from monarch_kernel.dap.inspection import Sources
 from monarch_kernel.dap.lines import Line, Lines
-from monarch_kernel.dap.looking import Sources
 from monarch_nb.debug import Frame, Stopped
 from monarch_nb.debug.control.stopped import StoppedThreads
 

@@ -186,7 +186,7 @@ def ours(
     def script(record: Stopped) -> Iterable[m.Command]:
         standing = debuggers[0].machine.standing
         assert standing is not None
-        stops.append((standing.event, record.looked.function.rpartition(".")[2], record.looked.line))
+        stops.append((standing.event, record.selected_frame.function.rpartition(".")[2], record.selected_frame.line))
         motion, up = next(left, ("continue", 0))
         if min(up, standing.selected):
             yield m.Select(session=SESSION, by=-min(up, standing.selected))

@@ -109,8 +109,8 @@ def test_exceptions_stop_a_step_and_show_where_they_were_raised() -> None:
     third = told.stops[2]
     assert third.note == "ZeroDivisionError: division by zero"
     assert third.frame.function == "f"
-    assert third.looked.function == "<module>"
-    assert told.stops[3].looked.line == 7, "and the next step counts from the frame that lives"
+    assert third.selected_frame.function == "<module>"
+    assert told.stops[3].selected_frame.line == 7, "and the next step counts from the frame that lives"
     assert names["done"] == 1
 
 

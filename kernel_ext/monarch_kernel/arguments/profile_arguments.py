@@ -38,5 +38,5 @@ def read_profile(line: str) -> ProfileArguments:
     place = read_place("%%prof", " ".join(options.pop("words", ())))
     arguments = ProfileArguments(place, **options)
     if not 0 < arguments.hz <= 1000:
-        raise UsageError("%%prof: --hz is how often a second each rank is looked at: up to 1000, 100 by itself")
+        raise UsageError("%%prof: --hz is the number of samples a second of each rank: up to 1000, 100 by default")
     return arguments

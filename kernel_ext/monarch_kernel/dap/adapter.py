@@ -13,8 +13,8 @@ from monarch_nb.debug.render import FileName, named, pick, short
 from .asked import Message, Ranks, Refused
 from .focus import LEAD, Focus
 from .gutter import Gutter, More
+from .inspection import InspectionRequests
 from .lines import Lines
-from .looking import LookRequests
 
 _MOTIONS: dict[str, Motion] = {"continue": "continue", "next": "over", "stepIn": "in", "stepOut": "out"}
 FILTERS = [
@@ -129,7 +129,7 @@ class Adapter:
         self.focus = Focus(name)
         self.gutter = Gutter(lambda path: Lines(source_of(path) or "", is_actor))
         self.breakpoints = BreakpointRequests(ranks, self.gutter, name)
-        self.looking = LookRequests(ranks, self.focus, source_of, named_here)
+        self.inspection = InspectionRequests(ranks, self.focus, source_of, named_here)
 
     @property
     def attached(self) -> bool:
@@ -139,20 +139,20 @@ class Adapter:
     @property
     def client(self) -> str:
         """Client id of the front end, as sent in `initialize`."""
-        return self.looking.client
+        return self.inspection.client
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     def answer(self, command: str, arguments: Message) -> Message:
         """Body of the response. Raises Refused, and LookupError and ValueError with texts for people."""
-        for part in (self, self.breakpoints, self.looking):
+        for part in (self, self.breakpoints, self.inspection):
             method: Callable[[Message], Message] | None = getattr(part, f"_do_{command}", None)
             if method is not None:
                 return method(arguments)
         raise Refused(f"the debugger of the mesh does not support the request {command!r}")
 
     def _do_initialize(self, arguments: Message) -> Message:
-        self.looking.client = str(arguments.get("clientID") or "")
+        self.inspection.client = str(arguments.get("clientID") or "")
         return dict(CAPABILITIES)
 
     def _do_attach(self, arguments: Message) -> Message:
@@ -211,7 +211,7 @@ class Adapter:
         if not meant:
             raise Refused("no rank is stopped")
         by_depth: dict[int, list[Stopped]] = {}
-        for record in meant:  # a step counts from the innermost frame, whichever was looked at
+        for record in meant:  # a step counts from the innermost frame, whichever is selected
             by_depth.setdefault(max(0, len(record.stack) - 1), []).append(record)
         answers: dict[str, m.Answer] = {}
         for frame, records in by_depth.items():
@@ -252,7 +252,7 @@ class Adapter:
         if not self.attached:
             return []
         records = self.ranks.records()
-        self.looking.handles.keep(records)
+        self.inspection.handles.keep(records)
         lead = self.focus.settle(records)
         if lead is not None:
             return [stopped_event(lead)]

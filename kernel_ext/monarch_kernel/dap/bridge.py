@@ -29,7 +29,7 @@ from .announcer import Announcer
 from .asked import Refused
 from .cluster import ClusterRanks
 from .handles import is_ours
-from .looking import Sources
+from .inspection import Sources
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]
@@ -238,7 +238,7 @@ class DebugBridge:
         assert self._own is not None
         for path, lines in self._own.breakpoints.items():
             self.adapter.gutter.set(path, lines)
-        self.adapter.looking.client = "jupyterlab"
+        self.adapter.inspection.client = "jupyterlab"
         self.adapter.answer("attach", {})
 
     # -- requests (the loop of the control thread) ---------------------------------------------------------------------
@@ -340,11 +340,11 @@ class DebugBridge:
         return {"seconds": self._presence.beat()}
 
     def _holds(self) -> bool:
-        return self.adapter.attached and any(record.in_the_way for record in self.adapter.ranks.records())
+        return self.adapter.attached and any(record.blocks_actor for record in self.adapter.ranks.records())
 
     def _on_page_lost(self, silent: float) -> None:
         """Resumes stopped ranks whose page has closed."""
-        held = [record for record in self.adapter.ranks.records() if record.in_the_way]
+        held = [record for record in self.adapter.ranks.records() if record.blocks_actor]
         if self._loop is None or not held:
             return
         self._say(

@@ -45,7 +45,7 @@ class ClusterRanks:
         if controller is None:
             return
         controller.breakpoints.set_everywhere((), release=True)
-        left = [record for record in controller.stopped.records() if record.in_the_way]
+        left = [record for record in controller.stopped.records() if record.blocks_actor]
         if left:  # their own word that they go on may still be on its way
             controller.ask(left, m.Go(session="", force=True))
 

@@ -80,7 +80,7 @@ class Focus:
         """
         lead = self.lead(records)
         if lead is None:
-            again = [record for record in records if record.place == self._actor and record.in_the_way]
+            again = [record for record in records if record.place == self._actor and record.blocks_actor]
             peers = [record for record in records if record.session in self._peers]
             groups = sorted(grouped(records), key=lambda group: -len(group.records))
             if not again and self.pinned:

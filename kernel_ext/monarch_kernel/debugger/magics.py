@@ -122,7 +122,7 @@ class DebugMagics(Magics):
             %break Trainer.step on trainers
             %break transformers.Trainer.training_step on workers    # any function by its full name; on processes it
                                                                     # holds in cells and in all actors there
-        It is looked at from each actor's next endpoint call on. From Python: monarch.debug.set_breakpoint().
+        It takes effect from each actor's next endpoint call on. From Python: monarch.debug.set_breakpoint().
         """
         words = line.split()
         if not words:
@@ -205,7 +205,7 @@ class DebugMagics(Magics):
 
         %stacks NAME [dim=0-2,5] ...
 
-        Ranks held by one long call in C, which cannot answer, are looked at with py-spy where it is installed.
+        Ranks held by one long call in C, which cannot answer, are inspected with py-spy where it is installed.
         From Python: monarch.debug.stacks(trainers).
         """
         where = read_place("%stacks", line)

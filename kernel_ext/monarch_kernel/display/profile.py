@@ -51,7 +51,7 @@ def profile_html(profile: "Profile", name: FileName) -> str:
         notes,
         _differences(profile, groups, name),
         *drawn,
-        _legend() if groups else '<div class="mnb-s">nothing was seen: no rank was looked at while the cell ran</div>',
+        _legend() if groups else '<div class="mnb-s">no samples: no rank was sampled while the cell ran</div>',
         folded("as text", profile.text(name)),
         kind="mnb-y",
     )

@@ -63,8 +63,8 @@ class Breakpoints:
         log: str = "",
         temporary: bool = False,
     ) -> Breakpoint:
-        """Sets one in each actor of a mesh, or of processes in their cells and in the actors that live there; it is
-        looked at from the next endpoint call or cell on. Blocks until they are constructed, and for their answers.
+        """Sets one in each actor of a mesh, or of processes in their cells and in the actors that live there; it
+        takes effect from the next endpoint call or cell on. Blocks until they are constructed, and for their answers.
 
         Raises DebugError where no rank has taken it, SyntaxError for a condition that is none.
         """

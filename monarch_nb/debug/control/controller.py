@@ -226,7 +226,7 @@ def _paused(record: Stopped) -> RankPaused:
         frame.line,
         frame.function,
         record.since,
-        record.in_the_way,
+        record.blocks_actor,
     )
 
 

@@ -121,7 +121,7 @@ class StoppedThreads:
         if not self._records:
             return None
         with self._changed:
-            stops = [stop for stop in self._records.values() if stop.place == (mesh, rank) and stop.in_the_way]
+            stops = [stop for stop in self._records.values() if stop.place == (mesh, rank) and stop.blocks_actor]
         return stops[-1] if stops else None
 
     def why_over(self, session: str) -> str:

@@ -39,7 +39,7 @@ def missing(
     """
     sizes: dict[str, int] = {}
     elsewhere: list[Missing] = []
-    for uid in dict.fromkeys(record.mesh for record in records if record.in_the_way):
+    for uid in dict.fromkeys(record.mesh for record in records if record.blocks_actor):
         state: Any = controller.engine.meshes.get(uid)
         if state is None or getattr(state, "procs", None) is None:
             continue
@@ -131,7 +131,7 @@ def look(
     label: Callable[[Sequence[str]], str],
     name: FileName = short,
 ) -> list[str]:
-    """The stacks of ranks that do not answer, as lines; those of other machines cannot be looked at."""
+    """The stacks of ranks that do not answer, as lines; those of other machines cannot be inspected."""
     stacks: list[tuple[str, Sequence[Frame]]] = []
     silent: list[str] = []
     for rank in ranks:

@@ -130,7 +130,7 @@ class WaitPrompt:
         return [
             record
             for record in records
-            if record in related or (record.in_the_way and _stop(record) not in self._shown)
+            if record in related or (record.blocks_actor and _stop(record) not in self._shown)
         ]
 
     def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
@@ -142,7 +142,7 @@ class WaitPrompt:
             record
             for record in records
             if (future.wait_id and future.wait_id in record.chain)
-            or (call is not None and record.in_the_way and record.mesh == call.mesh and record.rank in missing)
+            or (call is not None and record.blocks_actor and record.mesh == call.mesh and record.rank in missing)
         ]
 
     def _raise_or_show(self, future: Future[Any], records: list[Stopped]) -> None:

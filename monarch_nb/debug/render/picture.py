@@ -43,7 +43,7 @@ def picture_of(
 
 def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
     first = group.first
-    selected = first.looked
+    selected = first.selected_frame
     reasons = list(dict.fromkeys(record.reason for record in group.records))
     return {
         "mesh": first.mesh,

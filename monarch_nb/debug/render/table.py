@@ -50,7 +50,7 @@ def table_text(
     groups = grouped(records)
     if not groups:
         return "nothing is stopped"
-    held = [record for record in records if record.in_the_way]
+    held = [record for record in records if record.blocks_actor]
     opened = len(records) - len(held)
     counts = [f"{counted(len({record.place for record in held}), 'rank')} stopped"] if held else []
     counts += [f"{counted(opened, 'failed call')} opened"] if opened else []
@@ -81,7 +81,7 @@ def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str,
 
 def source_lines(record: Stopped) -> list[str]:
     """The source around its line, which is marked."""
-    line = record.looked.line
+    line = record.selected_frame.line
     last = record.first + len(record.source) - 1
     wide = len(str(last))
     return [

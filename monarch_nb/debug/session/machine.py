@@ -32,7 +32,7 @@ class Standing:
     reason: str
     note: str
     depth: int  # how many frames there are
-    selected: int  # the frame that is looked at, 0 is the outermost
+    selected: int  # the selected frame, 0 is the outermost
     breakpoint: int = 0  # the one that has stopped it
 
     @property

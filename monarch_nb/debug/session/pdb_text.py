@@ -242,7 +242,7 @@ class PdbText(pdb.Pdb):
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def default(self, line: str) -> None:
-        """A statement or an expression in the frame that is looked at."""
+        """A statement or an expression in the selected frame."""
         text = line[1:] if line[:1] == "!" else line
         try:
             if is_expression(text):

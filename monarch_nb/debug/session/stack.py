@@ -52,19 +52,19 @@ def is_users(frame: types.FrameType) -> bool:
 
 
 def users_part(frame: types.FrameType | None, tb: types.TracebackType | None) -> tuple[list[Entry], int]:
-    """The user's part of the stack of a frame, and of what an exception has passed below it; and which entry is to be
-    looked at: the frame itself, or the innermost of an exception's.
+    """The user's part of the stack of a frame, with the frames that an exception has passed below it, and the index of
+    the entry to select: the frame itself, or the innermost one of the exception.
     """
     stack = walk(frame)
     entry = tb.tb_next if tb is not None and tb.tb_frame is frame else tb
-    looked = len(stack) - 1
+    selected = len(stack) - 1
     while entry is not None:
         stack.append((entry.tb_frame, entry.tb_lineno))
         entry = entry.tb_next
     first = own_part(stack)
-    if frame is None or looked < first:
-        looked = len(stack) - 1
-    return stack[first:], max(0, looked - first)
+    if frame is None or selected < first:
+        selected = len(stack) - 1
+    return stack[first:], max(0, selected - first)
 
 
 def own_part(stack: Sequence[Entry]) -> int:

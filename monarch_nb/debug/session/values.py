@@ -9,7 +9,7 @@ from monarch_nb.wire import Cut, full_name, number_of, repr_of, text_of, type_na
 
 LONGEST = 2000  # characters of one value
 INSIDE = 10  # texts that a container holds are cut so many times sooner
-MOST = 1 << 20  # elements of a tensor that are looked at, where it is one variable of many
+MOST = 1 << 20  # elements of a tensor that are inspected, where it is one variable of many
 _FEW = 12  # elements of a tensor that are shown themselves
 
 

@@ -24,7 +24,7 @@ LONGEST = 4 << 20  # bytes of a file that are shown
 SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their values; all others by their types
 
 
-class LookRequests:
+class InspectionRequests:
     """Inspection requests. Each blocks for answers of ranks. `client` is the id of the front end."""
 
     def __init__(
