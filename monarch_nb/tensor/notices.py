@@ -10,6 +10,7 @@ from monarch_nb.tensor.stream import Stream
 __all__ = ["GatherWarning", "check_notices", "is_refused", "warn_once"]
 
 CHOICES = ("warn", "allow", "refuse")
+FORMER = "tell"  # the name of "warn" in 0.1.0
 
 
 class GatherWarning(UserWarning):
@@ -21,7 +22,7 @@ class GatherWarning(UserWarning):
 
 def is_refused() -> bool:
     """Returns whether the setting `tensor_gather` refuses gathering. Raises ValueError for an unknown value."""
-    if settings.tensor_gather not in CHOICES:
+    if settings.tensor_gather not in (*CHOICES, FORMER):
         raise ValueError(f"tensor_gather={settings.tensor_gather!r}: one of {', '.join(map(repr, CHOICES))}")
     return settings.tensor_gather == "refuse"
 
