@@ -71,7 +71,13 @@ def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
     one, other = first.reference, second.reference
     shares = one is other or (one.memory is not None and one.memory is other.memory and one.offset == other.offset)
     facts = [
-        (tensor.meta.shape, tensor.meta.stride, tensor.meta.dtype, tensor.is_conj(), tensor.is_neg())
+        (
+            tensor.meta.shape,
+            [step for size, step in zip(tensor.meta.shape, tensor.meta.stride, strict=True) if size > 1],
+            tensor.meta.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
         for tensor in (first, second)
     ]
     return shares and facts[0] == facts[1]

@@ -445,6 +445,7 @@ def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placed: A
         expanded = source[:, None].expand(5, 2, 3)
         expanded.copy_(expanded)
         expanded[1:].copy_(source[1:, None].expand(4, 2, 3))
+        source[:1, 0] = source[0, 0]
         with pytest.raises(RuntimeError, match="single memory location"):
             expanded.copy_(expanded.clone())
     assert torch.equal(tensor.full_tensor(), local)

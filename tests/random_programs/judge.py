@@ -263,6 +263,3 @@ def _reason(text: str) -> str:
     first = re.sub(r"<program \d+>:\d+", "<line>", first)
     first = re.sub(r"\bv\d+\b", "v", first)
     return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", first)[:160]
-
-
-__all__ = ["DEAD", "EQUAL", "HUNG", "REFUSED", "UNJUDGED", "WRONG", "Hung", "Outcome", "bounded", "judged"]
