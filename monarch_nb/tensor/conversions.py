@@ -61,6 +61,8 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = upload(stream, source, replicated(stream.layout))
     elif _shows_same_elements(target, source):
         return target  # as PyTorch does: no address is written, so an expanded tensor may be copied onto itself
+    elif not any(source.meta.stride) and source.reference.memory is target.reference.memory is not None:
+        source = source.clone()  # `t[:] = t[0]`: PyTorch reads one element on a CPU before it writes to all
     stream.held.require_contents((source.reference.number,))
     refill(target)
     return issue(func, (target, source), kwargs)
@@ -71,13 +73,7 @@ def _shows_same_elements(first: MeshTensor, second: MeshTensor) -> bool:
     one, other = first.reference, second.reference
     shares = one is other or (one.memory is not None and one.memory is other.memory and one.offset == other.offset)
     facts = [
-        (
-            tensor.meta.shape,
-            [step for size, step in zip(tensor.meta.shape, tensor.meta.stride, strict=True) if size > 1],
-            tensor.meta.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        (tensor.meta.shape, tensor.meta.stride, tensor.meta.dtype, tensor.is_conj(), tensor.is_neg())
         for tensor in (first, second)
     ]
     return shares and facts[0] == facts[1]

@@ -446,6 +446,7 @@ def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placed: A
         expanded.copy_(expanded)
         expanded[1:].copy_(source[1:, None].expand(4, 2, 3))
         source[:1, 0] = source[0, 0]
+        source[2, :] = source[2, 1]
         with pytest.raises(RuntimeError, match="single memory location"):
             expanded.copy_(expanded.clone())
     assert torch.equal(tensor.full_tensor(), local)
