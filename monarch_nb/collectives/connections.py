@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from monarch_nb.host.linux import process_state
+
 logger = logging.getLogger(__name__)
 
 _FDS = "/proc/self/fd"
@@ -152,7 +154,7 @@ class LoopThread:
     """A thread of gloo; thread ids are reused, so the start time (clock ticks since boot) is part of it."""
 
     tid: int
-    started: str
+    started: int
 
     def is_alive(self) -> bool:
         """Returns whether the thread still runs."""
@@ -188,13 +190,12 @@ def _loop_threads() -> list[LoopThread]:
     return found
 
 
-def _start_time(tid: int) -> str:
-    """Start time of a thread of this process; "" once it has ended."""
+def _start_time(tid: int) -> int:
+    """Start time of a thread, which the kernel lists as a process of its own; 0 once it has ended."""
     try:
-        with open(f"{_TASKS}/{tid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+        return process_state(tid)[1]
+    except OSError:
+        return 0
 
 
 def _registered(epoll: int) -> set[str]:

@@ -52,9 +52,8 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
     found, lost = done.get()
     if any(doing.freed for doing in found.values()):
-        engine.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(
-            SILENT_AFTER
-        )  # before the next cell makes groups
+        # Before the next cell makes groups.
+        engine.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(SILENT_AFTER)
     return {rank: found.get(rank) for rank in ranks if rank not in lost}
 
 
