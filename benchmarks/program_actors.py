@@ -112,13 +112,13 @@ def template(_plan: Plan) -> None:
         return
     from monarch_nb.host.verbs import STATUS
     from monarch_nb.mesh.requests import request
-    from monarch_nb.runtime import runtime
+    from monarch_nb.runtime import current_runtime
     from monarch_nb.wire import Done
 
     this_host()
-    engine = runtime()
+    runtime = current_runtime()
     while True:
-        state = request(engine, str(engine.agent), STATUS, Done()).get()
+        state = request(runtime, str(runtime.agent), STATUS, Done()).get()
         if state.template_seconds is not None:
             break
         time.sleep(0.01)

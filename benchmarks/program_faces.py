@@ -22,13 +22,13 @@ DRIVER = """
 %load_ext monarch
 import os, random, resource, threading, time
 import msgspec
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of, events as e
 from monarch_nb.store.verbs import Activity, Doing
 from monarch_kernel import _loaded
 
-engine = runtime()
-store = store_of(engine)
+runtime = current_runtime()
+store = store_of(runtime)
 count = RANKS
 now = time.time()
 hosts = tuple(f"node{i}" for i in range(count // 8))

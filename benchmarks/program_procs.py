@@ -11,7 +11,7 @@ from monarch.actor import Actor, endpoint, this_host
 from monarch_nb.host.verbs import STATUS
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcUnresponsive
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Done
 
 CALLS = 21
@@ -33,10 +33,10 @@ def main() -> None:
         if isinstance(event, ProcUnresponsive):
             unresponsive.append(event.address)
 
-    engine = runtime()
-    engine.part(MeshEvents).listeners.append(note)
+    runtime = current_runtime()
+    runtime.part(MeshEvents).listeners.append(note)
     host.spawn_procs(name="first").spawn("member", Member).pid.call().get()
-    while request(engine, str(engine.agent), STATUS, Done()).get().template_seconds is None:
+    while request(runtime, str(runtime.agent), STATUS, Done()).get().template_seconds is None:
         time.sleep(0.05)  # neither its imports nor the start of the agent are measured
     figure("ready")
     for line in sys.stdin:

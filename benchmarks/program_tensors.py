@@ -14,7 +14,7 @@ import monarch
 from benchmarks.measure import Plan, figure, issued, leave, memory, plan_of, repeat, times
 from benchmarks.tensor_model import SMALL, TENSOR_PARALLEL, stepper
 from monarch.distributed import Mesh
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 GIGABYTE = 1 << 30
 
@@ -51,7 +51,7 @@ def watched(mesh: Any) -> None:
     reporter, spent = TensorReporter(), {False: float("inf"), True: float("inf")}
     for _ in range(5):
         for looked_at in spent:
-            leave_it = reporter.watch(runtime(), str) if looked_at else None
+            leave_it = reporter.watch(current_runtime(), str) if looked_at else None
             mesh.synchronise()
             began, count = time.perf_counter(), 0
             while time.perf_counter() - began < 1.0:  # some summaries long

@@ -110,8 +110,8 @@ def measure(hosts: int) -> Run:
     run = Run(hosts)
     faults = NetworkFaults(delay=(LINK_S, LINK_S), bandwidth=BANDWIDTH)
     with VirtualCluster(hosts + 1, faults) as of:
-        store = store_of(of.engine)
-        empty = kept(of.engine, store)
+        store = store_of(of.runtime)
+        empty = kept(of.runtime, store)
         with run.cost(of, "join storm"):
             joined = beside(lambda: accept_hosts(hosts, at="tcp://10.0.0.1:22222", timeout=SOON))
             of.join_all()
@@ -133,7 +133,7 @@ def measure(hosts: int) -> Run:
             of.settle()
         store.document()
         gc.collect()
-        run.bytes_per_rank = round((kept(of.engine, store) - empty) / (hosts * PER_HOST), 1)
+        run.bytes_per_rank = round((kept(of.runtime, store) - empty) / (hosts * PER_HOST), 1)
         _log(run, of)
         _leave_and_come_back(run, of, procs)
         actors.nothing.call().get(SOON)
@@ -145,7 +145,7 @@ def measure(hosts: int) -> Run:
             _fails(waiting)
         with run.cost(of, "a death healed"):
             heal_mesh(actors, timeout=SOON)
-            of.engine.part(Leaving).keep_up()
+            of.runtime.part(Leaving).keep_up()
         rack = range(1, 1 + min(RACK, max(1, hosts // 4)))
         with run.cost(of, "a rack dies"):
             waiting = actors.never.call()
@@ -161,8 +161,8 @@ def measure(hosts: int) -> Run:
 
 def _log(run: Run, of: VirtualCluster) -> None:
     """A million lines in a second, or as many as 1,000 hosts of those would write; none may be lost unsaid."""
-    of.engine.part(MeshLogs).present(None)  # a script would print them
-    receiver = of.engine.part(MeshLogs).receiver
+    of.runtime.part(MeshLogs).present(None)  # a script would print them
+    receiver = of.runtime.part(MeshLogs).receiver
     came = 0
 
     def take(_: str, written: Sequence[Written]) -> None:
@@ -187,10 +187,10 @@ def _leave_and_come_back(run: Run, of: VirtualCluster, procs: Any) -> None:
     of.can_be_dialled()
     with tempfile.TemporaryDirectory() as folder, _environment("XDG_STATE_HOME", folder):
         with run.cost(of, "detach"):
-            of.engine.part(Leaving).detach(procs._state, SOON)
+            of.runtime.part(Leaving).detach(procs._state, SOON)
         with run.cost(of, "re-attach"):
             returning.come_back(procs.name)
-            of.engine.part(Leaving).keep_up()
+            of.runtime.part(Leaving).keep_up()
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ _NOTHING = encode(None)
 class VirtualProc:
     """A process that answers."""
 
-    engine: Any = SimpleNamespace(cells={}, meshes={})
+    runtime: Any = SimpleNamespace(cells={}, meshes={})
 
     def __init__(self, spec: p.ProcSpec) -> None:
         self.spec = spec
@@ -295,12 +295,12 @@ class VirtualCluster(Cluster):
     @property
     def controller(self) -> str:
         """Its address."""
-        return self._engine.address
+        return self._runtime.address
 
     @property
-    def engine(self) -> Any:
+    def runtime(self) -> Any:
         """The controller's runtime."""
-        return self._engine
+        return self._runtime
 
     @property
     def names(self) -> list[str]:
@@ -311,12 +311,12 @@ class VirtualCluster(Cluster):
         """Every host but the controller's says at once that it is there."""
         with self._time.lock:
             for name, host in self._hosts.items():
-                if name != self._engine.host:
+                if name != self._runtime.host:
                     host.join(self.controller)  # type: ignore[attr-defined]
 
     def can_be_dialled(self) -> None:
         """From now on hosts could be found again by another controller: what has only dialled cannot be left."""
-        for host in self._engine.part(Routes).attached.values():
+        for host in self._runtime.part(Routes).attached.values():
             host.endpoint = f"tcp://{host.host}:1"  # type: ignore[attr-defined]
 
     def write(self, lines: int) -> None:
@@ -336,9 +336,9 @@ class VirtualCluster(Cluster):
             self._hosts[f"m{number}"].die()
         for number in numbers:
             name, why = f"m{number}", "its rack has no power"
-            self._engine.part(Routes).attached[name].lost = why
-            loss = self._engine.part(ProcessWatcher).host_lost(name, why, 1)
-            self._engine.part(Routes).tell_lost(name, why, 1, loss)
+            self._runtime.part(Routes).attached[name].lost = why
+            loss = self._runtime.part(ProcessWatcher).host_lost(name, why, 1)
+            self._runtime.part(Routes).tell_lost(name, why, 1, loss)
         self.advance(0.1)
 
     def kill_rank(self, address: str) -> None:
@@ -376,4 +376,4 @@ class VirtualCluster(Cluster):
         super()._take(header, parcel)
 
     def _runtimes(self) -> list[Any]:
-        return [self._engine]
+        return [self._runtime]

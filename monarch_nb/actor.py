@@ -17,8 +17,8 @@ from monarch_nb.runtime import (
     RankedPortReceiver,
     WouldBlockRuntime,
     breakpoint_if,
+    current_runtime,
     returns_future,
-    runtime,
     set_hook_lookup,
     started,
 )
@@ -128,7 +128,7 @@ def this_host() -> "HostMesh":
 
 def context() -> Context:
     """What is running: the current actor, and this message's place in the slice it was sent to."""
-    return runtime().context()
+    return current_runtime().context()
 
 
 def current_rank() -> Point:

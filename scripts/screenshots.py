@@ -66,7 +66,7 @@ learners.initialized.get()
 TOLD = """
 import random, time
 random.seed(7)
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of, events as e
 
 def told(uid, name, **dims):
@@ -75,7 +75,7 @@ def told(uid, name, **dims):
     for size in reversed(sizes):
         strides.insert(0, count)
         count *= size
-    store, now = store_of(runtime()), time.time()
+    store, now = store_of(current_runtime()), time.time()
     hosts = tuple(f"node{i:02d}" for i in range(sizes[0] if len(sizes) > 1 else 1))
     put = store.put
     put(e.Spawned(uid=uid, name=name, kind="procs", ranks=range(count), labels=labels, sizes=sizes,

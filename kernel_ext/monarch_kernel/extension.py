@@ -9,7 +9,7 @@ from monarch_nb.connect import prestart
 from monarch_nb.lifecycle import notebook_mode
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.logs import Forwarding, MeshLogs
-from monarch_nb.runtime import Future, Runtime, runtime, started, waiting
+from monarch_nb.runtime import Future, Runtime, current_runtime, started, waiting
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import MeshFailure
@@ -82,9 +82,9 @@ class Extension:
         self._widgets.install(VIEWS)
         self._dap.install()
         self._front.ending.append(self._dap.cell_ends)
-        engine = runtime()
+        runtime = current_runtime()
         self._attach()
-        prestart(engine)
+        prestart(runtime)
 
     def unload(self) -> None:
         """Removes the extension; meshes stay, and their output and failures are shown as plain text."""
@@ -99,7 +99,7 @@ class Extension:
         self._widgets.uninstall(VIEWS)
         self._views.uninstall()
         if self._attached is not None:
-            logs = self._attached.engine.part(MeshLogs)
+            logs = self._attached.runtime.part(MeshLogs)
             self._attached.leave()
             self._attached = None
             logs.present(Forwarding(logs))
@@ -126,17 +126,17 @@ class Extension:
 
     def _attach(self) -> None:
         """Attaches to the current runtime: there is a new one after shutdown_context()."""
-        engine = started()
-        if engine is None or (self._attached is not None and self._attached.engine is engine):
+        runtime = started()
+        if runtime is None or (self._attached is not None and self._attached.runtime is runtime):
             return
-        self._views.attach(engine)
+        self._views.attach(runtime)
         if self._attached is not None:
             self._attached.leave()
         self._attached = _Attached(
-            self._shell, self._front, engine, self._widgets, self._session, lambda: self._dap.adapter.attached
+            self._shell, self._front, runtime, self._widgets, self._session, lambda: self._dap.adapter.attached
         )
         self._debugging.waiting = self._attached.prompt.waits
-        self._dap.attach(engine)
+        self._dap.attach(runtime)
 
 
 def _print_report(failure: MeshFailure) -> None:
@@ -150,31 +150,31 @@ class _Attached:
         self,
         shell: Any,
         front: Front,
-        engine: Runtime,
+        runtime: Runtime,
         widgets: Widgets,
         session: Session,
         elsewhere: Callable[[], bool],
     ) -> None:
-        self.engine = engine
+        self.runtime = runtime
         self._front = front
         self._widgets = widgets
-        self._logs: MeshLogs = engine.part(MeshLogs)
-        self._cells = Cells(front, engine)
+        self._logs: MeshLogs = runtime.part(MeshLogs)
+        self._cells = Cells(front, runtime)
         self._output = CellOutput(front, self._logs, self._cells)
         self._logs.present(self._output)
         self._output.start()
-        self._notebook = Notebook(front, session, engine)
-        self._reruns = Reruns(shell, front, session, engine)
-        self._unheld = Unheld(front, session, engine)
-        self._progress = Progress(front, engine, self._output)
-        self.prompt = CellPrompt(shell, front, engine, widgets.debugger, elsewhere)
+        self._notebook = Notebook(front, session, runtime)
+        self._reruns = Reruns(shell, front, session, runtime)
+        self._unheld = Unheld(front, session, runtime)
+        self._progress = Progress(front, runtime, self._output)
+        self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
-        self.stopping = Stopping(front, engine, self._name)
+        self.stopping = Stopping(front, runtime, self._name)
         self._imports = ImportNotices(front)
         self.forgotten = Forgotten(shell, front, self._output.flush)
-        self.notices = Notices(front, store_of(engine), widgets, self._output.flush)
+        self.notices = Notices(front, store_of(runtime), widgets, self._output.flush)
         notebook_mode(self.notices.show)
-        engine.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))
+        runtime.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))
         self.prompt.install()
         self.stopping.install()
         self._imports.install()
@@ -191,7 +191,7 @@ class _Attached:
         if self._output.settle in self._front.ending:
             self._front.ending.remove(self._output.settle)
         self.notices.close()
-        self.engine.part(HostNotices).present(None)
+        self.runtime.part(HostNotices).present(None)
         self.prompt.uninstall()
         self._reruns.close()
         self._unheld.close()

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from monarch_nb.config import configure
 from monarch_nb.connect import Leaving, Results, Return, come_back, left_meshes, listing, results
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
-from monarch_nb.runtime import ActorState, ProcState, Runtime, runtime
+from monarch_nb.runtime import ActorState, ProcState, Runtime, current_runtime
 from monarch_nb.settings import DurationError, parse_duration, settings
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import json_decoder
@@ -46,9 +46,9 @@ class Notes(msgspec.Struct, frozen=True):
 class Notebook:
     """Stores the notebook's names with its meshes."""
 
-    def __init__(self, front: Front, session: Session, engine: Runtime) -> None:
+    def __init__(self, front: Front, session: Session, runtime: Runtime) -> None:
         self._front, self._session = front, session
-        self._leaving = engine.part(Leaving)
+        self._leaving = runtime.part(Leaving)
         name = PurePath(os.environ.get("JPY_SESSION_NAME", "")).name
         self._leaving.call_itself(f"the kernel of {name}" if name else "another kernel")
         self._leaving.tellers.append(self._notes)
@@ -123,7 +123,7 @@ class LeavingMagics(Magics):
             if names or "--lease" in options:
                 raise UsageError("%detach: --keep is for all meshes: %detach --keep 1h")
             configure(mesh_keep=_duration("--keep", options["--keep"]))
-            runtime().part(Leaving).refresh()
+            current_runtime().part(Leaving).refresh()
             kept = settings.mesh_keep > 0
             after = f"live on for {options['--keep']} after this kernel" if kept else "end with this kernel"
             sys.stdout.write(f"processes {after}\n")
@@ -134,7 +134,7 @@ class LeavingMagics(Magics):
         meshes = [self._session.find(name) for name in names]
         for name, mesh in zip(names, meshes, strict=True):
             procs = state_of(mesh).procs if isinstance(mesh, ActorMesh) else state_of(mesh)
-            runtime().part(Leaving).detach(procs, parse_duration(lease) / 1e9)
+            current_runtime().part(Leaving).detach(procs, parse_duration(lease) / 1e9)
             sys.stdout.write(f"{name} is left for {lease}: %attach {procs.name} comes back to it\n")
 
     @line_magic

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 from msgspec import Struct
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
-from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, current_runtime
 from monarch_nb.shape import MeshTrait
 from monarch_nb.store import MeshView, describe
 from monarch_nb.wire import kind_of
@@ -33,11 +33,11 @@ class Namespace:
 
     def meshes(self) -> dict[str, MeshState]:
         """Meshes that are not stopped, by uid, in the order they were spawned. The kernel itself is none."""
-        engine = runtime()
+        runtime = current_runtime()
         return {
             uid: state
-            for uid, state in tuple(engine.meshes.items())
-            if state.stopped is None and state.owner_process == engine.address and state.spawn_spec is not None
+            for uid, state in tuple(runtime.meshes.items())
+            if state.stopped is None and state.owner_process == runtime.address and state.spawn_spec is not None
         }
 
     def names(self, kind: Literal["all", "procs", "actors"] = "all") -> list[str]:
@@ -64,7 +64,7 @@ class Namespace:
 
     def word(self, uid: str) -> str:
         """A name by which `find` returns that mesh; "" if there is none."""
-        state = runtime().meshes[uid]
+        state = current_runtime().meshes[uid]
         held = [name for name, mesh in self._variables() if state_of(mesh).uid == uid]
         for name in (*held, state.name):
             with contextlib.suppress(UsageError):

@@ -26,9 +26,9 @@ TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 class Progress:
     """A waiter: called by `Future.get` each quarter second, on the waiting thread."""
 
-    def __init__(self, front: Front, engine: Any, output: CellOutput) -> None:
+    def __init__(self, front: Front, runtime: Any, output: CellOutput) -> None:
         self._front = front
-        self._engine = engine
+        self._runtime = runtime
         self._output = output
         self._line = Line(front)
         self._next = 0.0
@@ -73,8 +73,8 @@ class Progress:
     def _text(self, future: Future[Any], seconds: float) -> str:
         description = future.progress_text() or "waiting"
         lines = [f"⏳ {_duration(seconds)} · {description}"]
-        call = self._engine.calls.get(future.wait_id)
-        state = self._engine.meshes.get(call.mesh) if call is not None else None
+        call = self._runtime.calls.get(future.wait_id)
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
         if call is not None and state is not None and call.size > 1:
             missing = call.missing_ranks()
             if 0 < len(missing) < 10_000:

@@ -15,21 +15,21 @@ from .session import Session
 class Reruns:
     """Reports once, at the next call, that actors run an older class; and leftovers at the end of a cell."""
 
-    def __init__(self, shell: Any, front: Front, session: Session, engine: Runtime) -> None:
+    def __init__(self, shell: Any, front: Front, session: Session, runtime: Runtime) -> None:
         self._shell = shell
         self._front = front
         self._session = session
-        self._engine = engine
+        self._runtime = runtime
         self._mentioned: dict[str, type] = {}  # by mesh, the newest class that a notice has named
         self._before: set[str] = set()  # meshes whose name another one has taken over in this cell
-        engine.on_call.append(self._called)
-        engine.part(MeshEvents).listeners.append(self._happened)
+        runtime.on_call.append(self._called)
+        runtime.part(MeshEvents).listeners.append(self._happened)
         front.ending.append(self._ended)
 
     def close(self) -> None:
         """Listens no longer."""
-        self._engine.on_call.remove(self._called)
-        self._engine.part(MeshEvents).listeners.remove(self._happened)
+        self._runtime.on_call.remove(self._called)
+        self._runtime.part(MeshEvents).listeners.remove(self._happened)
         self._front.ending.remove(self._ended)
 
     # -- classes ----------------------------------------------------------------------------------------------------

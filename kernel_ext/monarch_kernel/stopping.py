@@ -24,9 +24,9 @@ class Stopping:
     a terminal, the cell waits for the second step.
     """
 
-    def __init__(self, front: Front, engine: Runtime, name: FileName) -> None:
+    def __init__(self, front: Front, runtime: Runtime, name: FileName) -> None:
         self._front = front
-        self._engine = engine
+        self._runtime = runtime
         self._name = name
         self._asking = False  # a blocking wait is in its two steps: its own wait is none to be stopped
         self.second = SecondPress(front, self.interrupt)
@@ -80,8 +80,8 @@ class Stopping:
 
     def pending(self, future: Future[Any]) -> Waited | None:
         """The call that a future waits for; None for what no rank can be interrupted for."""
-        call = self._engine.calls.get(future.wait_id)
-        state = self._engine.meshes.get(call.mesh) if call is not None else None
+        call = self._runtime.calls.get(future.wait_id)
+        state = self._runtime.meshes.get(call.mesh) if call is not None else None
         return Waited(future, call, state) if call is not None and isinstance(state, MeshState) else None
 
     def offer(self, call: Waited) -> None:
@@ -96,7 +96,7 @@ class Stopping:
         self, calls: Sequence[Waited], say: Callable[[Sequence[str]], None] | None = None
     ) -> dict[str, Reactions]:
         """Interrupts the ranks that are waited for, and says which do not react."""
-        return interrupt(self._engine, calls, self._name, say or self._write)
+        return interrupt(self._runtime, calls, self._name, say or self._write)
 
     def _write(self, lines: Sequence[str]) -> None:
         self._front.write("".join(f"{line}\n" for line in lines), "stderr")

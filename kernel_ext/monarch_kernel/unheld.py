@@ -31,19 +31,19 @@ class Unheld:
     another object; by a call that is under way; and by other processes that were sent a reference.
     """
 
-    def __init__(self, front: Front, session: Session, engine: Runtime) -> None:
-        self._front, self._session, self._engine = front, session, engine
+    def __init__(self, front: Front, session: Session, runtime: Runtime) -> None:
+        self._front, self._session, self._runtime = front, session, runtime
         self._since: dict[str, float] = {}  # by uid: since when nothing holds it
         self._looking = threading.Lock()
         self._soon = False
         self._closed = False
-        engine.part(MeshEvents).listeners.append(self._happened)
+        runtime.part(MeshEvents).listeners.append(self._happened)
         front.ending.append(self.look)
 
     def close(self) -> None:
         """Stops."""
         self._closed = True
-        self._engine.part(MeshEvents).listeners.remove(self._happened)
+        self._runtime.part(MeshEvents).listeners.remove(self._happened)
         if self.look in self._front.ending:
             self._front.ending.remove(self.look)
 
@@ -58,7 +58,7 @@ class Unheld:
             self._later(0.0)  # memory is about to be needed
 
     def _later(self, seconds: float) -> None:
-        if self._soon or self._closed or self._engine.closed:
+        if self._soon or self._closed or self._runtime.closed:
             return
         self._soon = True
 
@@ -66,13 +66,13 @@ class Unheld:
             self._soon = False
             threading.Thread(target=self.look, name="monarch-unheld", daemon=True).start()
 
-        self._engine.later(seconds, look)
+        self._runtime.later(seconds, look)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Marks what nothing holds, and ends what is to end. From any thread; does not wait for ends."""
-        if self._closed or self._engine.closed or not self._looking.acquire(blocking=False):
+        if self._closed or self._runtime.closed or not self._looking.acquire(blocking=False):
             return
         try:
             roots = [state for state in self._session.meshes().values() if isinstance(state, ProcState)]
@@ -84,7 +84,7 @@ class Unheld:
             )
             for uid in before.keys() ^ self._since.keys():
                 since = self._since.get(uid)
-                store_of(self._engine).put(e.Unheld(uid, None if since is None else round(since, 3)))
+                store_of(self._runtime).put(e.Unheld(uid, None if since is None else round(since, 3)))
             if unheld:
                 self._end(now)
                 self._later(LOOK_S)
@@ -97,10 +97,10 @@ class Unheld:
         family: list[Any] = [state, *state.actors.values()]
         uids = {mesh_state.uid for mesh_state in family}
         own = {state.address(rank) for rank in state.ranks}
-        updates = self._engine.part(ReferenceUpdates)
+        updates = self._runtime.part(ReferenceUpdates)
         return (
             any(len(mesh_state.handles) for mesh_state in family)
-            or any(call.mesh in uids for call in tuple(self._engine.calls.values()))
+            or any(call.mesh in uids for call in tuple(self._runtime.calls.values()))
             or any(updates.holders(uid) - own for uid in uids)
             or state.spawn_spec is None
             or not state.spawn_spec.initialized.done()
@@ -118,7 +118,7 @@ class Unheld:
             logger.info("%s ends: nothing refers to it, and %s", state.name, reason)
             whole_mesh(state).stop(f"nothing referred to it, and {reason}")
             self._since.pop(state.uid, None)
-            store_of(self._engine).put(e.Unheld(state.uid, None))
+            store_of(self._runtime).put(e.Unheld(state.uid, None))
             what = counted(len(state.region), "process")
             self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
 

@@ -77,7 +77,7 @@ class Waited:
 
 
 def interrupt(
-    engine: Runtime, calls: Iterable[Waited], name: FileName, say: Callable[[Sequence[str]], None]
+    runtime: Runtime, calls: Iterable[Waited], name: FileName, say: Callable[[Sequence[str]], None]
 ) -> dict[str, Reactions]:
     """Interrupts the ranks that calls wait for, and says which do not react; by the uid of their mesh.
 
@@ -87,7 +87,7 @@ def interrupt(
     for call in calls:
         call.count_again()
         by_mesh.setdefault(call.state.uid, []).append(call)
-    pending = tuple(engine.calls.values())
+    pending = tuple(runtime.calls.values())
     reactions: dict[str, Reactions] = {}
     for uid, of_mesh in by_mesh.items():
         state = of_mesh[0].state

@@ -19,24 +19,24 @@ PATIENCE = 5.0  # seconds; holders that take longer are not waited for
 class ClassVersions:
     """Sends new classes of this process's meshes to holders of references, and applies those of other processes."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self.holders: dict[str, set[str]] = {}  # the processes that hold references to a mesh, by its uid
         self._newest: dict[str, NewClass] = {}
-        self._engine.verbs.handle(NEW_CLASS, self._arrived)
+        self._runtime.verbs.handle(NEW_CLASS, self._arrived)
 
     def publish(self, state: ActorState) -> Future[None]:
         """Sends the new class of a mesh to all holders. Resolves when they have it, or after `PATIENCE`."""
         with state.lock:
             state.edition += 1
-            frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._engine))
+            frames = tuple(bytes(frame) for frame in encode(Newest(state.cls), self._runtime))
             message = self._newest[state.uid] = NewClass(state.uid, state.edition, state.kind, frames)
         asked: list[Future[Any]] = [
-            request(self._engine, holder, NEW_CLASS, message) for holder in tuple(self.holders.get(state.uid, ()))
+            request(self._runtime, holder, NEW_CLASS, message) for holder in tuple(self.holders.get(state.uid, ()))
         ]
         done = settle(asked, lambda: f"some processes that refer to {state.name} do not have its new class yet")
         if asked:
-            self._engine.later(PATIENCE, lambda: resolve_future(done, None))
+            self._runtime.later(PATIENCE, lambda: resolve_future(done, None))
         return done
 
     def greet(self, holder: str, uid: str) -> None:
@@ -44,7 +44,7 @@ class ClassVersions:
         message = self._newest.get(uid)
         if message is not None:
             try:
-                self._engine.tell(holder, NEW_CLASS, message)
+                self._runtime.tell(holder, NEW_CLASS, message)
             except UnreachableError:
                 return
 
@@ -56,9 +56,9 @@ class ClassVersions:
 
     def _take(self, message: NewClass, asker: Asker[Done]) -> None:
         try:
-            state = self._engine.meshes.get(message.uid)
+            state = self._runtime.meshes.get(message.uid)
             if isinstance(state, ActorState) and message.edition > state.edition:
-                cls = decode(message.frames, self._engine)
+                cls = decode(message.frames, self._runtime)
                 with state.lock:
                     if message.edition > state.edition:
                         state.cls, state.kind, state.edition = cls, message.kind, message.edition

@@ -13,7 +13,7 @@ from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.requests import gather
 from monarch_nb.mesh.sending import send_region
-from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, kind_of, runtime
+from monarch_nb.runtime import RELOAD, ActorState, Future, PendingCall, current_runtime, kind_of
 from monarch_nb.wire import travels_by_value
 
 
@@ -55,23 +55,23 @@ def reload_mesh(mesh: Any, cls: type | None = None) -> Future[None]:
             + more("manual/editing.md#a-class-from-a-cell-or-a-script"),
             stacklevel=2,
         )
-    engine = runtime()
+    runtime = current_runtime()
     call = PendingCall(
-        engine, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
+        runtime, f"{state.name}.{RELOAD}", state.uid, region.ranks, len(region), lambda replies: _checked(replies)
     )
     try:
-        broken = engine.supervisor.check(state, region, call)
+        broken = runtime.supervisor.check(state, region, call)
         if broken is not None:
             raise broken
         frames = encode_arguments(call.title, (Newest(new),), {})
         state.cls = new
         if state.spawn_spec is not None:
             state.spawn_spec.cls = new
-        send_region(engine, engine.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
+        send_region(runtime, runtime.context(), state, region, RELOAD, frames, port=call.number, call=call.call)
     except BaseException:
         call.close()
         raise
-    published = engine.part(ClassVersions).publish(state)
+    published = runtime.part(ClassVersions).publish(state)
     return gather([call.future, published], lambda: f"{state.name} does not have its new class on all ranks yet")
 
 

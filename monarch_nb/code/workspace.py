@@ -21,7 +21,7 @@ from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import ActorState, Future, runtime
+from monarch_nb.runtime import ActorState, Future, current_runtime
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import text_of
@@ -90,7 +90,7 @@ def reload_actors(changed: frozenset[str], report: Report) -> None:
 
 def owned_actors() -> list[ActorState]:
     """The actor meshes that this process has spawned and that are not stopped."""
-    states = tuple(runtime().meshes.values())
+    states = tuple(current_runtime().meshes.values())
     return [s for s in states if isinstance(s, ActorState) and s.spawn_spec is not None and s.stopped is None]
 
 
@@ -122,7 +122,7 @@ def _refresh(paths: dict[str, list[str]], roots: tuple[str, ...], also: tuple[st
 
 def _enter(paths: dict[str, list[str]]) -> None:
     """In a process: puts folders that are not on its path yet first on it."""
-    sys.path[:0] = [folder for folder in paths.get(runtime().host, ()) if folder not in sys.path]
+    sys.path[:0] = [folder for folder in paths.get(current_runtime().host, ()) if folder not in sys.path]
 
 
 def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[str]]]:
@@ -135,7 +135,7 @@ def _reload_owned(changed: frozenset[str]) -> list[tuple[tuple[str, ...], list[s
 def _on_living(mesh: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Future[Any]]:
     """Runs a function in the processes of a mesh that have not failed."""
     state, region = state_of(mesh), region_of(mesh)
-    failed = runtime().part(Driver).gone(state.uid)
+    failed = current_runtime().part(Driver).gone(state.uid)
     if not failed:
         return [mesh.run(function, *args)]
     living = [rank for rank in region.ranks() if rank not in failed]
@@ -170,14 +170,14 @@ def sync(
 
     `shares_files` says of a host whether it has the files of this machine.
     """
-    engine = runtime()
+    runtime = current_runtime()
     folders = folders_of(workspace)
     far = [host for host in hosts if not shares_files(host)]
     names = [f"{folder.name}-{hashlib.blake2b(str(folder).encode(), digest_size=4).hexdigest()}" for folder in folders]
     copied = _copy(name, python, far, dict(zip(names, folders, strict=True))) if far else {}
     by_host = {host: copied.get(host) or [str(folder) for folder in folders] for host in hosts}
     for host, places in by_host.items():
-        first_on_path = engine.part(MeshRegistry).workspaces.setdefault(host, [])
+        first_on_path = runtime.part(MeshRegistry).workspaces.setdefault(host, [])
         first_on_path[:0] = [folder for folder in places if folder not in first_on_path]
     roots = list(dict.fromkeys(folder for places in by_host.values() for folder in places))
     procs = [mesh for mesh in get_active_proc_meshes() if not set(hosts).isdisjoint(state_of(mesh).hosts)]
@@ -260,12 +260,12 @@ def _update_copy(job: str, name: str, wanted: Mapping[str, File], contents: Mapp
 
 
 def _folder(job: str, name: str) -> Path:
-    return Path(runtime().node.run_folder, "work", job, name)
+    return Path(current_runtime().node.run_folder, "work", job, name)
 
 
 def _copy(mesh: str, python: str | None, hosts: list[str], folders: dict[str, Path]) -> dict[str, list[str]]:
     """Brings folders to hosts that do not share our files; gives where they are there. A process each does it."""
-    job = runtime().address.replace("/", "-")
+    job = current_runtime().address.replace("/", "-")
     helpers = HostMesh(mesh, hosts, host_labels(hosts), python=python).spawn_procs(name="sync_workspace")
     try:
         places: dict[str, list[str]] = {host: [] for host in hosts}

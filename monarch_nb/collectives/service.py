@@ -64,17 +64,17 @@ logger = logging.getLogger(__name__)
 class Collectives:
     """The collectives of one process: answers for its ranks, and supervises the calls that it has made."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._last: dict[str, Future[Any]] = {}  # by uid of a mesh: the last time that groups were given up
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
         self._number = 0  # of the last time that groups of this process were given up
         self._failed: tuple[GroupKey, ...] = ()  # then
-        engine.verbs.handle(WAITS, self._waits)
-        engine.verbs.handle(END_WAITS, self._end_waits)
-        engine.verbs.handle(BROKEN, self._broken)
-        engine.verbs.handle(RENEW, self._renew)
+        runtime.verbs.handle(WAITS, self._waits)
+        runtime.verbs.handle(END_WAITS, self._end_waits)
+        runtime.verbs.handle(BROKEN, self._broken)
+        runtime.verbs.handle(RENEW, self._renew)
 
     # -- the ranks' side --------------------------------------------------------------------------------------------
 
@@ -87,14 +87,14 @@ class Collectives:
         running = cell.running
         if running is None or cell.on_interrupt is not None:
             return Waiting()
-        cells = tuple(self._engine.cells.values())
+        cells = tuple(self._runtime.cells.values())
         alone = not any(other.running_now() for other in cells if other is not cell)
         helpers = cell.spec.kind == "async"
         return PROCESS_GROUPS.waits(cell.executor.thread.ident or 0, _wall(running[2]), alone=alone, helpers=helpers)
 
     def _running(self, mesh: str, call: str) -> tuple[int, ActorCell] | None:
         """The rank here that runs a call, and its cell."""
-        cells = ((rank, cell) for (of, rank), cell in tuple(self._engine.cells.items()) if of == mesh)
+        cells = ((rank, cell) for (of, rank), cell in tuple(self._runtime.cells.items()) if of == mesh)
         return next(((rank, cell) for rank, cell in cells if call in cell.running_now()), None)
 
     def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> None:
@@ -122,7 +122,7 @@ class Collectives:
 
     def _broken(self, asked: AskBroken, asker: Asker[Broken]) -> None:
         def look() -> Broken:
-            cells = [cell for rank in asked.ranks if (cell := self._engine.cells.get((asked.mesh, rank))) is not None]
+            cells = [cell for rank in asked.ranks if (cell := self._runtime.cells.get((asked.mesh, rank))) is not None]
             for cell in cells:
                 if cell.began is None or cell.began[0] != asked.call:
                     continue
@@ -140,11 +140,11 @@ class Collectives:
     def _busy(self, mesh: str) -> set[str]:
         """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
         until = time.monotonic() + _UNWINDS_S
-        while any(cell.running_now() for (of, _), cell in tuple(self._engine.cells.items()) if of == mesh):
+        while any(cell.running_now() for (of, _), cell in tuple(self._runtime.cells.items()) if of == mesh):
             if time.monotonic() > until:
                 return set(PROCESS_GROUPS.keys())
             time.sleep(_LOOK_S)
-        others = [cell for (of, _), cell in tuple(self._engine.cells.items()) if of != mesh and cell.running_now()]
+        others = [cell for (of, _), cell in tuple(self._runtime.cells.items()) if of != mesh and cell.running_now()]
         return set().union(*(PROCESS_GROUPS.used(cell.executor.thread.ident or 0, _began(cell)) for cell in others))
 
     def _renew(self, asked: Renew, asker: Asker[Renewed]) -> None:
@@ -162,7 +162,7 @@ class Collectives:
     def _environment(self, asked: Renew) -> dict[str, str]:
         if asked.world is None:
             return {"MASTER_PORT": str(asked.port)} if asked.port else {}
-        console = (rank for mesh, rank in tuple(self._engine.cells) if mesh == asked.world.mesh)
+        console = (rank for mesh, rank in tuple(self._runtime.cells) if mesh == asked.world.mesh)
         return {name: value for rank in console for name, value in asked.world.environment(rank).items()}
 
     # -- the caller's side ------------------------------------------------------------------------------------------
@@ -170,12 +170,12 @@ class Collectives:
     def release(self, call: PendingCall, then: Callable[[], None]) -> None:
         """Some ranks have raised in a call: those that wait for them in process groups are freed, and the groups are
         given up on all ranks. `then` is called once that is done, or cannot be. Does not block."""
-        state = self._engine.meshes.get(call.mesh)
+        state = self._runtime.meshes.get(call.mesh)
         procs = state.procs if isinstance(state, ActorState) else state
         if not isinstance(procs, ProcState):
             then()
             return
-        _Release(self, self._engine, call, procs, then).begin()
+        _Release(self, self._runtime, call, procs, then).begin()
 
     def renew(self, procs: ProcState, mesh: str, call: str = "", broken_off: Sequence[int] = ()) -> Future[None]:
         """Reconnects broken groups on all ranks after calls have ended, or gives them up on all ranks.
@@ -210,7 +210,7 @@ class Collectives:
         """Begins when what came before is done: all ranks have to agree on where their next groups meet."""
         with self._lock:
             before, self._last[procs.uid] = self._last.get(procs.uid), done
-        self._engine.later(_MOST_S, lambda: resolve_future(done, nothing))  # where something here fails
+        self._runtime.later(_MOST_S, lambda: resolve_future(done, nothing))  # where something here fails
         if before is None:
             begin()
         else:
@@ -239,7 +239,7 @@ class Collectives:
 
         if again:
             body = Renew(fresh_number(), port, groups=tuple(key for key in keys if key in ended), again=again)
-            ask_ranks(self._engine, procs, procs.ranks, RENEW, body, lambda found, _: over(found), within=_CONNECTS_S)
+            ask_ranks(self._runtime, procs, procs.ranks, RENEW, body, lambda found, _: over(found), within=_CONNECTS_S)
         else:
             give_up(keys)
 
@@ -253,22 +253,22 @@ class Collectives:
         within: float,
     ) -> None:
         """Asks ranks of a mesh, and goes on with what was answered `within` seconds. Does not block."""
-        ask_ranks(self._engine, procs, ranks, verb, body, lambda found, _: then(found), within=within)
+        ask_ranks(self._runtime, procs, ranks, verb, body, lambda found, _: then(found), within=within)
 
 
 class _Release:
     """A call in which some ranks have raised."""
 
     def __init__(
-        self, service: Collectives, engine: Runtime, call: PendingCall, procs: ProcState, then: Callable[[], None]
+        self, service: Collectives, runtime: Runtime, call: PendingCall, procs: ProcState, then: Callable[[], None]
     ) -> None:
-        self._service, self._engine, self._call, self._procs, self._then = service, engine, call, procs, then
+        self._service, self._runtime, self._call, self._procs, self._then = service, runtime, call, procs, then
         self._rounds = 0
         self._patience = int(settings.call_error_window / _PATIENT_S)
         self._cut = False
         self._again_s = _AGAIN_S
         self._handed_on = False
-        engine.later(_RELEASE_S, self._hand_on)  # where something here fails
+        runtime.later(_RELEASE_S, self._hand_on)  # where something here fails
 
     def begin(self) -> None:
         """Asks those who have not answered what they wait in."""
@@ -287,7 +287,7 @@ class _Release:
         computes = [each for each in running if each.member_of and not (each.groups or each.joins or each.used)]
         if computes and self._patience > 0:  # it may well come to a collective, where the next call should not meet it
             self._patience -= 1
-            self._engine.later(_PATIENT_S, self.begin)
+            self._runtime.later(_PATIENT_S, self.begin)
             return
         if not any(each.groups or each.joins or each.used for each in running):
             self._finish(running=bool(running) or len(found) < len(missing))
@@ -314,7 +314,7 @@ class _Release:
         """Goes on when those that were freed have answered."""
         left = ended & set(self._call.missing_ranks())
         if left and time.monotonic() < until:
-            self._engine.later(_LOOK_S, lambda: self._look(ended, until))
+            self._runtime.later(_LOOK_S, lambda: self._look(ended, until))
         elif not ended or len(left) == len(ended):  # their programs go on in spite of that
             self._finish(running=True)
         else:
@@ -324,11 +324,11 @@ class _Release:
 
         def over(_: object = None) -> None:
             self._hand_on()
-            if running and not self._engine.closed and self._call.missing_ranks():  # it may come to a collective yet
+            if running and not self._runtime.closed and self._call.missing_ranks():  # it may come to a collective yet
                 self._rounds, self._cut = 0, False
                 self._again_s *= 1.5
                 if self._again_s < _NEVER_AGAIN_S and self._procs.stopped is None:
-                    self._engine.later(self._again_s, self.begin)
+                    self._runtime.later(self._again_s, self.begin)
 
         if not self._cut and not self._call.is_broken_off:
             over()
@@ -395,6 +395,6 @@ def _began(cell: ActorCell) -> int:
     return 0 if running is None else _wall(running[2])
 
 
-def attach(engine: Runtime) -> Collectives:
+def attach(runtime: Runtime) -> Collectives:
     """Registers the handlers of process groups in this process."""
-    return Collectives(engine)
+    return Collectives(runtime)

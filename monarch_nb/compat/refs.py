@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.compat.pickling import FrozenBuffer
-from monarch_nb.runtime import Instance, runtime
+from monarch_nb.runtime import Instance, current_runtime
 from monarch_nb.wire import Header, Kind, kind_of
 
 
@@ -98,7 +98,7 @@ class PortRef:
         if not isinstance(message, PythonMessage):
             raise TypeError(f"a port is sent a PythonMessage, not {kind_of(message)}")
         if self.return_undeliverable:
-            sender = runtime()
+            sender = current_runtime()
             header = Header(
                 Kind.PORT, str(self.port_id), sender.address, port=self.port_id.port, sender=instance.stream
             )

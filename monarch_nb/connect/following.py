@@ -24,12 +24,12 @@ _CALLS_S = 20.0  # for a host that dials: it does so every few seconds
 Failures = dict[str, str]  # why hosts cannot be reached, by their ids
 
 
-def follow(engine: Runtime, mesh: MeshFile) -> Failures:
+def follow(runtime: Runtime, mesh: MeshFile) -> Failures:
     """Makes the hosts of a mesh known to this process, and this process to them; blocks.
 
     All at once: one that does not answer costs the others nothing.
     """
-    routes = engine.part(Routes)
+    routes = runtime.part(Routes)
     gateways = {way.gateway.host: way.gateway for way in mesh.ways if way.gateway is not None}
     shut = _each(
         tuple(gateways.values()),
@@ -45,10 +45,10 @@ def follow(engine: Runtime, mesh: MeshFile) -> Failures:
     calling = [way for way in ways if way.calls]
     dialled = [way for way in ways if way not in here and way not in calling]
     if here and mesh.machine == platform.node():
-        engine.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
-    jobs = [partial(_each, [way], partial(_follow_here, engine, mesh)) for way in here]
-    jobs += [partial(_await_calls, engine, mesh, part) for part in _alike(calling)]
-    jobs += [partial(_dial, engine, mesh, part) for part in _alike(dialled)]
+        runtime.part(LocalAgents).ensure()  # agents are told of each other, and so of this process
+    jobs = [partial(_each, [way], partial(_follow_here, runtime, mesh)) for way in here]
+    jobs += [partial(_await_calls, runtime, mesh, part) for part in _alike(calling)]
+    jobs += [partial(_dial, runtime, mesh, part) for part in _alike(dialled)]
     begins: list[Future[Failures]] = [begun(job) for job in jobs]
     for answer in begins:
         failures |= answer.get()
@@ -89,26 +89,26 @@ def _each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failures:
     return failures
 
 
-def _follow_here(engine: Runtime, mesh: MeshFile, way: Way) -> None:
+def _follow_here(runtime: Runtime, mesh: MeshFile, way: Way) -> None:
     if mesh.machine != platform.node():
         raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
                                f"{platform.node()}")  # fmt: skip
     folder = way.endpoint.removeprefix("ipc://")
-    local = meet(engine, f"{folder}/agent", time.monotonic() + 1.0, lambda: engine.closed)
-    engine.part(Routes).attached[local.host] = local
+    local = meet(runtime, f"{folder}/agent", time.monotonic() + 1.0, lambda: runtime.closed)
+    runtime.part(Routes).attached[local.host] = local
     local.join().get(_ANSWER_S)
 
 
-def _await_calls(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+def _await_calls(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
     """Hosts that dial one endpoint, with one key."""
     hosts = [way.host for way in ways]
-    errors = readmit(engine, hosts, ways[0].calls, key_of(mesh, ways[0]), _CALLS_S)
+    errors = readmit(runtime, hosts, ways[0].calls, key_of(mesh, ways[0]), _CALLS_S)
     return {host: text_of(error) for host, error in errors.items()}
 
 
-def _dial(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+def _dial(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
     """Hosts with one key."""
-    routes = engine.part(Routes)
+    routes = runtime.part(Routes)
     endpoints: dict[str, str] = {}  # by host
     failures = _each(ways, lambda way: endpoints.update({way.host: endpoint_of(routes, way)}))
     key = key_of(mesh, ways[0])
@@ -130,6 +130,6 @@ def _dial(engine: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
             )
 
     def take(states: Sequence[p.HostState]) -> None:
-        take_in(engine, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
+        take_in(runtime, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
 
     return failures | {state.host: text_of(error) for state, error in refused(right, take)}

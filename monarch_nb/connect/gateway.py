@@ -20,31 +20,31 @@ _ASK_S = 0.5  # for a connection; an answer on it may take longer
 class Gateway:
     """The host whose agent leads there."""
 
-    def __init__(self, engine: Runtime, remote: AttachedHost, address: str) -> None:
+    def __init__(self, runtime: Runtime, remote: AttachedHost, address: str) -> None:
         self.remote = remote
         self.agent = agent_of(remote.host)
         self.address = address  # as it was given
-        self._engine = engine
-        if verbs.HOST_CUT.name not in engine.verbs:
-            engine.verbs.handle(verbs.HOST_CUT, self._cut)
+        self._runtime = runtime
+        if verbs.HOST_CUT.name not in runtime.verbs:
+            runtime.verbs.handle(verbs.HOST_CUT, self._cut)
 
     def _cut(self, lost: p.Lost, asker: Asker[None]) -> None:
         """It has lost its connection to hosts; reading thread."""
         for host in lost.hosts:
-            remote = self._engine.part(Routes).attached.get(host)
+            remote = self._runtime.part(Routes).attached.get(host)
             if remote is not None and remote.behind:
                 remote.cut()
 
     @property
     def up(self) -> bool:
         """Whether it can be spoken to."""
-        return not self.remote.lost and (self.remote.near or self._engine.node.connected(self.agent))
+        return not self.remote.lost and (self.remote.near or self._runtime.node.connected(self.agent))
 
     def ask(self, endpoint: str, timeout: float) -> p.Introduced:
         """What it finds at an endpoint; from then on it leads there. Blocks."""
         question = p.Introduce(endpoint, timeout)
         try:
-            return request(self._engine, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
+            return request(self._runtime, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
             return p.Introduced(error=f"the gateway {self.address} cannot tell who is at {endpoint}: {error}")
 
@@ -66,15 +66,15 @@ class GatewayHost(RemoteHost):
 
     behind = True
 
-    def __init__(self, engine: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
+    def __init__(self, runtime: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
                  ) -> None:  # fmt: skip
-        super().__init__(engine, endpoint, state, gateway.remote.keys, False, lease)
+        super().__init__(runtime, endpoint, state, gateway.remote.keys, False, lease)
         self.gateway = gateway
         self._answer: p.Introduced | None = None  # what the gateway has just said
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
         """Whether it is the host we know, in good order; the key is the gateway's own."""
-        return super().is_still(endpoint, incarnation, self.keys) and self.engine.part(Routes).gateway is self.gateway
+        return super().is_still(endpoint, incarnation, self.keys) and self.runtime.part(Routes).gateway is self.gateway
 
     def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
@@ -82,8 +82,8 @@ class GatewayHost(RemoteHost):
 
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
-        self.engine.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
-        return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
+        self.runtime.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
+        return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     @property
     def _tunnel(self) -> Tunnel | None:

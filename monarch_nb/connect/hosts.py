@@ -12,7 +12,7 @@ from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.host.packages import differences
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, split
 from monarch_nb.wire import agent_of
 
@@ -75,7 +75,7 @@ def reach_hosts(
     found, errors = look_at(endpoints, keys, insecure_loopback, timeout, given_up)
     if errors:
         raise AttachError(errors, len(endpoints))
-    take_in(runtime(), found, keys, insecure_loopback, lease, timeout)
+    take_in(current_runtime(), found, keys, insecure_loopback, lease, timeout)
     return [found[endpoint].host for endpoint in endpoints]
 
 
@@ -88,7 +88,7 @@ def look_at(
     found: dict[str, p.HostState] = {}
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
-        tunnel = runtime().part(Routes).tunnels.get(endpoint)
+        tunnel = current_runtime().part(Routes).tunnels.get(endpoint)
         if isinstance(state, TransportError) and not isinstance(state, TrustError) and tunnel is not None:
             errors[endpoint] = UnreachableError(tunnel.wrong(state, _KNOCK_S))
             continue
@@ -105,13 +105,13 @@ def look_at(
 
 
 def take_in(
-    engine: Runtime, found: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
+    runtime: Runtime, found: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
     lease: float | None, timeout: float,
 ) -> None:  # fmt: skip
     """The hosts that were found at endpoints are used from now on. Blocks until they have agreed."""
     joined = []
     for endpoint, state in found.items():
-        old = engine.part(Routes).attached.get(state.host)
+        old = runtime.part(Routes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if isinstance(old, RemoteHost):
@@ -119,17 +119,17 @@ def take_in(
         elif old is not None:
             old.end()
         if _leads_to(endpoint):
-            gateway = engine.part(Routes).gateway
+            gateway = runtime.part(Routes).gateway
             assert isinstance(gateway, Gateway)
-            remote: RemoteHost = GatewayHost(engine, endpoint, state, gateway, lease)
+            remote: RemoteHost = GatewayHost(runtime, endpoint, state, gateway, lease)
         else:
-            remote = RemoteHost(engine, endpoint, state, keys, insecure_loopback, lease)
-        engine.part(Routes).attached[state.host] = remote
-        engine.part(HostNotices).attached(state.host)
+            remote = RemoteHost(runtime, endpoint, state, keys, insecure_loopback, lease)
+        runtime.part(Routes).attached[state.host] = remote
+        runtime.part(HostNotices).attached(state.host)
         joined.append(remote.join())
     for answer in joined:
         answer.get(timeout)
-    engine.part(Routes).settle([state.host for state in found.values()], timeout)
+    runtime.part(Routes).settle([state.host for state in found.values()], timeout)
 
 
 def refused(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
@@ -146,10 +146,10 @@ def refused(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]
 
 def _double(endpoint: str, state: p.HostState) -> Exception | None:
     """What is wrong where two agents call themselves by one name, and the one that is attached lives."""
-    known = runtime().part(Routes).attached.get(state.host)
+    known = current_runtime().part(Routes).attached.get(state.host)
     if known is None or known.lost or known.incarnation == state.incarnation or known.endpoint == endpoint:
         return None
-    if not runtime().node.connected(agent_of(state.host)):
+    if not current_runtime().node.connected(agent_of(state.host)):
         return None
     return ValueError(
         f"{endpoint} calls itself host {state.host}, as {known.endpoint or 'one that has dialled'} does, which is "
@@ -172,7 +172,7 @@ def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
 
 def _leads_to(endpoint: str) -> bool:
     """Whether a gateway is to dial it."""
-    gateway = runtime().part(Routes).gateway
+    gateway = current_runtime().part(Routes).gateway
     return gateway is not None and gateway.remote.endpoint != endpoint
 
 
@@ -180,7 +180,7 @@ def _introduce(
     endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float, given_up: Callable[[], bool]
 ) -> list[Found]:
     """Who answers at each endpoint, as this process finds out, or its gateway."""
-    gateway = runtime().part(Routes).gateway
+    gateway = current_runtime().part(Routes).gateway
     if not isinstance(gateway, Gateway):
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
     own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
@@ -199,7 +199,7 @@ def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) 
         return RuntimeError(told)
     if told:
         log.warning("%s", told)
-    if state.host in runtime().part(Routes).local or any(state.host == other.host for other in others):
+    if state.host in current_runtime().part(Routes).local or any(state.host == other.host for other in others):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
             "agent with --host and another id"

@@ -13,7 +13,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, Runtime, runtime
+from monarch_nb.runtime import Future, Runtime, current_runtime
 from monarch_nb.transport import Keys, TransportError, UnreachableError
 from monarch_nb.wire import Asker, Done, agent_of, counted
 
@@ -31,11 +31,11 @@ class JoinedHost(RemoteHost):
 
     dials_nobody = True
 
-    def __init__(self, engine: Runtime, state: p.HostState, calls: str, keys: Keys | None, lease: float | None,
+    def __init__(self, runtime: Runtime, state: p.HostState, calls: str, keys: Keys | None, lease: float | None,
                  ) -> None:  # fmt: skip
-        super().__init__(engine, "", state, keys, False, lease)
+        super().__init__(runtime, "", state, keys, False, lease)
         self.calls = calls  # the endpoint at which this process takes it in
-        engine.later(self._pause, self._beat)
+        runtime.later(self._pause, self._beat)
 
     def dials(self, other: AttachedHost) -> bool:
         """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
@@ -43,25 +43,25 @@ class JoinedHost(RemoteHost):
 
     def join(self) -> Future[Done]:
         """Resolves when the agent has taken our lease."""
-        return request(self.engine, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
+        return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     @property
     def _pause(self) -> float:
-        return max(_BEAT_S, len(self.engine.part(Routes).attached) / _BEATS)
+        return max(_BEAT_S, len(self.runtime.part(Routes).attached) / _BEATS)
 
     def _beat(self) -> None:
-        if self._ended.is_set() or self.engine.closed:
+        if self._ended.is_set() or self.runtime.closed:
             return
         if not self.lost:
             try:
-                self.engine.tell(self._agent, verbs.BEAT, Done())
+                self.runtime.tell(self._agent, verbs.BEAT, Done())
             except Exception:
                 self.cut()
-        self.engine.later(self._pause, self._beat)
+        self.runtime.later(self._pause, self._beat)
 
     def _lose(self, reason: str) -> None:
         super()._lose(reason)
-        self.engine.node.learn(self.host)  # it is heard again, if it calls
+        self.runtime.node.learn(self.host)  # it is heard again, if it calls
 
     def _unheard(self) -> str:
         return f"it closed its connection and has not dialled again for {self.lease:g} s"
@@ -71,7 +71,7 @@ class JoinedHost(RemoteHost):
 
     def _ask(self) -> p.HostState | None:
         try:
-            return request(self.engine, self._agent, verbs.STATUS, Done()).get(_ASK_S)
+            return request(self.runtime, self._agent, verbs.STATUS, Done()).get(_ASK_S)
         except (TimeoutError, RuntimeError):
             return None
 
@@ -79,30 +79,30 @@ class JoinedHost(RemoteHost):
 class Reception:
     """Where hosts join."""
 
-    def __init__(self, engine: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> None:
+    def __init__(self, runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> None:
         self.at = at
         self.keys = keys
         self.refused: dict[str, Exception] = {}
-        self._engine = engine
+        self._runtime = runtime
         self._new: dict[str, p.HostState] = {}
         self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent of each name that was told to join
         self._changed = threading.Condition()
-        engine.verbs.handle(verbs.WHO, self._who)
-        engine.verbs.handle(verbs.HOST_JOINS, self._joins)
+        runtime.verbs.handle(verbs.WHO, self._who)
+        runtime.verbs.handle(verbs.HOST_JOINS, self._joins)
         try:
-            self.endpoint = engine.node.listen(at, keys, insecure_loopback)
+            self.endpoint = runtime.node.listen(at, keys, insecure_loopback)
         except BaseException:
-            engine.verbs.release(verbs.WHO)
-            engine.verbs.release(verbs.HOST_JOINS)
+            runtime.verbs.release(verbs.WHO)
+            runtime.verbs.release(verbs.HOST_JOINS)
             raise
 
-    def belongs_to(self, engine: Runtime) -> bool:
+    def belongs_to(self, runtime: Runtime) -> bool:
         """Whether it takes hosts in for this process as it is now, not for one that has left its cluster."""
-        return self._engine is engine
+        return self._runtime is runtime
 
     def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
         """Somebody wants to join; reading thread."""
-        attached = self._engine.part(Routes).attached.get(state.host)
+        attached = self._runtime.part(Routes).attached.get(state.host)
         is_back = isinstance(attached, JoinedHost)
         wrong = self._double(state, attached)
         if wrong is None and not is_back:
@@ -115,7 +115,7 @@ class Reception:
                 if str(self.refused.get(state.host)) != str(wrong):
                     log.warning("%s", wrong)
                 self.refused[state.host] = wrong
-        return p.Who(self._engine.address, "" if wrong is None else str(wrong))
+        return p.Who(self._runtime.address, "" if wrong is None else str(wrong))
 
     def _double(self, state: p.HostState, attached: AttachedHost | None) -> Exception | None:
         """What is wrong where two agents call themselves by one name, and the first of them lives."""
@@ -125,7 +125,7 @@ class Reception:
         if first.incarnation == state.incarnation:
             return None
         calls = time.monotonic() - asked_at < _CALL_S  # it has been told to, and does in a moment
-        if not calls and not self._engine.node.connected(agent_of(state.host)):
+        if not calls and not self._runtime.node.connected(agent_of(state.host)):
             return None
         return ValueError(
             f"host {state.host} has joined by another agent, process {first.pid}: this one, process {state.pid}, needs "
@@ -134,7 +134,7 @@ class Reception:
 
     def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:
-            if not isinstance(self._engine.part(Routes).attached.get(state.host), JoinedHost):
+            if not isinstance(self._runtime.part(Routes).attached.get(state.host), JoinedHost):
                 self._new[state.host] = state
             self._changed.notify_all()
 
@@ -162,9 +162,9 @@ class Reception:
 
     def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
         """These hosts are used from now on: their ids. Blocks until they have agreed."""
-        routes, joined = self._engine.part(Routes), []
+        routes, joined = self._runtime.part(Routes), []
         for state in states:
-            remote = routes.attached[state.host] = JoinedHost(self._engine, state, self.endpoint, self.keys, lease)
+            remote = routes.attached[state.host] = JoinedHost(self._runtime, state, self.endpoint, self.keys, lease)
             joined.append(remote.join())
         for answer in joined:
             answer.get(_JOIN_S)
@@ -197,18 +197,18 @@ def accept_hosts(
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
     keys = read_key(key)
-    engine = runtime()
-    reception = _reception_at(engine, at, keys, insecure_loopback)
+    runtime = current_runtime()
+    reception = _reception_at(runtime, at, keys, insecure_loopback)
     hosts = reception.admit(reception.take(count, timeout), lease)
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
-def _reception_at(engine: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
+def _reception_at(runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
     """The one of this process. Raises ValueError where it is at another endpoint."""
     global _reception
     reception = _reception
-    if reception is None or not reception.belongs_to(engine):
-        reception = _reception = Reception(engine, at, keys, insecure_loopback)
+    if reception is None or not reception.belongs_to(runtime):
+        reception = _reception = Reception(runtime, at, keys, insecure_loopback)
     elif at not in (reception.at, reception.endpoint) or reception.keys != keys:
         raise ValueError(
             f"this process accepts hosts at {reception.at} already, and cannot accept them at {at} as well"
@@ -216,13 +216,13 @@ def _reception_at(engine: Runtime, at: str, keys: Keys | None, insecure_loopback
     return reception
 
 
-def readmit(engine: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
+def readmit(runtime: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
     """Takes in hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled here.
 
     Gives what is wrong with those that have not within `timeout` seconds, or do not agree.
     """
     try:
-        reception = _reception_at(engine, at, keys, keys is None)
+        reception = _reception_at(runtime, at, keys, keys is None)
     except (ValueError, TransportError) as error:
         return dict.fromkeys(hosts, error)
     deadline = time.monotonic() + timeout

@@ -8,7 +8,7 @@ from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, Kept, WantedResult, WantedResults
-from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
 from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode
@@ -24,8 +24,8 @@ class ResultLostError(RuntimeError):
 class Result:
     """What one call has answered: on some ranks of the mesh, or all."""
 
-    def __init__(self, engine: Runtime, state: MeshState, kept: "Sequence[tuple[str, Kept]]") -> None:
-        self._engine, self._state = engine, state
+    def __init__(self, runtime: Runtime, state: MeshState, kept: "Sequence[tuple[str, Kept]]") -> None:
+        self._runtime, self._state = runtime, state
         self._kept = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
         first = kept[0][1]
         self.call = first.call
@@ -63,7 +63,7 @@ class Result:
         if raised:
             ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
-            raise actor_error(self._engine, title, in_order(raised), self._asked, (), Ranks(self._state, ranks))
+            raise actor_error(self._runtime, title, in_order(raised), self._asked, (), Ranks(self._state, ranks))
         if self._lacks():
             raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:
@@ -76,13 +76,13 @@ class Result:
         for place, (_, one) in self._kept.items():
             if one.kept:
                 error = Raised(self._frames(place), None) if one.error else None
-                found[one.rank] = self._value(place) if error is None else error.exception(self._engine)
+                found[one.rank] = self._value(place) if error is None else error.exception(self._runtime)
         return found
 
     def _frames(self, place: int) -> list[bytes]:
         if place not in self._bodies:
             address, one = self._kept[place]
-            body = request(self._engine, address, RESULT, WantedResult(one.number)).get(_BODY_S)
+            body = request(self._runtime, address, RESULT, WantedResult(one.number)).get(_BODY_S)
             if body.frames is None:
                 raise ResultLostError(
                     f"{self._title}: the answer of {self._where([place])} has made room for later ones; "
@@ -93,7 +93,7 @@ class Result:
 
     def _value(self, place: int) -> Any:
         first, *others = self._frames(place)
-        return decode([first, *map(bytearray, others)], self._engine)
+        return decode([first, *map(bytearray, others)], self._runtime)
 
     @property
     def _title(self) -> str:
@@ -130,8 +130,8 @@ class Result:
 class Results(Sequence[Result]):
     """Those of one mesh of processes, and of the actors on it, the oldest first."""
 
-    def __init__(self, engine: Runtime, name: str, found: Sequence[Result]) -> None:
-        self._engine, self._name, self._found = engine, name, list(found)
+    def __init__(self, runtime: Runtime, name: str, found: Sequence[Result]) -> None:
+        self._runtime, self._name, self._found = runtime, name, list(found)
 
     @overload
     def __getitem__(self, place: int) -> Result: ...
@@ -139,7 +139,7 @@ class Results(Sequence[Result]):
     def __getitem__(self, place: slice) -> "Results": ...
     def __getitem__(self, place: int | slice) -> "Result | Results":
         if isinstance(place, slice):
-            return Results(self._engine, self._name, self._found[place])
+            return Results(self._runtime, self._name, self._found[place])
         return self._found[place]
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class Results(Sequence[Result]):
         for result in self._found:
             for address, one in result._kept.values():
                 numbers.setdefault(address, []).append(one.number)
-        asked = [request(self._engine, address, RESULTS, WantedResults((), tuple(mine)))
+        asked = [request(self._runtime, address, RESULTS, WantedResults((), tuple(mine)))
                  for address, mine in numbers.items()]  # fmt: skip
         for answer in asked:
             answer.get(_ANSWER_S)
@@ -172,14 +172,14 @@ def results(mesh: "Handle[Any] | str") -> Results:
     they end. Each process keeps `kept_results_size` bytes of them, the newest. Blocks; ranks that are lost have none.
     Raises LookupError for a name that no mesh here has.
     """
-    engine = runtime()
-    state = _named(engine, mesh) if isinstance(mesh, str) else state_of(mesh)
+    runtime = current_runtime()
+    state = _named(runtime, mesh) if isinstance(mesh, str) else state_of(mesh)
     procs = state.procs if isinstance(state, ActorState) else state
     assert isinstance(procs, ProcState)
     wanted = {state.uid: state} if isinstance(state, ActorState) else {procs.uid: procs, **procs.actors}
     addresses = [procs.address(rank) for rank in state.ranks]
     body = WantedResults(tuple(wanted))
-    asked = {address: request(engine, address, RESULTS, body) for address in addresses}
+    asked = {address: request(runtime, address, RESULTS, body) for address in addresses}
     calls: dict[tuple[str, str, int], list[tuple[str, Kept]]] = {}
     for address, answer in asked.items():
         try:
@@ -189,13 +189,13 @@ def results(mesh: "Handle[Any] | str") -> Results:
         for one in found:
             alone = one.index if one.extent is None else -1  # it was sent to each rank by itself
             calls.setdefault((one.mesh, one.call, alone), []).append((address, one))
-    every = [Result(engine, wanted[uid], kept) for (uid, _, _), kept in calls.items()]
-    return Results(engine, state.name, sorted(every, key=lambda result: result.at))
+    every = [Result(runtime, wanted[uid], kept) for (uid, _, _), kept in calls.items()]
+    return Results(runtime, state.name, sorted(every, key=lambda result: result.at))
 
 
-def _named(engine: Runtime, name: str) -> MeshState:
-    for state in reversed(tuple(engine.meshes.values())):
-        if state.name == name and state.stopped is None and state.owner_process == engine.address:
+def _named(runtime: Runtime, name: str) -> MeshState:
+    for state in reversed(tuple(runtime.meshes.values())):
+        if state.name == name and state.stopped is None and state.owner_process == runtime.address:
             return state
     raise LookupError(f"there is no mesh {name!r} here: attach it first, monarch.attach({name!r})")
 

@@ -46,8 +46,8 @@ class DetachError(RuntimeError):
 class Leaving:
     """One per controller."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
         self._got: dict[str, tuple[int, int]] = {}  # the grant and the turn with which each has come here
@@ -62,15 +62,15 @@ class Leaving:
         self._holding = threading.Lock()
         self._what = f"the program {Path(sys.argv[0]).name or 'python'}"  # this process is, as others are told
         self.hosts: set[str] = set()  # with agents of this process that are to outlive it
-        engine.verbs.handle(verbs.STOLEN, self._stolen)
-        engine.part(MeshEvents).listeners.append(self._happened)
-        engine.part(Routes).reclaims.append(self._reclaim)
+        runtime.verbs.handle(verbs.STOLEN, self._stolen)
+        runtime.part(MeshEvents).listeners.append(self._happened)
+        runtime.part(Routes).reclaims.append(self._reclaim)
 
     @property
     def holder(self) -> p.Holder:
         """This process, as others are told who has a mesh."""
         return p.Holder(
-            address=self._engine.address, pid=os.getpid(), machine=platform.node(), what=self._what, since=time.time(),
+            address=self._runtime.address, pid=os.getpid(), machine=platform.node(), what=self._what, since=time.time(),
             system=mesh_files.own_system(),
         )  # fmt: skip
 
@@ -111,10 +111,10 @@ class Leaving:
 
     def detach(self, state: ProcState, seconds: float, why: str = "it was detached") -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it. Raises DetachError."""
-        engine = self._engine
+        runtime = self._runtime
         if state.stopped is not None:
             raise DetachError(f"{state.name} cannot be detached: it has been stopped already ({state.stopped})")
-        if state.owner_process != engine.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
+        if state.owner_process != runtime.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
             raise DetachError(f"{state.name} cannot be detached here: it was spawned by {state.owner_process}")
         if seconds <= 0:
             raise DetachError(f"{state.name}: a lease must be longer than 0 s, such as 30m or 2h")
@@ -127,7 +127,7 @@ class Leaving:
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
         now, file = time.time(), mesh_files.path_of(state.uid, state.name)  # which an agent elsewhere cannot write into
         written = mesh_files.read(file)
-        if written is not None and written.holder is not None and written.holder.address == engine.address:
+        if written is not None and written.holder is not None and written.holder.address == runtime.address:
             mesh_files.change(file, holder=None, left_at=now, until=now + seconds, why=why)
         self._let_go(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
 
@@ -153,10 +153,10 @@ class Leaving:
         return left
 
     def _mine(self) -> list[ProcState]:
-        address = self._engine.address
+        address = self._runtime.address
         return [
             state
-            for state in tuple(self._engine.meshes.values())
+            for state in tuple(self._runtime.meshes.values())
             if isinstance(state, ProcState)
             and state.stopped is None
             and state.owner_process == address
@@ -165,7 +165,7 @@ class Leaving:
 
     def _ask(self, state: ProcState, hosts: Iterable[str], bodies: dict[str, Any], verb: Any) -> None:
         asked: dict[str, Future[Any]] = {
-            host: request(self._engine, agent_of(host), verb, bodies[host]) for host in hosts
+            host: request(self._runtime, agent_of(host), verb, bodies[host]) for host in hosts
         }
         for host, answer in asked.items():
             try:
@@ -177,19 +177,19 @@ class Leaving:
 
     def _let_go(self, state: ProcState, cause: Cause) -> None:
         """It is not this process's any more; its handles say what has become of it."""
-        engine = self._engine
+        runtime = self._runtime
         for one in (state, *state.actors.values()):
             one.stopped = one.stopped or cause.text
-        engine.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
+        runtime.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
         self._held.pop(state.uid, None)
-        self.hosts.update(host for host in state.hosts if host in engine.part(Routes).local)
-        engine.part(MeshEvents).tell(MeshStopped(state))
+        self.hosts.update(host for host in state.hosts if host in runtime.part(Routes).local)
+        runtime.part(MeshEvents).tell(MeshStopped(state))
 
     # -- what is kept of a mesh before it is left ---------------------------------------------------------------------
 
     def _holds(self, state: ProcState, seconds: float, *, keep: bool) -> dict[str, p.Hold]:
         """What each of its hosts is told; the first ones keep all there is to know."""
-        parts = parts_of(self._engine, state)
+        parts = parts_of(self._runtime, state)
         notes = self._noted(state)
         if notes is not None:
             parts[NOTES] = self._notes[state.uid] = notes
@@ -215,13 +215,13 @@ class Leaving:
         return {host: second if place < KEEPERS else other for place, host in enumerate(hosts)} | {hosts[0]: first}
 
     def _is_there(self, host: str) -> bool:
-        routes = self._engine.part(Routes)
+        routes = self._runtime.part(Routes)
         return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
 
     def _way(self, host: str) -> Way:
-        routes = self._engine.part(Routes)
+        routes = self._runtime.part(Routes)
         never_met = host not in routes.local and host not in routes.attached
-        return self._ways[host] if never_met and host in self._ways else _way_to(self._engine, host)
+        return self._ways[host] if never_met and host in self._ways else _way_to(self._runtime, host)
 
     def refresh(self) -> None:
         """The setting `mesh_keep` has changed: agents hear of it, for the meshes that there are."""
@@ -234,7 +234,7 @@ class Leaving:
             first = not self._due
             self._due.setdefault(uid, set()).update(hosts)
         if first:
-            self._engine.later(_SOON_S, lambda: _aside(self._hold_due))
+            self._runtime.later(_SOON_S, lambda: _aside(self._hold_due))
 
     def _hold_due(self) -> None:
         with self._holding:
@@ -244,8 +244,8 @@ class Leaving:
 
     def _hold(self, due: Mapping[str, set[str]]) -> None:
         for uid, anew in due.items():
-            state = self._engine.meshes.get(uid)
-            if not isinstance(state, ProcState) or state.stopped is not None or self._engine.closed:
+            state = self._runtime.meshes.get(uid)
+            if not isinstance(state, ProcState) or state.stopped is not None or self._runtime.closed:
                 continue
             try:
                 keep = settings.mesh_keep
@@ -265,7 +265,7 @@ class Leaving:
             if told.get(host) == plain:
                 continue
             told.pop(host, None)
-            self._engine.tell(agent_of(host), verbs.HOLD, hold)
+            self._runtime.tell(agent_of(host), verbs.HOLD, hold)
             if not hold.parts:
                 told[host] = plain
 
@@ -310,7 +310,7 @@ class Leaving:
                 continue
             drop = p.Drop(uid=state.uid, secret=self._secrets.get(state.uid, ""), incarnations=incarnations)
             try:
-                request(self._engine, agent_of(host), verbs.DROP, drop).get(_RECLAIM_S)
+                request(self._runtime, agent_of(host), verbs.DROP, drop).get(_RECLAIM_S)
             except UnansweredError:
                 raise
             except RequestError as error:  # somebody else has what is there
@@ -321,7 +321,7 @@ class Leaving:
 
     def _stolen(self, message: p.Stolen, asker: Asker[None]) -> None:
         """Another controller has a mesh of this one now (reading thread)."""
-        state = self._engine.meshes.get(message.uid)
+        state = self._runtime.meshes.get(message.uid)
         if not isinstance(state, ProcState) or state.stopped is not None:
             return
         by = message.by
@@ -332,7 +332,7 @@ class Leaving:
             failure = machine.describe(state.uid, list(state.ranks), cause)
             return [] if failure is None else [Tell(failure)]
 
-        self._engine.part(Driver).feed(tell)
+        self._runtime.part(Driver).feed(tell)
         self._held.pop(state.uid, None)
         self._let_go(state, cause)
 
@@ -341,9 +341,9 @@ def _aside(function: Callable[[], None]) -> None:
     threading.Thread(target=function, name="monarch-hold", daemon=True).start()
 
 
-def _way_to(engine: Runtime, host: str) -> Way:
+def _way_to(runtime: Runtime, host: str) -> Way:
     """How another controller reaches a host that this one has, or has had."""
-    routes = engine.part(Routes)
+    routes = runtime.part(Routes)
     remote = routes.attached.get(host)
     if remote is None:
         return Way(host, f"ipc://{run_folder_for(host)}")

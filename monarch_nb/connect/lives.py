@@ -33,8 +33,8 @@ class Ended(Struct, frozen=True):
 class Lives:
     """Of one mesh of processes, and the actors on it. `learn` may be called from any thread."""
 
-    def __init__(self, engine: Runtime, procs: ProcState, actors: Sequence[ActorState]) -> None:
-        self._engine, self._procs, self._actors = engine, procs, actors
+    def __init__(self, runtime: Runtime, procs: ProcState, actors: Sequence[ActorState]) -> None:
+        self._runtime, self._procs, self._actors = runtime, procs, actors
         self.ended: list[Ended] = []
 
     def outdo(self, turn: int) -> None:
@@ -51,7 +51,7 @@ class Lives:
             return  # it has been replaced by now
         if welcome.bare:
             why = "the controller that started it ended before it was set up"
-            self._engine.part(MeshHealer).kill(self._procs, (rank,), why)
+            self._runtime.part(MeshHealer).kill(self._procs, (rank,), why)
             return
         there = {actor.mesh: actor for actor in welcome.actors if actor.rank == rank}
         for state in self._actors:
@@ -67,11 +67,11 @@ class Lives:
         if there.incarnation > known:
             _put(state, rank, there.incarnation)
             uid, incarnation = state.uid, there.incarnation
-            self._engine.part(Driver).feed(lambda machine: machine.found(uid, rank, incarnation))
+            self._runtime.part(Driver).feed(lambda machine: machine.found(uid, rank, incarnation))
         if there.end:
             cause = _causes.decode(there.end)
             if cause.kind == "stopped":
-                self._engine.part(Driver).mark_stopped(state, (rank,), cause.text, over=False)
+                self._runtime.part(Driver).mark_stopped(state, (rank,), cause.text, over=False)
             else:
                 self._lost(state, rank, there.incarnation, cause)
 
@@ -85,12 +85,12 @@ class Lives:
                 return actions
             return [action for action in actions if not isinstance(action, RootFault)]
 
-        self._engine.part(Driver).feed(failed)
+        self._runtime.part(Driver).feed(failed)
 
     def announce(self) -> None:
         """Those who hold references hear how it is."""
         for state in (self._procs, *self._actors):
-            self._engine.part(ReferenceUpdates).announce(state)
+            self._runtime.part(ReferenceUpdates).announce(state)
 
 
 def _put(state: MeshState, rank: int, incarnation: int) -> None:

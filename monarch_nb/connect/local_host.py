@@ -34,8 +34,8 @@ class LocalHost:
     near = True  # all processes of this machine reach its processes directly
     keys = None  # it has its own, which are not known here
 
-    def __init__(self, engine: Runtime, folder: Path, state: p.HostState) -> None:
-        self.engine = engine
+    def __init__(self, runtime: Runtime, folder: Path, state: p.HostState) -> None:
+        self.runtime = runtime
         self.folder = folder
         self.endpoint = f"ipc://{folder}"
         self.state = state
@@ -56,18 +56,18 @@ class LocalHost:
 
     def join(self) -> Future[Done]:
         """Has the agent notice this process's end, and this process the agent's. Resolves when the agent has agreed."""
-        self.engine.local_hosts.add(self.host)
+        self.runtime.local_hosts.add(self.host)
         threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
-        return request(self.engine, agent_of(self.host), verbs.LEASE, p.Lease(pid=os.getpid()))
+        return request(self.runtime, agent_of(self.host), verbs.LEASE, p.Lease(pid=os.getpid()))
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, agent_of(self.host), verbs.LEAVE, Done())
+        return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self._leaving = True
-        ended = request(self.engine, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
+        ended = request(self.runtime, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
 
         def done(_: Future[p.Ended]) -> None:
             self.end()
@@ -83,7 +83,7 @@ class LocalHost:
         """
         self._leaving = self._killed = True
         with contextlib.suppress(TransportError):
-            self.engine.tell(agent_of(self.host), verbs.LEAVE, Done())
+            self.runtime.tell(agent_of(self.host), verbs.LEAVE, Done())
 
     def cut(self) -> None:
         """No connection leads to it that could break."""
@@ -102,7 +102,7 @@ class LocalHost:
             self._lose()
             return
         try:
-            while not self._ended.is_set() and not self.engine.closed:
+            while not self._ended.is_set() and not self.runtime.closed:
                 if self._gone(fd):
                     self._lose()
                     return
@@ -122,21 +122,21 @@ class LocalHost:
         return self._ended.wait(_PULSE_S) and False
 
     def _forget(self, reason: str) -> None:
-        self.engine.local_hosts.discard(self.host)
-        self.engine.node.forget(self.host, reason, self.incarnation)
+        self.runtime.local_hosts.discard(self.host)
+        self.runtime.node.forget(self.host, reason, self.incarnation)
 
     def _lose(self) -> None:
-        if self._ended.is_set() or self.engine.closed:
+        if self._ended.is_set() or self.runtime.closed:
             return
         self.lost = f"its host agent (process {self.pid}) has ended"
         if self._leaving:
-            fail_requests(self.engine, (agent_of(self.host),), self.lost)
+            fail_requests(self.runtime, (agent_of(self.host),), self.lost)
             if self._killed:
                 self._forget("it was killed")
             return
-        loss = self.engine.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
+        loss = self.runtime.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        self.engine.part(Routes).tell_lost(self.host, self.lost, self.incarnation, loss)
+        self.runtime.part(Routes).tell_lost(self.host, self.lost, self.incarnation, loss)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:
@@ -165,17 +165,17 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
     return socket.parent
 
 
-def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> LocalHost:
+def meet(runtime: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> LocalHost:
     """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
     while True:
         folder = find_folder(path, deadline, given_up)
         host = host_of_folder(folder)
         if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
-        if host == engine.host or host in engine.part(Routes).local:
+        if host == runtime.host or host in runtime.part(Routes).local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
-        engine.node.learn(host, run_folder=folder)
-        asked = request(engine, agent_of(host), verbs.STATUS, Done())
+        runtime.node.learn(host, run_folder=folder)
+        asked = request(runtime, agent_of(host), verbs.STATUS, Done())
         left = deadline - time.monotonic()
         try:
             state = asked.get(max(0.5, min(left, _ANSWER_S)))
@@ -183,5 +183,5 @@ def meet(engine: Runtime, path: str, deadline: float, given_up: Callable[[], boo
             if left < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
-        known = engine.part(Routes).attached.get(host)
-        return known if isinstance(known, LocalHost) and not known.lost else LocalHost(engine, folder, state)
+        known = runtime.part(Routes).attached.get(host)
+        return known if isinstance(known, LocalHost) and not known.lost else LocalHost(runtime, folder, state)

@@ -26,12 +26,12 @@ from monarch_nb.runtime import (
     Future,
     ProcState,
     Runtime,
+    current_runtime,
     fail_future,
     install,
     pending_future,
     resolve_future,
     resolved_future,
-    runtime,
     started,
     unretrieved,
 )
@@ -47,10 +47,10 @@ INTERRUPTED_SECONDS = 0.3  # the same, where Ctrl-C has ended the program
 class LocalAgents:
     """The agents that this process has started, and the one that was started before there was a runtime."""
 
-    def __init__(self, engine: Runtime, ahead: Ahead | None) -> None:
+    def __init__(self, runtime: Runtime, ahead: Ahead | None) -> None:
         self.running: dict[str, AgentHandle] = {}  # by host
         self.lock = threading.RLock()
-        self._engine = engine
+        self._runtime = runtime
         self._coming = ahead  # it may not listen yet
         self._unused: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agents were started with
         self._died: set[str] = set()  # hosts of this process whose agent is gone
@@ -60,18 +60,18 @@ class LocalAgents:
 
         One that was started ahead is replaced if what it should have been started with has changed since.
         """
-        engine = self._engine
-        if engine.host in self.running and not self._unused:
+        runtime = self._runtime
+        if runtime.host in self.running and not self._unused:
             return
 
         def ensure() -> None:
             with self.lock:
-                if self._unused.pop(engine.host, None) not in (None, begun_with()):
-                    handle = self.running.pop(engine.host)
+                if self._unused.pop(runtime.host, None) not in (None, begun_with()):
+                    handle = self.running.pop(runtime.host)
                     handle.kill()
-                    clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
-                if engine.host not in self.running:
-                    self._start(engine.host, Path(run_folder_for(engine.host)))
+                    clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)
+                if runtime.host not in self.running:
+                    self._start(runtime.host, Path(run_folder_for(runtime.host)))
 
         _aside(ensure)
 
@@ -80,12 +80,12 @@ class LocalAgents:
 
         def start() -> None:
             with self.lock:
-                if self._engine.host in self.running or self._engine.closed:
+                if self._runtime.host in self.running or self._runtime.closed:
                     return
                 begun = begun_with()
                 try:
-                    self._start(self._engine.host, Path(run_folder_for(self._engine.host)))
-                    self._unused[self._engine.host] = begun
+                    self._start(self._runtime.host, Path(run_folder_for(self._runtime.host)))
+                    self._unused[self._runtime.host] = begun
                 except Exception as error:  # who needs it tries again, and is told
                     logger.info("the host agent could not be started ahead: %s", error)
 
@@ -127,12 +127,12 @@ class LocalAgents:
         return handles
 
     def _start(self, host: str, folder: Path) -> None:
-        engine = self._engine
-        ahead, self._coming = (self._coming, None) if host == engine.host else (None, self._coming)
+        runtime = self._runtime
+        ahead, self._coming = (self._coming, None) if host == runtime.host else (None, self._coming)
         if ahead is not None and ahead.begun_with != begun_with():  # the environment has changed meanwhile
             ahead.agent.kill()
             ahead = None
-        engine.part(MeshRegistry).agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
+        runtime.part(MeshRegistry).agent_environment[host] = dict(os.environ) if ahead is None else ahead.environ
         timeout_s = settings.host_spawn_ready_timeout
         if ahead is not None:
             handle = ahead.agent.wait(timeout_s)
@@ -141,28 +141,28 @@ class LocalAgents:
             handle = begin_agent(host, folder, env=agent_environment(), lease_s=lease_s).wait(timeout_s)
         self.running[host] = handle
         self._died.discard(host)
-        engine.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
-        engine.local_hosts.add(host)
-        engine.part(Routes).local[host] = handle.incarnation
-        engine.part(Routes).settle((), 0.0)  # else what others send to processes here is refused by agents of theirs
+        runtime.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
+        runtime.local_hosts.add(host)
+        runtime.part(Routes).local[host] = handle.incarnation
+        runtime.part(Routes).settle((), 0.0)  # else what others send to processes here is refused by agents of theirs
         threading.Thread(target=self._watch, args=(handle,), name="monarch-agent-watch", daemon=True).start()
 
     def _watch(self, handle: AgentHandle) -> None:
         """An agent that dies takes its processes along: tell at once."""
         status = handle.wait()
-        engine = self._engine
+        runtime = self._runtime
         with self.lock:  # whoever wants a new agent waits till all know of the end of this one
-            if engine.closed or self.running.get(handle.host) is not handle:
+            if runtime.closed or self.running.get(handle.host) is not handle:
                 return
             del self.running[handle.host]
             self._died.add(handle.host)
-            engine.part(Routes).local.pop(handle.host, None)
+            runtime.part(Routes).local.pop(handle.host, None)
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             reason = f"its host agent (process {handle.pid}) ended with {how}"
-            loss = engine.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
-            engine.part(Routes).tell_lost(handle.host, reason, handle.incarnation, loss)
-            if handle.host == engine.host:
-                clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
+            loss = runtime.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
+            runtime.part(Routes).tell_lost(handle.host, reason, handle.incarnation, loss)
+            if handle.host == runtime.host:
+                clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)
             else:
                 remove_run_folder(handle.run_folder)
 
@@ -184,53 +184,55 @@ def _aside(function: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def ensure_host(engine: Runtime) -> None:
+def ensure_host(runtime: Runtime) -> None:
     """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s."""
-    if not engine.is_worker:  # whose agent has started it
-        engine.part(LocalAgents).ensure()
+    if not runtime.is_worker:  # whose agent has started it
+        runtime.part(LocalAgents).ensure()
 
 
-def prestart(engine: Runtime) -> None:
+def prestart(runtime: Runtime) -> None:
     """Has the agent of this host started in the background, unless `host_prestart` is off."""
     if settings.host_prestart:
-        engine.part(LocalAgents).prestart()
+        runtime.part(LocalAgents).prestart()
 
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
     """`count` hosts that are all this machine, with an agent each: to try what needs several."""
-    engine = runtime()
-    ensure_host(engine)
-    hosts = [engine.host, *engine.part(LocalAgents).add(count - 1)]
+    runtime = current_runtime()
+    ensure_host(runtime)
+    hosts = [runtime.host, *runtime.part(LocalAgents).add(count - 1)]
     return HostMesh(name, hosts, host_labels(hosts), owned=True)
 
 
 def hosts_answer(hosts: Sequence[str]) -> "Future[Any]":
     """Resolves to True when the agents of all hosts have answered."""
-    engine = runtime()
-    asked: list[Future[Any]] = [request(engine, agent_of(host), verbs.STATUS, Done()) for host in hosts]
+    runtime = current_runtime()
+    asked: list[Future[Any]] = [request(runtime, agent_of(host), verbs.STATUS, Done()) for host in hosts]
     return gather(asked, lambda: f"{counted(len(hosts), 'host')} have not all answered yet", True)
 
 
 def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
     """Ends these hosts' agents and all processes on them."""
     done: Future[None] = pending_future(describe=lambda: "hosts are being shut down")
-    engine = runtime()
+    runtime = current_runtime()
 
     def end() -> None:
         try:
             stopped = stop_hosts(hosts, "its host was shut down")
-            own: dict[str, AgentHandle] = {} if engine.is_worker else engine.part(LocalAgents).running
+            own: dict[str, AgentHandle] = {} if runtime.is_worker else runtime.part(LocalAgents).running
             handles = [handle for host in hosts if (handle := own.pop(host, None)) is not None]
             for handle in handles:
-                engine.part(Routes).local.pop(handle.host, None)
-                if handle.host == engine.host:  # this process listens in its run folder, which the next agent shares
+                runtime.part(Routes).local.pop(handle.host, None)
+                if handle.host == runtime.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
-                    engine.node.forget(handle.address, "its host was shut down", handle.incarnation)
-                    clear_run_folder(handle.run_folder, keep=parse_address(engine.address).name)
+                    runtime.node.forget(handle.address, "its host was shut down", handle.incarnation)
+                    clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)
                 else:
                     handle.close()
-            remotes = [remote for host in hosts if (remote := engine.part(Routes).attached.pop(host, None)) is not None]
+            remotes = [
+                remote for host in hosts if (remote := runtime.part(Routes).attached.pop(host, None)) is not None
+            ]
             if remotes:
                 stopped.exception(settings.mesh_terminate_timeout)
             behind = [remote for remote in remotes if remote.behind]
@@ -240,7 +242,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 for answer in asked:
                     answer.exception(settings.mesh_terminate_timeout)
             for remote in remotes:
-                engine.node.forget(agent_of(remote.host), "its host was shut down")
+                runtime.node.forget(agent_of(remote.host), "its host was shut down")
             resolve_future(done, None)
         except BaseException as error:
             fail_future(done, error)
@@ -256,10 +258,10 @@ def stop_hosts(
 
     With the `identity` of a host mesh only those that were spawned on that one.
     """
-    engine = runtime()
+    runtime = current_runtime()
     stops = [
-        engine.part(MeshStopper).stop(state, reason)
-        for state in tuple(engine.meshes.values())
+        runtime.part(MeshStopper).stop(state, reason)
+        for state in tuple(runtime.meshes.values())
         if isinstance(state, ProcState) and not set(hosts).isdisjoint(state.hosts)
         and state.spawn_spec is not None and state.stopped is None and identity in (None, state.spawn_spec.host_mesh)
     ]  # fmt: skip
@@ -268,11 +270,11 @@ def stop_hosts(
 
 def at_exit() -> None:
     """The program ends: so does what it has started."""
-    engine = started()
-    if engine is not None:
+    runtime = started()
+    if runtime is not None:
         unhandled.end_quietly()
-        if settings.mesh_keep > 0 and not engine.is_worker:
-            engine.part(Leaving).detach_all("the program that held it has ended")
+        if settings.mesh_keep > 0 and not runtime.is_worker:
+            runtime.part(Leaving).detach_all("the program that held it has ended")
         shutdown()
 
 
@@ -281,11 +283,11 @@ def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
 
     Does not block; calls that wait for them end once they are gone, or at once where that cannot be seen from here.
     """
-    engine = runtime()
-    engine.part(HostNotices).give_up(hosts)
+    runtime = current_runtime()
+    runtime.part(HostNotices).give_up(hosts)
     stop_hosts(hosts, reason)
     for host in hosts:
-        attached = engine.part(Routes).attached.pop(host, None)
+        attached = runtime.part(Routes).attached.pop(host, None)
         if attached is not None:
             attached.give_up(reason)
 
@@ -295,16 +297,16 @@ def shutdown(patience: float | None = None) -> None:
 
     Actors have `patience` seconds to clean up, by default 2, or 0.3 where Ctrl-C has ended the program.
     """
-    engine = started()
-    if engine is None or engine.is_worker:
+    runtime = started()
+    if runtime is None or runtime.is_worker:
         return
-    agents = engine.part(LocalAgents)
+    agents = runtime.part(LocalAgents)
     with agents.lock:
         handles = agents.give_up()
-        remotes = engine.part(Routes).clear()
+        remotes = runtime.part(Routes).clear()
     kept, unretrieved.leaving = unretrieved.leaving, True
     try:
-        _leave(engine, handles, remotes, _exit_patience() if patience is None else patience)
+        _leave(runtime, handles, remotes, _exit_patience() if patience is None else patience)
     finally:
         unretrieved.leaving = kept
     unhandled.exit_if_fatal()
@@ -315,29 +317,29 @@ def _exit_patience() -> float:
     return INTERRUPTED_SECONDS if interrupted else EXIT_SECONDS
 
 
-def _leave(engine: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[Any], patience: float) -> None:
-    engine.part(MeshStopper).leave("the program that spawned it ends", patience)
-    for cell in tuple(engine.cells.values()):
+def _leave(runtime: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[Any], patience: float) -> None:
+    runtime.part(MeshStopper).leave("the program that spawned it ends", patience)
+    for cell in tuple(runtime.cells.values()):
         cell.stop("its process ends")
-    for cell in tuple(engine.cells.values()):
+    for cell in tuple(runtime.cells.values()):
         if cell.executor.thread.ident is not None:  # else it has not begun, and will not
             cell.executor.thread.join(3.0)
     for remote in remotes:
         remote.end()
         if not remote.lost:
             remote.leave()
-    engine.part(MeshLogs).close()
-    engine.close()
-    outlived = engine.part(Leaving).hosts
+    runtime.part(MeshLogs).close()
+    runtime.close()
+    outlived = runtime.part(Leaving).hosts
     for handle in handles:
         if handle.host in outlived:
             handle.let_go()
         else:
             handle.close(settings.process_exit_timeout)
-    if engine.host in outlived:
-        release(run_folder_for(engine.host))
+    if runtime.host in outlived:
+        release(run_folder_for(runtime.host))
     else:
-        remove_run_folder(run_folder_for(engine.host))
+        remove_run_folder(run_folder_for(runtime.host))
     install(None)
 
 

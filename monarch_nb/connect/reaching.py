@@ -19,31 +19,31 @@ _lock = threading.Lock()
 _learned: set[str] = set()  # hosts without an agent: programs that have spawned nothing on this machine
 
 
-def reach(engine: Runtime, hosts: Iterable[str], name: str) -> None:
+def reach(runtime: Runtime, hosts: Iterable[str], name: str) -> None:
     """Makes hosts known to this process that are on this machine; blocks until their agents have answered.
 
     Only a controller needs it: the agent of a process that was spawned knows the routes. Raises UnreachableError for a
     host that is neither here nor attached.
     """
-    if not parse_address(engine.address).is_controller:
+    if not parse_address(runtime.address).is_controller:
         return
     with _lock:
-        unknown = [host for host in dict.fromkeys(hosts) if not _is_known(engine, host)]
-        met = [host for host in unknown if _meet(engine, host, name)]
+        unknown = [host for host in dict.fromkeys(hosts) if not _is_known(runtime, host)]
+        met = [host for host in unknown if _meet(runtime, host, name)]
     if met:
-        engine.part(Routes).settle(met, settings.message_delivery_timeout)
+        runtime.part(Routes).settle(met, settings.message_delivery_timeout)
 
 
-def _is_known(engine: Runtime, host: str) -> bool:
+def _is_known(runtime: Runtime, host: str) -> bool:
     return (
-        host == engine.host
-        or host in engine.part(Routes).local
-        or host in engine.part(Routes).attached
+        host == runtime.host
+        or host in runtime.part(Routes).local
+        or host in runtime.part(Routes).attached
         or host in _learned
     )
 
 
-def _meet(engine: Runtime, host: str, name: str) -> bool:
+def _meet(runtime: Runtime, host: str, name: str) -> bool:
     """Whether it has an agent, which has been met."""
     folder = find_run_folder(host)
     if folder is None:
@@ -52,11 +52,11 @@ def _meet(engine: Runtime, host: str, name: str) -> bool:
             "this process: attach it here first (attach_hosts, attach_to_workers)"
         )
     if not (folder / "agent").exists():
-        engine.node.learn(host, run_folder=folder)
+        runtime.node.learn(host, run_folder=folder)
         _learned.add(host)
         return False
     limit = settings.message_delivery_timeout
-    local = meet(engine, str(folder / "agent"), time.monotonic() + limit, lambda: engine.closed)
-    engine.part(Routes).attached[host] = local
+    local = meet(runtime, str(folder / "agent"), time.monotonic() + limit, lambda: runtime.closed)
+    runtime.part(Routes).attached[host] = local
     local.join().get(limit)
     return True

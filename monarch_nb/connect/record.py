@@ -21,7 +21,7 @@ class RecordError(RuntimeError):
     """A mesh cannot be used by this process; the text says what of it, and why."""
 
 
-def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
+def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
     """A mesh of processes and all actors on it. Raises what cannot be pickled."""
     spawn_spec = procs.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
@@ -33,11 +33,11 @@ def parts_of(engine: Runtime, procs: ProcState) -> dict[str, bytes]:
         spawn_spec.python,
         spawn_spec.host_mesh,
     )
-    parts = {PROCS: _packed(engine, (proc_form(procs), how, _giver(procs)))}
+    parts = {PROCS: _packed(runtime, (proc_form(procs), how, _giver(procs)))}
     for actors in tuple(procs.actors.values()):
         if actors.stopped is None and isinstance(actors.spawn_spec, ActorSpawnSpec):
             spawned = (actors.spawn_spec.cls, actors.spawn_spec.arguments, actors.spawn_spec.spec)
-            parts[actors.uid] = _packed(engine, (actor_form(actors), spawned))
+            parts[actors.uid] = _packed(runtime, (actor_form(actors), spawned))
         else:
             parts[actors.uid] = b""
     return parts
@@ -51,14 +51,14 @@ def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
     return record.name, record.hosts, str(record.source), written
 
 
-def _packed(engine: Runtime, value: Any) -> bytes:
-    return msgspec.msgpack.encode([bytes(frame) for frame in encode(value, engine)])
+def _packed(runtime: Runtime, value: Any) -> bytes:
+    return msgspec.msgpack.encode([bytes(frame) for frame in encode(value, runtime)])
 
 
-def _unpacked(engine: Runtime, name: str, part: bytes) -> Any:
+def _unpacked(runtime: Runtime, name: str, part: bytes) -> Any:
     frames = msgpack_decoder(list[bytes]).decode(part)
     try:
-        return decode([frames[0], *map(bytearray, frames[1:])], engine)
+        return decode([frames[0], *map(bytearray, frames[1:])], runtime)
     except Exception as error:
         raise RecordError(
             f"{name} cannot be used in this process: {error_line(error)}. Its classes must be importable here as they "
@@ -66,53 +66,53 @@ def _unpacked(engine: Runtime, name: str, part: bytes) -> Any:
         ) from error
 
 
-def procs_from(engine: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
+def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
     """The mesh of processes, which this process owns from now on. Raises RecordError."""
-    form, how, giver = _unpacked(engine, name, parts[PROCS])
+    form, how, giver = _unpacked(runtime, name, parts[PROCS])
     held: ProcForm = form
     common, layout = held
-    spawn_spec = ProcSpawnSpec(engine.root, *how)
+    spawn_spec = ProcSpawnSpec(runtime.root, *how)
     if giver is not None:
         called, hosts, job, written = giver
         source = RecordedSource(job, written, operations().source_of)
         spawn_spec.host_record = HostRecord(called, hosts, host_labels(hosts), None, spawn_spec.host_mesh, source)
-    known = engine.meshes.get(common[0])
-    state = known if isinstance(known, ProcState) else _made(engine, ProcState, common, layout=layout)
-    _take(engine, state, common, spawn_spec)
+    known = runtime.meshes.get(common[0])
+    state = known if isinstance(known, ProcState) else _made(runtime, ProcState, common, layout=layout)
+    _take(runtime, state, common, spawn_spec)
     state.layout = layout
     return state
 
 
-def actors_from(engine: Runtime, procs: ProcState, parts: dict[str, bytes]) -> list[ActorState]:
+def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> list[ActorState]:
     """The meshes of actors on it, in the order they were spawned. Raises RecordError."""
     found = []
     for uid, part in parts.items():
         if uid in (PROCS, NOTES) or not part:
             continue
-        form, (cls, arguments, spec) = _unpacked(engine, f"an actor mesh on {procs.name}", part)
+        form, (cls, arguments, spec) = _unpacked(runtime, f"an actor mesh on {procs.name}", part)
         held: ActorForm = form
         common, _, newest, kind = held
         arguments = arguments if isinstance(arguments, Held) else Held(())
-        spec = msgspec.structs.replace(spec, owner=engine.root.stream, owner_process=engine.address)
-        spawn_spec = ActorSpawnSpec(cls, arguments, spec, engine.root)
-        known = engine.meshes.get(uid)
+        spec = msgspec.structs.replace(spec, owner=runtime.root.stream, owner_process=runtime.address)
+        spawn_spec = ActorSpawnSpec(cls, arguments, spec, runtime.root)
+        known = runtime.meshes.get(uid)
         state = (
             known
             if isinstance(known, ActorState)
-            else _made(engine, ActorState, common, procs=procs, cls=newest, kind=kind)
+            else _made(runtime, ActorState, common, procs=procs, cls=newest, kind=kind)
         )
-        _take(engine, state, common, spawn_spec)
+        _take(runtime, state, common, spawn_spec)
         found.append(state)
     return found
 
 
-def _made(engine: Runtime, record: Any, common: Any, **own: Any) -> Any:
+def _made(runtime: Runtime, record: Any, common: Any, **own: Any) -> Any:
     uid, name, region, _, incarnations, version, _ = common
-    return record(uid, name, region, engine.address, incarnations, version, None, **own)
+    return record(uid, name, region, runtime.address, incarnations, version, None, **own)
 
 
-def _take(engine: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
+def _take(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
     """It may have been known here: then all handles of it work again."""
     with state.lock:
-        state.owner_process, state.stopped, state.spawn_spec = engine.address, None, spawn_spec
+        state.owner_process, state.stopped, state.spawn_spec = runtime.address, None, spawn_spec
     state.renew(common[4], common[5])

@@ -91,9 +91,15 @@ class RemoteHost:
     dials_nobody = False  # its agent reaches all others by way of this process
 
     def __init__(
-        self, engine: Runtime, endpoint: str, state: p.HostState, keys: Keys | None, insecure: bool, lease: float | None
+        self,
+        runtime: Runtime,
+        endpoint: str,
+        state: p.HostState,
+        keys: Keys | None,
+        insecure: bool,
+        lease: float | None,
     ) -> None:
-        self.engine = engine
+        self.runtime = runtime
         self.endpoint = endpoint
         self.host = state.host
         self.incarnation = state.incarnation
@@ -127,26 +133,26 @@ class RemoteHost:
         if not isinstance(other, RemoteHost) or not other.endpoint or other.behind > self.behind:
             return False
         far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
-        far = far or other.endpoint in self.engine.part(Routes).tunnels
+        far = far or other.endpoint in self.runtime.part(Routes).tunnels
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has taken our lease."""
-        self.engine.node.learn(
+        self.runtime.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
         lease = p.Lease(seconds=self.lease)
-        return request(self.engine, agent_of(self.host), verbs.LEASE, lease)
+        return request(self.runtime, agent_of(self.host), verbs.LEASE, lease)
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
-        return request(self.engine, agent_of(self.host), verbs.LEAVE, Done())
+        return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
     def shutdown(self) -> Future[p.Ended]:
         """Ends the agent and all processes there."""
         self.end()
-        ended = request(self.engine, self._agent, verbs.SHUTDOWN, p.Shutdown())
-        when_done(ended, lambda _: self.engine.node.forget(self.host, "it was shut down"))
+        ended = request(self.runtime, self._agent, verbs.SHUTDOWN, p.Shutdown())
+        when_done(ended, lambda _: self.runtime.node.forget(self.host, "it was shut down"))
         return ended
 
     def retire(self, incarnation: int) -> None:
@@ -166,9 +172,9 @@ class RemoteHost:
         """
         self.end()
         with contextlib.suppress(TransportError):
-            self.engine.tell(self._agent, verbs.LEAVE, Done())
-        fail_requests(self.engine, (self._agent,), reason)
-        self.engine.later(_LEAVE_S, lambda: self.engine.node.forget(self.host, reason, self.incarnation))
+            self.runtime.tell(self._agent, verbs.LEAVE, Done())
+        fail_requests(self.runtime, (self._agent,), reason)
+        self.runtime.later(_LEAVE_S, lambda: self.runtime.node.forget(self.host, reason, self.incarnation))
 
     def ends(self, reason: str) -> None:
         """Who started its agent says that it has ended: it is lost as soon as it does not answer, for that reason.
@@ -204,7 +210,7 @@ class RemoteHost:
     @property
     def _tunnel(self) -> Tunnel | None:
         """What leads there, if its endpoint is one of this machine."""
-        return self.engine.part(Routes).tunnels.get(self.endpoint) or self._others
+        return self.runtime.part(Routes).tunnels.get(self.endpoint) or self._others
 
     @property
     def _where(self) -> str:
@@ -226,12 +232,12 @@ class RemoteHost:
 
     def _tell(self) -> None:
         while self._held:
-            self.engine.undelivered(*self._held.pop(0))
+            self.runtime.undelivered(*self._held.pop(0))
 
     def _over(self) -> bool:
         with self._lock:
             calm = not self.lost and self._cut_at == 0.0 and not self._held
-            if calm or self._ended.is_set() or self.engine.closed:
+            if calm or self._ended.is_set() or self.runtime.closed:
                 self._patrol = None
                 return True
             return False
@@ -243,7 +249,7 @@ class RemoteHost:
     def _until_up(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
         cut = Cut(self._cut_at or time.monotonic(), self.lease)
-        while not (self.lost or self._ended.wait(_LOOK_S)) and not self.engine.closed:
+        while not (self.lost or self._ended.wait(_LOOK_S)) and not self.runtime.closed:
             now = time.monotonic()
             state = self._ask() if self._connected() else None
             if state is not None:
@@ -276,13 +282,13 @@ class RemoteHost:
             return
         self.lost = reason
         log.warning("host %s is lost: %s", host_name(self.host), reason)
-        loss = self.engine.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        self.engine.part(Routes).tell_lost(self.host, reason, self.incarnation, loss)
+        loss = self.runtime.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
+        self.runtime.part(Routes).tell_lost(self.host, reason, self.incarnation, loss)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for procs that are spawned or healed from now on."""
         pause = 0.0
-        while not self._ended.wait(pause) and not self.engine.closed:
+        while not self._ended.wait(pause) and not self.runtime.closed:
             pause = min(_AWAY_MAX_S, 1.5 * pause or _AWAY_S)
             if not self._knock():
                 continue
@@ -297,20 +303,20 @@ class RemoteHost:
                 if same:
                     self.leave().get(_HELLO_S)  # what lived on there was given up here
                 joined.get(_HELLO_S)
-                self.engine.part(Routes).rejoin(self, _HELLO_S)
+                self.runtime.part(Routes).rejoin(self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
             if self._returning is not None:
                 self._returning.set()
                 self._returning = None
             self._calm(time.monotonic())
-            self.engine.part(MeshEvents).tell(HostBack(self.host))
+            self.runtime.part(MeshEvents).tell(HostBack(self.host))
             return
 
     # -- how it is asked, which depend on how it is reached -----------------------------------------------------------
 
     def _connected(self) -> bool:
-        return self.engine.node.connected(self._agent)
+        return self.runtime.node.connected(self._agent)
 
     @property
     def _vouched(self) -> bool:
@@ -352,25 +358,25 @@ def _leads_away(endpoint: str, state: p.HostState) -> bool:
     return not run_folder_for(state.host).exists() and find_run_folder(state.host) is None
 
 
-def await_return(engine: Runtime, host: str, seconds: float) -> None:
+def await_return(runtime: Runtime, host: str, seconds: float) -> None:
     """Blocks while an attached host is lost although its agent, which was started anew, is there already."""
-    remote = engine.part(Routes).attached.get(host)
+    remote = runtime.part(Routes).attached.get(host)
     if isinstance(remote, RemoteHost):
         remote.await_return(seconds)
 
 
-def undelivered(engine: Runtime, header: Header, reason: str) -> None:
+def undelivered(runtime: Runtime, header: Header, reason: str) -> None:
     """A message of this process will not arrive; reading thread."""
-    remote = engine.part(Routes).attached.get(host_of(header.dst))
+    remote = runtime.part(Routes).attached.get(host_of(header.dst))
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
-    if isinstance(remote, RemoteHost) and not (remote.lost or engine.closed or mine):
+    if isinstance(remote, RemoteHost) and not (remote.lost or runtime.closed or mine):
         remote.undelivered(header, reason)
     else:
-        engine.undelivered(header, reason)
+        runtime.undelivered(header, reason)
 
 
-def connection(engine: Runtime, address: str, up: bool) -> None:
+def connection(runtime: Runtime, address: str, up: bool) -> None:
     """What the transport tells of TCP connections; reading thread."""
-    remote = engine.part(Routes).attached.get(host_of(address))
+    remote = runtime.part(Routes).attached.get(host_of(address))
     if isinstance(remote, RemoteHost) and not up:
         remote.cut()

@@ -32,7 +32,7 @@ from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import UnansweredError, request
-from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, runtime, when_done
+from monarch_nb.runtime import ActorState, Future, ProcState, Runtime, current_runtime, when_done
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Driver
 from monarch_nb.wire import agent_of, counted, host_name, host_of, parse_address, text_of
@@ -59,7 +59,7 @@ def come_back(name: str, *, steal: bool = False) -> Return:
 
     Raises AttachError, which says who has it, or what has become of it.
     """
-    engine = runtime()
+    runtime = current_runtime()
     path, mesh = _find(name)
     here, there = (__version__, python_version()), (mesh.version, mesh.python)
     if here != there:
@@ -67,28 +67,28 @@ def come_back(name: str, *, steal: bool = False) -> Return:
             f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
             f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
         )
-    failures = _reach(engine, path, mesh)
-    answers = _claim(engine, mesh, failures, steal=steal)
+    failures = _reach(runtime, path, mesh)
+    answers = _claim(runtime, mesh, failures, steal=steal)
     try:
-        return _take(engine, mesh, answers, failures)
+        return _take(runtime, mesh, answers, failures)
     except RecordError as error:
-        _give_back(engine, mesh, failures, str(error))
+        _give_back(runtime, mesh, failures, str(error))
         raise AttachError.of(str(error)) from error
 
 
 def end_mesh(name: str, *, steal: bool = False) -> str:
     """Stops a mesh that was left, whatever version runs it, and gives a line about it; blocks. Raises AttachError."""
-    engine = runtime()
+    runtime = current_runtime()
     path, mesh = _find(name)
-    failures = _reach(engine, path, mesh)
-    answers = _claim(engine, mesh, failures, steal=steal)
+    failures = _reach(runtime, path, mesh)
+    answers = _claim(runtime, mesh, failures, steal=steal)
     asked = []
     by_host: dict[str, list[str]] = {}
     for proc in (proc for answer in answers for proc in answer.procs):
         by_host.setdefault(host_of(proc.address), []).append(proc.address)
     for host, addresses in by_host.items():
         stop = p.Stop(tuple(addresses), reason="stopped by monarch-nb mesh stop")
-        asked.append(request(engine, agent_of(host), verbs.STOP, stop))
+        asked.append(request(runtime, agent_of(host), verbs.STOP, stop))
     ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
     mesh_files.remove(path)
     count = sum(len(end.exits) for end in ends)
@@ -120,9 +120,9 @@ def _find(name: str) -> tuple[Path, MeshFile]:
     )
 
 
-def _reach(engine: Runtime, path: Path, mesh: MeshFile) -> Failures:
+def _reach(runtime: Runtime, path: Path, mesh: MeshFile) -> Failures:
     try:
-        return _reach_hosts(engine, mesh)
+        return _reach_hosts(runtime, mesh)
     except AttachError:
         if mesh_files.agent_gone(mesh):
             mesh_files.remove(path)
@@ -135,22 +135,22 @@ def _state(mesh: MeshFile) -> str:
     return f"left at {clock(mesh.left_at)}"
 
 
-def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failures: Failures) -> Return:
+def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failures: Failures) -> Return:
     first = answers[0]
-    registry, driver = engine.part(MeshRegistry), engine.part(Driver)
+    registry, driver = runtime.part(MeshRegistry), runtime.part(Driver)
     living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
-    procs = procs_from(engine, mesh.name, first.parts)
+    procs = procs_from(runtime, mesh.name, first.parts)
     _follow_lives(procs, [proc.address for answer in answers for proc in answer.procs])
     driver.feed(lambda machine: machine.disown(mesh.uid))  # it may have been known here before
-    registry.own(engine.root, procs)
-    actors = actors_from(engine, procs, first.parts)
-    lives = Lives(engine, procs, actors)
+    registry.own(runtime.root, procs)
+    actors = actors_from(runtime, procs, first.parts)
+    lives = Lives(runtime, procs, actors)
     lives.outdo(first.turn)
     for each in actors:
-        registry.own(engine.root, each)
-    watcher, events = engine.part(ProcessWatcher), engine.part(MeshEvents)
+        registry.own(runtime.root, each)
+    watcher, events = runtime.part(ProcessWatcher), runtime.part(MeshEvents)
     logs = {address: file for answer in answers for address, file in answer.logs.items()}
-    engine.part(MeshLogs).receiver.catch_up(living)
+    runtime.part(MeshLogs).receiver.catch_up(living)
     for address, proc in living.items():
         watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
     ranks = set(procs.ranks)  # not those that were let go as it shrank
@@ -158,16 +158,16 @@ def _take(engine: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failur
     exits = (*exits, *_missing(procs, answers, failures))
     for gone in exits:
         watcher.gone_meanwhile(gone)
-    _lose(engine, mesh, failures)
-    welcomes = _greet(engine, procs, actors, first.turn, list(living), lives)
+    _lose(runtime, mesh, failures)
+    welcomes = _greet(runtime, procs, actors, first.turn, list(living), lives)
     lives.announce()
     watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # who has ended since is told again
     for state in (procs, *actors):
         events.tell(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")
-    engine.part(Leaving).came_back(mesh, notes, (first.grant, first.turn))
+    runtime.part(Leaving).came_back(mesh, notes, (first.grant, first.turn))
     notices = {answer.host: answer.notices for answer in answers if answer.notices}
-    story = story_of(engine, procs, actors, first, exits, welcomes, tuple(lives.ended), failures, notices)
+    story = story_of(runtime, procs, actors, first, exits, welcomes, tuple(lives.ended), failures, notices)
     whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
     return Return(ProcMesh(procs, procs.region), whole, story, notes)
 
@@ -203,12 +203,12 @@ def _follow_lives(procs: ProcState, addresses: Sequence[str]) -> None:
     procs.renew(latest, procs.version + (latest != procs.incarnations))
 
 
-def _greet(engine: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
+def _greet(runtime: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
            lives: Lives) -> dict[str, p.Welcome]:  # fmt: skip
     """Tells the processes who owns them, and takes what they have to tell; the silent are not waited for."""
     meshes = (procs.uid, *(each.uid for each in actors))
-    news = p.NewOwner(meshes=meshes, owner=engine.address, turn=turn)
-    asked = {address: request(engine, address, verbs.NEW_OWNER, news) for address in living}
+    news = p.NewOwner(meshes=meshes, owner=runtime.address, turn=turn)
+    asked = {address: request(runtime, address, verbs.NEW_OWNER, news) for address in living}
     until = time.monotonic() + _ANSWER_S
     answers = {}
     for address, answer in asked.items():
@@ -245,22 +245,22 @@ def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorM
     """
     if name is None:
         return listing(left_meshes())
-    known = _mine(runtime(), name)
+    known = _mine(current_runtime(), name)
     if known is not None:
         return known
     back = come_back(name, steal=steal)
     sys.stdout.write(f"{back.story.text()}\n")
-    found = _mine(runtime(), name)
+    found = _mine(current_runtime(), name)
     return found if found is not None else back.procs
 
 
-def _mine(engine: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
+def _mine(runtime: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
     """A mesh of that name that this process has already."""
-    for state in reversed(tuple(engine.meshes.values())):
+    for state in reversed(tuple(runtime.meshes.values())):
         if (
             state.name == name
             and state.stopped is None
-            and state.owner_process == engine.address
+            and state.owner_process == runtime.address
             and state.spawn_spec is not None
         ):
             if isinstance(state, ProcState):
@@ -270,17 +270,17 @@ def _mine(engine: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
     return None
 
 
-def _reach_hosts(engine: Runtime, mesh: MeshFile) -> Failures:
+def _reach_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
     """Its hosts know of this process, and it of them: why not, of those that cannot be reached, by host.
 
     Raises AttachError where none of those can be that keep what it takes to come back.
     """
-    failures = follow(engine, mesh)
+    failures = follow(runtime, mesh)
     keepers = [way.host for way in mesh.ways[:KEEPERS]]
     if all(host in failures for host in keepers):
         raise AttachError({host: RuntimeError(_unreachable(mesh, host, failures[host])) for host in keepers}, 1)
     with contextlib.suppress(TimeoutError, RuntimeError):  # who is silent now is when it is asked for the mesh, too
-        engine.part(Routes).settle([way.host for way in mesh.ways if way.host not in failures], _ANSWER_S)
+        runtime.part(Routes).settle([way.host for way in mesh.ways if way.host not in failures], _ANSWER_S)
     return failures
 
 
@@ -288,20 +288,20 @@ def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
     return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
 
 
-def _claim(engine: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:
+def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:
     """Gets the mesh from the first of its hosts that knows of it, which decides, then from the others.
 
     What the deciding one says comes first. An agent that was started anew knows nothing, and has no procs of it. A host
     that is silent goes to the `failures`.
     """
-    holder = engine.part(Leaving).holder
+    holder = runtime.part(Leaving).holder
     wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
     keepers = [way.host for way in mesh.ways[:KEEPERS]]
     answers: dict[str, p.Attached] = {}
     first = p.Attached(known=False)
     for host in keepers:
         if host not in failures and not first.known:
-            first = answers[host] = _attached(engine, mesh, host, wanted, failures)
+            first = answers[host] = _attached(runtime, mesh, host, wanted, failures)
     if not first.known:
         silent = [_unreachable(mesh, host, failures[host]) for host in keepers if host in failures]
         raise AttachError.of(
@@ -309,17 +309,17 @@ def _claim(engine: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) 
         )
     wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
     others = [way.host for way in mesh.ways if way.host not in failures and way.host not in answers]
-    asked = {host: request(engine, agent_of(host), verbs.ATTACH, wanted) for host in others}
+    asked = {host: request(runtime, agent_of(host), verbs.ATTACH, wanted) for host in others}
     try:
         answers |= {host: _answer(mesh, host, answer, failures) for host, answer in asked.items()}
     except AttachError as error:
-        _give_back(engine, mesh, failures, str(error))
+        _give_back(runtime, mesh, failures, str(error))
         raise
     return [first, *(answer for answer in answers.values() if answer is not first)]
 
 
-def _attached(engine: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.Attached:
-    return _answer(mesh, host, request(engine, agent_of(host), verbs.ATTACH, wanted), failures)
+def _attached(runtime: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.Attached:
+    return _answer(mesh, host, request(runtime, agent_of(host), verbs.ATTACH, wanted), failures)
 
 
 def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Failures) -> p.Attached:
@@ -333,40 +333,40 @@ def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Fail
         raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
 
 
-def _give_back(engine: Runtime, mesh: MeshFile, failures: Container[str], why: str) -> None:
+def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], why: str) -> None:
     """It cannot be used here: whoever wants it may have it."""
-    left = p.Detach(mesh.uid, f"{engine.part(Leaving).holder.what} could not use it: {why}")
-    asked = [request(engine, agent_of(way.host), verbs.DETACH, left) for way in mesh.ways if way.host not in failures]
+    left = p.Detach(mesh.uid, f"{runtime.part(Leaving).holder.what} could not use it: {why}")
+    asked = [request(runtime, agent_of(way.host), verbs.DETACH, left) for way in mesh.ways if way.host not in failures]
     for answer in asked:
         with contextlib.suppress(TimeoutError, RuntimeError):
             answer.get(_ANSWER_S)
 
 
-def _lose(engine: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
+def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
     """What runs on these hosts counts as lost, here and on all others; why is given by host.
 
     Once a host can be reached its ranks can be healed: what lived on there is stopped then.
     """
-    routes, ways = engine.part(Routes), {way.host: way for way in mesh.ways}
+    routes, ways = runtime.part(Routes), {way.host: way for way in mesh.ways}
     for host, why in failures.items():
         reason = f"it could not be reached when {mesh.name} was attached: {why}"
-        loss = engine.part(ProcessWatcher).host_lost(host, reason, 0, told=True)
+        loss = runtime.part(ProcessWatcher).host_lost(host, reason, 0, told=True)
         routes.tell_lost(host, reason, 0, loss)
-        remote = None if host not in ways else _remote(engine, mesh, ways[host])
+        remote = None if host not in ways else _remote(runtime, mesh, ways[host])
         if remote is not None:
             remote.lost = reason
             routes.attached[host] = remote
             remote.cut()  # it is looked for
 
 
-def _remote(engine: Runtime, mesh: MeshFile, way: Way) -> RemoteHost | None:
+def _remote(runtime: Runtime, mesh: MeshFile, way: Way) -> RemoteHost | None:
     """None for one that cannot come back: an agent on this machine that has ended, or what a lost gateway led to."""
-    gateway, key = engine.part(Routes).gateway, key_of(mesh, way)
+    gateway, key = runtime.part(Routes).gateway, key_of(mesh, way)
     unknown = p.HostState(host=way.host, pid=0, procs=())
     if way.calls:
-        return JoinedHost(engine, unknown, way.calls, key, None)
+        return JoinedHost(runtime, unknown, way.calls, key, None)
     if way.gateway is not None:
-        return GatewayHost(engine, way.endpoint, unknown, gateway, None) if isinstance(gateway, Gateway) else None
+        return GatewayHost(runtime, way.endpoint, unknown, gateway, None) if isinstance(gateway, Gateway) else None
     if way.endpoint.startswith("tcp://"):
-        return RemoteHost(engine, way.endpoint, unknown, key, key is None, None)
+        return RemoteHost(runtime, way.endpoint, unknown, key, key is None, None)
     return None

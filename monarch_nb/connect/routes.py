@@ -100,7 +100,7 @@ class GatewayRoute(Protocol):
 class Routes:
     """The hosts that one process knows, and what their agents are told of each other."""
 
-    def __init__(self, engine: Runtime, opens: Callable[[str], str]) -> None:
+    def __init__(self, runtime: Runtime, opens: Callable[[str], str]) -> None:
         """`opens` opens a tunnel anew, of which another process has written down how, and gives its end here."""
         self.attached: dict[str, AttachedHost] = {}  # by id
         self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
@@ -109,7 +109,7 @@ class Routes:
         self.opens = opens
         # What is to be done with a host that was lost before it is used again; they block.
         self.reclaims: list[Callable[[str], None]] = []
-        self._engine = engine
+        self._runtime = runtime
         self._gateway: GatewayRoute | None = None
         self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process
         self._gone: dict[str, tuple[str, int, int]] = {}  # hosts whose loss is about to be told, all in one message
@@ -139,12 +139,12 @@ class Routes:
 
         `coming` is a host that was lost, and counts as there.
         """
-        engine, gateway = self._engine, self._gateway
+        runtime, gateway = self._runtime, self._gateway
         living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
         here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
         here.update({remote.host: remote.endpoint for remote in living if remote.near})
-        through = {remote.host: engine.address for remote in living if not remote.near}
+        through = {remote.host: runtime.address for remote in living if not remote.near}
         asked = {}
         if len(here) > 1 or through:
             own = {remote.host for remote in living if remote.behind}  # the gateway has found these itself
@@ -160,7 +160,7 @@ class Routes:
                 if host not in self._told or self._told[host] != remote.incarnation or coming is not None:
                     self._told[host] = remote.incarnation
                     back = {} if coming is None or coming is remote else {coming.host: coming.incarnation}
-                    asked[host] = self._tell(host, p.Hosts({}, dict.fromkeys(("", *back), engine.address), back))
+                    asked[host] = self._tell(host, p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back))
                 continue
             leads = gateway is not None and gateway.remote is remote
             endpoints = {
@@ -168,7 +168,7 @@ class Routes:
                 for other in living
                 if not other.near and (remote.dials(other) or (leads and other.behind))
             }
-            vias = {other: engine.address for other in (*here, *through) if other not in endpoints and other != host}
+            vias = {other: runtime.address for other in (*here, *through) if other not in endpoints and other != host}
             endpoints.pop(host, None)
             if gateway is not None and remote.behind:
                 vias[gateway.remote.host] = gateway.agent  # which has dialled it
@@ -212,7 +212,7 @@ class Routes:
             first = not self._gone
             self._gone[host] = (reason, incarnation, loss)
         if first:
-            self._engine.later(_TOGETHER_S, self._tell_gone)
+            self._runtime.later(_TOGETHER_S, self._tell_gone)
         if self._gateway is not None and self._gateway.remote.host == host:
             for remote in tuple(self.attached.values()):
                 if remote.behind:
@@ -221,7 +221,7 @@ class Routes:
     def _tell_gone(self) -> None:
         with self._telling:
             gone, self._gone = self._gone, {}
-        if not gone or self._engine.closed:
+        if not gone or self._runtime.closed:
             return
         lost = p.Lost(
             {host: reason for host, (reason, _, _) in gone.items()},
@@ -231,10 +231,10 @@ class Routes:
         attached = tuple(self.attached.values())
         for other in (*self.local, *(remote.host for remote in attached if not remote.lost)):
             if other not in gone:
-                self._engine.tell(agent_of(other), verbs.LOST, lost)
+                self._runtime.tell(agent_of(other), verbs.LOST, lost)
 
     def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
-        return request(self._engine, agent_of(host), verbs.HOSTS, hosts)
+        return request(self._runtime, agent_of(host), verbs.HOSTS, hosts)
 
 
 def is_loopback(endpoint: str) -> bool:

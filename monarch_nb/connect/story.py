@@ -38,7 +38,7 @@ class Story(Struct, frozen=True):
 
 
 def story_of(
-    engine: Runtime,
+    runtime: Runtime,
     procs: ProcState,
     actors: Sequence[ActorState],
     answer: p.Attached,
@@ -59,7 +59,7 @@ def story_of(
     how_many = f"{living} of {len(procs.region)} procs" if living < len(procs.region) else _procs(len(procs.region))
     since = _since(answer)
     head = f"{procs.name} is back: {how_many}{with_them}; {since}"
-    return Story(head, tuple(told for _, told in sorted(events)), tuple(_lines(engine, procs, answer, welcomes)))
+    return Story(head, tuple(told for _, told in sorted(events)), tuple(_lines(runtime, procs, answer, welcomes)))
 
 
 def _procs(count: int) -> str:
@@ -160,8 +160,8 @@ def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome])
     return told
 
 
-def _lines(engine: Runtime, procs: ProcState, answer: p.Attached, addresses: Mapping[str, p.Welcome]) -> list[str]:
-    receiver = engine.part(MeshLogs).receiver
+def _lines(runtime: Runtime, procs: ProcState, answer: p.Attached, addresses: Mapping[str, p.Welcome]) -> list[str]:
+    receiver = runtime.part(MeshLogs).receiver
     receiver.await_past(addresses, _PAST_S)
     found = []
     for address in addresses:

@@ -13,7 +13,7 @@ from monarch_nb.connect.threads import begun
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
-from monarch_nb.runtime import Future, Runtime, fail_future, pending_future, resolve_future, runtime
+from monarch_nb.runtime import Future, Runtime, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
 
@@ -36,7 +36,7 @@ def attach_to_workers(
     twice = sorted({url for url in urls if urls.count(url) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
-    engine = runtime()
+    runtime = current_runtime()
     mesh = name or "hosts"
     hosts: Future[tuple[str, ...]] = pending_future(
         describe=lambda: f"the hosts of {mesh} have not all been reached yet"
@@ -46,11 +46,11 @@ def attach_to_workers(
 
     def attach() -> None:
         try:
-            resolve_future(hosts, _attach(engine, wanted, keys, lambda: bool(ended) or engine.closed))
+            resolve_future(hosts, _attach(runtime, wanted, keys, lambda: bool(ended) or runtime.closed))
         except BaseException as error:
             fail_future(hosts, error)
             return
-        if ended and not engine.closed:  # in the last moment: what nobody wants is let go
+        if ended and not runtime.closed:  # in the last moment: what nobody wants is let go
             give_up_hosts(hosts.get(0), ended[0])
 
     begun(attach)
@@ -66,7 +66,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     Raises AttachError where it does not answer, RuntimeError for another one than before.
     """
     endpoint = local_name(parse_dialled(addr), read_keys(private_key, ca))
-    routes = runtime().part(Routes)
+    routes = current_runtime().part(Routes)
     if routes.gateway is not None:
         if routes.gateway.address == endpoint.url:
             return
@@ -76,19 +76,19 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()
-    routes.lead_through(Gateway(runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
+    routes.lead_through(Gateway(current_runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     endpoint = parse_dialled(text)
-    if runtime().part(Routes).gateway is None or endpoint.scheme == "ipc":
+    if current_runtime().part(Routes).gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint, keys)
         check_trust(endpoint, keys)
     return endpoint  # else the gateway, which dials it with its own key, will say
 
 
 def _attach(
-    engine: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
+    runtime: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
 ) -> tuple[str, ...]:
     deadline = time.monotonic() + settings.mesh_attach_config_timeout
     errors: dict[str, Exception] = {}
@@ -107,7 +107,7 @@ def _attach(
     hosts: dict[str, str] = {}
     far = [each.url for each in endpoints if each is not None and each.scheme == "tcp"]
     jobs: list[Callable[[], dict[str, str]]] = [
-        partial(_near, engine, each, deadline, given_up)
+        partial(_near, runtime, each, deadline, given_up)
         for each in endpoints
         if each is not None and each.scheme == "ipc"
     ]
@@ -120,21 +120,21 @@ def _attach(
             errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
-    engine.part(Routes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
+    runtime.part(Routes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
-def _near(engine: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
-    through = engine.part(Routes).gateway
+def _near(runtime: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
+    through = runtime.part(Routes).gateway
     if through is not None and through.address == endpoint.url and not through.remote.lost:
         return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
     try:
-        local = meet(engine, endpoint.path, deadline, given_up)
-        if engine.part(Routes).attached.get(local.host) is not local:
+        local = meet(runtime, endpoint.path, deadline, given_up)
+        if runtime.part(Routes).attached.get(local.host) is not local:
             wrong = objection(endpoint.url, local.state, ())
             if wrong is not None:
                 raise wrong
-            engine.part(Routes).attached[local.host] = local
+            runtime.part(Routes).attached[local.host] = local
             local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:
         raise AttachError({endpoint.url: error}, 1) from error

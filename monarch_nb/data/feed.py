@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from monarch_nb.data.rows import Batch, Rows, batches_of
 from monarch_nb.data.server import FeedServer, Progress, Serving, server
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, Point
 
 __all__ = ["Feed"]
@@ -124,7 +124,7 @@ class Feed:
 
     def _mine(self) -> tuple[int, int]:
         """The rank and part of the calling actor."""
-        here = runtime().context()
+        here = current_runtime().context()
         point = next((p for p in (here.message_rank, here.actor_instance.rank) if p.extent == self._extent), None)
         if point is None:
             raise ValueError(

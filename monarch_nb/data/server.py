@@ -10,7 +10,7 @@ from monarch_nb.data.rows import Rows, rows_of
 from monarch_nb.mesh import this_proc
 from monarch_nb.mesh.declare import Actor, concurrent_endpoint
 from monarch_nb.mesh.handle import state_of
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.wire import Encoded, encode
 
 __all__ = ["FeedServer", "Progress", "Serving", "server"]
@@ -148,10 +148,10 @@ class Serving:
             self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        engine = runtime()
+        runtime = current_runtime()
         try:
             while self.ledger.may_read() and self._failed is None:
-                step = await asyncio.to_thread(self._next, engine)
+                step = await asyncio.to_thread(self._next, runtime)
                 self.ledger.add(step)
                 if step is None:
                     self._rows = Rows(())  # releases the source
@@ -167,7 +167,7 @@ class Serving:
             async with self._changed:
                 self._changed.notify_all()
 
-    def _next(self, engine: Runtime) -> Step | None:
+    def _next(self, runtime: Runtime) -> Step | None:
         """Reads a step; None after the last. Runs on a thread of its own."""
         parts: list[Encoded | None] = []
         count = nbytes = 0
@@ -176,7 +176,7 @@ class Serving:
             if rows is None:
                 parts.append(None)
                 continue
-            parts.append(Encoded(engine.node.snapshot(encode(rows, engine)).bodies))
+            parts.append(Encoded(runtime.node.snapshot(encode(rows, runtime)).bodies))
             count += rows_of(rows)
             nbytes += sum(getattr(column, "nbytes", 0) for column in rows.values())
         if not count or (self._drop_last and count < self._parts * self._batch_size):
@@ -248,8 +248,8 @@ _servers: "WeakKeyDictionary[Runtime, Any]" = WeakKeyDictionary()
 
 def server() -> Any:
     """The server of this process."""
-    engine = runtime()
-    found = _servers.get(engine)
+    runtime = current_runtime()
+    found = _servers.get(runtime)
     if found is None or state_of(found).stopped:  # the user may have stopped the actor
-        found = _servers[engine] = this_proc().spawn("feeds", cast("Any", FeedServer))
+        found = _servers[runtime] = this_proc().spawn("feeds", cast("Any", FeedServer))
     return found

@@ -254,7 +254,7 @@ def post_mortem(what: Any, **picks: int | slice) -> Group:
     The actor goes on serving; `.resume()` closes the frames. Raises DebugError where no frames are kept.
     """
     mesh, rank, call = _failed(what, picks)
-    state = controller().engine.meshes.get(mesh)
+    state = controller().runtime.meshes.get(mesh)
     if not isinstance(state, ActorState | ProcState):
         raise DebugError("the mesh of this error has been stopped, so its frames are gone")
     address = (state.procs if isinstance(state, ActorState) else state).address(rank)

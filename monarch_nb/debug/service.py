@@ -5,16 +5,16 @@ import types
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.handlers import Handlers
-from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, runtime
+from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, current_runtime
 
 
 class Service:
     """The debugger of a process: collects stopped ranks and sends commands; stops threads and answers commands."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._debuggers = Debuggers(engine)
-        self.controller = Controller(engine, attend=_attend, here=self._debuggers.take)
-        self._handlers = Handlers(engine, self._debuggers)
+    def __init__(self, runtime: Runtime) -> None:
+        self._debuggers = Debuggers(runtime)
+        self.controller = Controller(runtime, attend=_attend, here=self._debuggers.take)
+        self._handlers = Handlers(runtime, self._debuggers)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
         """Stops the calling thread."""
@@ -47,16 +47,16 @@ def _attend(controller: Controller) -> None:
     attend(controller)
 
 
-def attach(engine: Runtime) -> Service:
+def attach(runtime: Runtime) -> Service:
     """Registers the handlers of the debugger's verbs."""
-    return Service(engine)
+    return Service(runtime)
 
 
-def controller_of(engine: Runtime) -> Controller:
+def controller_of(runtime: Runtime) -> Controller:
     """The controller's side of the debugger in a process."""
-    return engine.feature(_SERVICE).controller
+    return runtime.feature(_SERVICE).controller
 
 
 def controller() -> Controller:
     """The controller of this process."""
-    return controller_of(runtime())
+    return controller_of(current_runtime())

@@ -15,7 +15,7 @@ from monarch_nb.doctor.judgement import judge
 from monarch_nb.host.introduction import introduce
 from monarch_nb.host.protocol import HostState
 from monarch_nb.mesh import HostMesh, this_host
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys, TransportError, TrustError, UnreachableError, greet, knock, split
 
 _SECONDS = 30.0
@@ -49,7 +49,7 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
     """Looks at this machine and at all hosts that are attached."""
     hosts, first = {"this machine": this_host()}, {}
-    for host, remote in tuple(runtime().part(Routes).attached.items()):
+    for host, remote in tuple(current_runtime().part(Routes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
             first[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]

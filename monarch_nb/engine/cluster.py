@@ -56,8 +56,8 @@ _LOOK_S = 0.0005
 class _MemoryOperations(ProcessOperations):
     """Those of a controller whose hosts are simulated."""
 
-    def __init__(self, engine: Runtime, lost: Collection[str]) -> None:
-        super().__init__(engine)
+    def __init__(self, runtime: Runtime, lost: Collection[str]) -> None:
+        super().__init__(runtime)
         self._lost = lost
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
@@ -66,7 +66,7 @@ class _MemoryOperations(ProcessOperations):
 
     def own_host(self) -> tuple[str, str | None]:
         """The first host."""
-        return self._engine.host, None
+        return self._runtime.host, None
 
 
 class MemoryPace:
@@ -76,8 +76,8 @@ class MemoryPace:
     simulated time does not run ahead of it by more.
     """
 
-    def __init__(self, time: MemoryTime, engines: Callable[[], Iterable[Runtime]]) -> None:
-        self._time, self._engines = time, engines
+    def __init__(self, time: MemoryTime, runtimes: Callable[[], Iterable[Runtime]]) -> None:
+        self._time, self._runtimes = time, runtimes
         self._changed = threading.Condition()
         self._inside: defaultdict[ActorCell, list[Future[Any]]] = defaultdict(list)  # what each actor waits for
         self._outside: dict[int, tuple[Future[Any], float]] = {}  # waits of other code: how far time may pass for them
@@ -169,7 +169,7 @@ class MemoryPace:
         return deliveries if self._time.settle(0) and self._resting() else -1
 
     def _resting(self) -> bool:
-        return all(self._rests(cell) for engine in self._engines() for cell in tuple(engine.cells.values()))
+        return all(self._rests(cell) for runtime in self._runtimes() for cell in tuple(runtime.cells.values()))
 
     def _rests(self, cell: ActorCell) -> bool:
         if cell.ended or cell.ending:
@@ -210,16 +210,16 @@ class Cluster:
         self._notices: dict[int, p.Notice] = {}  # the last one of each host
         self._closed = False
         local = Local("m0/c0.0.0")
-        self._node = self._transport(local.address, lambda header, _, reason: engine.undelivered(header, reason))
+        self._node = self._transport(local.address, lambda header, _, reason: runtime.undelivered(header, reason))
         role = Role(agent_of("m0"), fatal=self._unhandled)
         clock = ProcessClock(self._time, self._enter)
         operations = partial(_MemoryOperations, lost=self._lost)
-        engine = self._engine = compose(local, self._node, clock, role, operations=operations)
-        engine.add_part(LocalAgents, LocalAgents(engine, None))
-        install(engine, several=True)
+        runtime = self._runtime = compose(local, self._node, clock, role, operations=operations)
+        runtime.add_part(LocalAgents, LocalAgents(runtime, None))
+        install(runtime, several=True)
         self._pace = MemoryPace(self._time, self._runtimes)
         waiting.guards.append(self._pace.guard)
-        engine.start()
+        runtime.start()
 
     def __enter__(self) -> Self:
         return self
@@ -234,23 +234,23 @@ class Cluster:
         if self._closed:
             return
         self._closed = True
-        if not self._engine.closed:  # by shutdown_context()
-            self._engine.part(MeshStopper).leave("the cluster is closed", 0.2)
-        for cell in tuple(self._engine.cells.values()):
+        if not self._runtime.closed:  # by shutdown_context()
+            self._runtime.part(MeshStopper).leave("the cluster is closed", 0.2)
+        for cell in tuple(self._runtime.cells.values()):
             cell.stop("its process ends")
         for host in self._hosts.values():
             host.die()
-        self._engine.close(0)
+        self._runtime.close(0)
         self._pace.close()
         self._time.close()
-        if started() is self._engine:
+        if started() is self._runtime:
             install(None)
 
     # -- hosts ------------------------------------------------------------------------------------------------------
 
     def this_host(self) -> HostMesh:
         """The controller's host, without dimensions."""
-        return HostMesh.of_host(self._engine.host)
+        return HostMesh.of_host(self._runtime.host)
 
     def hosts(self) -> HostMesh:
         """All hosts, with dimension `hosts`. The controller runs on the first."""
@@ -290,7 +290,7 @@ class Cluster:
         self._warn(number, msgspec.structs.replace(self._notices[number], over=True))
 
     def _warn(self, number: int, notice: p.Notice) -> None:
-        self._time.call_soon(partial(self._hosts[self._name(number)].warn, notice, self._engine.address))
+        self._time.call_soon(partial(self._hosts[self._name(number)].warn, notice, self._runtime.address))
         self.advance(2 * GATHER_S)
 
     def partition(self, *numbers: int) -> None:
@@ -317,11 +317,11 @@ class Cluster:
                     self._network.join_hosts(one, other)
             self._time.changed()
         for name in tuple(self._lost):
-            if self._network.reachable(self._engine.address, agent_of(name)):
+            if self._network.reachable(self._runtime.address, agent_of(name)):
                 self._lost.discard(name)
                 for node in (self._node, *(host.node for host in self._hosts.values())):
                     node.learn(name)
-                self._engine.part(MeshEvents).tell(HostBack(name))
+                self._runtime.part(MeshEvents).tell(HostBack(name))
         self.settle()
 
     # -- time -------------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Cluster:
         return function()
 
     def _take(self, header: Any, parcel: Any) -> None:
-        self._enter(lambda: self._engine.handle(header, parcel))
+        self._enter(lambda: self._runtime.handle(header, parcel))
 
     def _unhandled(self, failure: MeshFailure) -> None:
         self.failures.append(failure)
@@ -395,10 +395,10 @@ class Cluster:
 
     def _away(self, inside: set[str]) -> set[str]:
         """The hosts on the far side of a partition, as the controller sees it."""
-        return set(self._hosts) - inside if self._engine.host in inside else inside
+        return set(self._hosts) - inside if self._runtime.host in inside else inside
 
     def _expire(self, name: str) -> None:
-        if name in self._lost or self._network.reachable(self._engine.address, agent_of(name)):
+        if name in self._lost or self._network.reachable(self._runtime.address, agent_of(name)):
             return
         lease = settings.mesh_orphan_timeout
         self._hosts[name].end_owned(lambda owner: not owner.startswith(f"{name}/"), "it was silent for its lease")
@@ -406,15 +406,15 @@ class Cluster:
 
     def _lose(self, name: str, reason: str) -> None:
         self._lost.add(name)
-        loss = self._engine.part(ProcessWatcher).host_lost(name, reason, 0)
+        loss = self._runtime.part(ProcessWatcher).host_lost(name, reason, 0)
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._engine.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
+                    self._runtime.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
 
     def _runtimes(self) -> list[Runtime]:
-        workers = [worker.engine for host in self._hosts.values() for worker in tuple(host.workers.values())]
-        return [self._engine, *workers]
+        workers = [worker.runtime for host in self._hosts.values() for worker in tuple(host.workers.values())]
+        return [self._runtime, *workers]
 
 
 def cluster(*, hosts: int = 1, seed: int = 0, faults: NetworkFaults | None = None) -> Cluster:

@@ -99,7 +99,7 @@ def compose(
     effects = MeshEffects(parts)
     root = None if role.is_worker else local.root
     driver = parts.add(Driver, Driver(local, clock, effects, root=root, fatal=role.fatal, show=role.show))
-    engine = Runtime(
+    runtime = Runtime(
         local,
         node,
         driver,
@@ -113,25 +113,25 @@ def compose(
         root_id=role.root_id,
         is_worker=role.is_worker,
     )
-    parts.add(Routes, Routes(engine, _open_tunnel))
-    logs = parts.add(MeshLogs, MeshLogs(engine, set_log_level))
+    parts.add(Routes, Routes(runtime, _open_tunnel))
+    logs = parts.add(MeshLogs, MeshLogs(runtime, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
-    notices = parts.add(HostNotices, HostNotices(engine, driver, events.tell, role.notice))
-    watcher = parts.add(ProcessWatcher, ProcessWatcher(engine, driver, events.tell, notices))
-    versions = parts.add(ClassVersions, ClassVersions(engine))
-    updates = parts.add(ReferenceUpdates, ReferenceUpdates(engine, driver, watcher, versions))
+    notices = parts.add(HostNotices, HostNotices(runtime, driver, events.tell, role.notice))
+    watcher = parts.add(ProcessWatcher, ProcessWatcher(runtime, driver, events.tell, notices))
+    versions = parts.add(ClassVersions, ClassVersions(runtime))
+    updates = parts.add(ReferenceUpdates, ReferenceUpdates(runtime, driver, watcher, versions))
     registry = parts.add(
         MeshRegistry,
         MeshRegistry(
-            engine, driver, watcher, updates, tell=events.tell, revive=role.revive, runner=RUNNER, python=role.python
+            runtime, driver, watcher, updates, tell=events.tell, revive=role.revive, runner=RUNNER, python=role.python
         ),
     )
-    stopper = parts.add(MeshStopper, MeshStopper(engine, driver, updates, disown=registry.disown, tell=events.tell))
+    stopper = parts.add(MeshStopper, MeshStopper(runtime, driver, updates, disown=registry.disown, tell=events.tell))
     parts.add(
         MeshHealer,
         MeshHealer(
-            engine,
+            runtime,
             driver,
             updates=updates,
             versions=versions,
@@ -142,12 +142,12 @@ def compose(
     )
     parts.add(
         MeshResizer,
-        MeshResizer(engine, driver, registry=registry, updates=updates, stopper=stopper, tell=events.tell),
+        MeshResizer(runtime, driver, registry=registry, updates=updates, stopper=stopper, tell=events.tell),
     )
-    parts.add(Handover, Handover(engine, driver, registry, watcher, updates, events))
+    parts.add(Handover, Handover(runtime, driver, registry, watcher, updates, events))
     if not role.is_worker:
-        parts.add(Leaving, Leaving(engine))
-    this_proc = ThisProc(engine, registry)
-    parts.add(Operations, operations(engine))  # type: ignore[type-abstract]
-    parts.add(Controllers, Controllers(engine, registry))
-    return engine
+        parts.add(Leaving, Leaving(runtime))
+    this_proc = ThisProc(runtime, registry)
+    parts.add(Operations, operations(runtime))  # type: ignore[type-abstract]
+    parts.add(Controllers, Controllers(runtime, registry))
+    return runtime

@@ -32,10 +32,10 @@ def become_controller() -> Runtime:
         local.address,
         run_folders={host: Path(folder)},
         agent=None,
-        handler=lambda header, parcel: engine.handle(header, parcel),
-        on_link_failed=lambda header, parcel, reason: undelivered(engine, header, reason),
-        on_connection=lambda address, up, word: connection(engine, address, up),
-        on_first_dial=lambda address: engine.part(ProcessWatcher).stranger(address),
+        handler=lambda header, parcel: runtime.handle(header, parcel),
+        on_link_failed=lambda header, parcel, reason: undelivered(runtime, header, reason),
+        on_connection=lambda address, up, word: connection(runtime, address, up),
+        on_first_dial=lambda address: runtime.part(ProcessWatcher).stranger(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
     role = Role(
@@ -43,17 +43,17 @@ def become_controller() -> Runtime:
         fatal=unhandled.unhandled,
         show=unhandled.tell,
         revive=lambda hosts: agents.revive(hosts),
-        await_host=lambda host, seconds: await_return(engine, host, seconds),
+        await_host=lambda host, seconds: await_return(runtime, host, seconds),
     )
-    engine = compose(local, node, ThreadClock(), role)
-    agents = engine.add_part(LocalAgents, LocalAgents(engine, ahead))
-    engine.start()
+    runtime = compose(local, node, ThreadClock(), role)
+    agents = runtime.add_part(LocalAgents, LocalAgents(runtime, ahead))
+    runtime.start()
     install_breakpoints()  # for actors of this process
     main = sys.modules.get("__mp_main__")
     if main is not None:  # that is what the script is called in a child of multiprocessing, and nowhere else
         register_pickle_by_value(main)
     unhandled.prepare()
     if unhandled.in_marimo():
-        engine.part(Driver).in_notebook(unhandled.tell)
+        runtime.part(Driver).in_notebook(unhandled.tell)
     atexit.register(at_exit)
-    return engine
+    return runtime

@@ -5,13 +5,13 @@ from importlib import import_module
 from monarch_nb.runtime import Loader
 
 FEATURES: dict[str, Loader] = {
-    "debug": lambda engine: import_module("monarch_nb.debug.service").attach(engine),
-    "activity": lambda engine: import_module("monarch_nb.store.activity").attach(engine),
-    "collectives": lambda engine: import_module("monarch_nb.collectives.service").attach(engine),
-    "metrics": lambda engine: import_module("monarch_nb.telemetry.points").attach(engine),
-    "tensor": lambda engine: import_module("monarch_nb.tensor.groups.service").attach(engine),
-    "profiling": lambda engine: import_module("monarch_nb.profiling.service").attach(engine),
-    "rdma": lambda engine: import_module("monarch_nb.rdma.service").attach(engine),
+    "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
+    "activity": lambda runtime: import_module("monarch_nb.store.activity").attach(runtime),
+    "collectives": lambda runtime: import_module("monarch_nb.collectives.service").attach(runtime),
+    "metrics": lambda runtime: import_module("monarch_nb.telemetry.points").attach(runtime),
+    "tensor": lambda runtime: import_module("monarch_nb.tensor.groups.service").attach(runtime),
+    "profiling": lambda runtime: import_module("monarch_nb.profiling.service").attach(runtime),
+    "rdma": lambda runtime: import_module("monarch_nb.rdma.service").attach(runtime),
 }
 
 

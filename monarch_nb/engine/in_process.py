@@ -14,7 +14,7 @@ from monarch_nb.mesh.console import Console, run_source
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, endpoint, runtime
+from monarch_nb.runtime import ROOT, ActorCell, ActorState, ProcState, Runtime, SpawnActor, current_runtime, endpoint
 from monarch_nb.shape import RegionForm
 from monarch_nb.transport import UnreachableError, held_back
 from monarch_nb.wire import (
@@ -64,8 +64,8 @@ class InlineConsole(Console):
 class InlineHost:
     """Plays the host agent, and the processes, of one host id."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self.engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
         self.host = "i" + secrets.token_hex(3)
         self.address = agent_of(self.host)
         self._alive: dict[str, ActorCell] = {}  # process address -> its console
@@ -87,8 +87,8 @@ class InlineHost:
             raise UnreachableError(f"{header.dst} cannot be reached: {reason}")
         if header.kind == Kind.CONTROL:
             header.rank = self._alive[header.dst].rank  # which of the would-be processes here is meant
-        header.dst = self.engine.address
-        self.engine.node.send(header, parcel)
+        header.dst = self.runtime.address
+        self.runtime.node.send(header, parcel)
 
     def _serve(self, header: Header, parcel: "Parcel") -> None:
         if header.method in self._verbs:
@@ -99,9 +99,9 @@ class InlineHost:
     def _answer(self, header: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         if header.port:
             reply = Header(
-                Kind.CONTROL, self.engine.address, self.address, method=REPLY, port=header.port, status=status
+                Kind.CONTROL, self.runtime.address, self.address, method=REPLY, port=header.port, status=status
             )
-            self.engine.node.send(reply, self.engine.node.snapshot([encode_body(body)]), lane=lane)
+            self.runtime.node.send(reply, self.runtime.node.snapshot([encode_body(body)]), lane=lane)
 
     def _kill(self, request: p.Kill, asker: Asker[Done]) -> Done:
         for address in request.addresses:
@@ -115,9 +115,9 @@ class InlineHost:
             address = proc_address(self.host, request.mesh, rank, incarnation)
             spec = SpawnActor(
                 name=request.name, class_name="Console", kind="sync", region=RegionForm(offset=rank),
-                owner="", owner_process=self.engine.address, creators=(ROOT,),
+                owner="", owner_process=self.runtime.address, creators=(ROOT,),
             )  # fmt: skip
-            console = self.engine.host_actor(spec, request.mesh, rank, incarnation, InlineConsole(rank))
+            console = self.runtime.host_actor(spec, request.mesh, rank, incarnation, InlineConsole(rank))
             self._alive[address] = console
             console.executor.start()
             started.append(address)
@@ -131,15 +131,15 @@ class InlineHost:
         """The actors of a would-be process, its console last."""
         console = self._alive[address]
         mine = []
-        for cell in tuple(self.engine.cells.values()):
-            state = self.engine.meshes.get(cell.mesh)
+        for cell in tuple(self.runtime.cells.values()):
+            state = self.runtime.meshes.get(cell.mesh)
             on = state.procs.uid if isinstance(state, ActorState) else ""
             if cell is not console and cell.rank == console.rank and on == console.mesh:
                 mine.append(cell)
         return [*mine, console]
 
     def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
-        self.engine.later(0.0, lambda: asker.reply(self._stopped(request)))
+        self.runtime.later(0.0, lambda: asker.reply(self._stopped(request)))
 
     def _stopped(self, request: p.Stop) -> p.Ended:
         exits = []
@@ -158,8 +158,8 @@ class InlineHost:
         for cell in self._cells(address):
             cell.abandon(KILLED)
         gone = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
-        word = Header(Kind.CONTROL, self.engine.address, self.address, method=verbs.PROC_EXITED.name)
-        self.engine.handle(word, self.engine.node.snapshot([encode_body(gone)]))  # told before anybody runs into it
+        word = Header(Kind.CONTROL, self.runtime.address, self.address, method=verbs.PROC_EXITED.name)
+        self.runtime.handle(word, self.runtime.node.snapshot([encode_body(gone)]))  # told before anybody runs into it
         self._gone(address, KILLED)
 
     def _gone(self, address: str, reason: str) -> None:
@@ -173,16 +173,16 @@ def in_process_host() -> HostMesh:
     Messages, ordering, pickling, supervision and heal are the real ones; `os.getpid()` is the same everywhere, and one
     actor that holds the interpreter holds all.
     """
-    return HostMesh.of_host(inline_host(runtime()).host)
+    return HostMesh.of_host(inline_host(current_runtime()).host)
 
 
-def inline_host(engine: Runtime) -> InlineHost:
+def inline_host(runtime: Runtime) -> InlineHost:
     """The one of this process."""
-    inner = engine.inner_host
+    inner = runtime.inner_host
     if not isinstance(inner, InlineHost):
-        inner = InlineHost(engine)
-        engine.attach_inner_host(inner)
-        engine.local_hosts.add(inner.host)
+        inner = InlineHost(runtime)
+        runtime.attach_inner_host(inner)
+        runtime.local_hosts.add(inner.host)
     return inner
 
 
@@ -191,9 +191,9 @@ def kill(procs: ProcMesh) -> None:
 
     Raises ValueError for processes that are real: use os.kill for those.
     """
-    engine = runtime()
+    runtime = current_runtime()
     state = state_of(procs)
-    inner = engine.inner_host
+    inner = runtime.inner_host
     if not isinstance(inner, InlineHost) or set(state.layout.hosts) != {inner.host}:
         raise ValueError(f"{state.name} consists of real processes: os.kill(pid, signal.SIGKILL) ends one")
     for rank in region_of(procs).ranks():

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class ProcessOperations:
     """The operations of one process."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def spawn_actors(
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -47,8 +47,8 @@ class ProcessOperations:
 
     def stop(self, state: MeshState, reason: str, region: Region) -> Future[None]:
         """Stops ranks of a mesh; resolves when they are gone and what they wrote is shown."""
-        stopped = self._engine.part(MeshStopper).stop(state, reason, region)
-        return self._engine.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
+        stopped = self._runtime.part(MeshStopper).stop(state, reason, region)
+        return self._runtime.part(MeshLogs).shown(stopped) if isinstance(state, ProcState) else stopped
 
     def grow_procs(self, procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> "Resized":
         """Has a mesh of processes lie on more hosts. Blocks."""
@@ -76,11 +76,11 @@ class ProcessOperations:
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
-        self._engine.part(Leaving).detach(state, parse_duration(lease) / 1e9)
+        self._runtime.part(Leaving).detach(state, parse_duration(lease) / 1e9)
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
-        self._engine.part(Leaving).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
+        self._runtime.part(Leaving).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
 
     def source_of(self, written: str) -> HostSource:
         """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
@@ -90,26 +90,26 @@ class ProcessOperations:
 
     def refer(self, state: MeshState) -> None:
         """A reference to a mesh that is owned elsewhere has come here: its failures, heals and end are followed."""
-        self._engine.part(MeshRegistry).subscribe(state)
+        self._runtime.part(MeshRegistry).subscribe(state)
 
     def reach(self, hosts: Iterable[str], name: str) -> None:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
-        if self._engine.is_worker:  # its agent knows how every host is reached
+        if self._runtime.is_worker:  # its agent knows how every host is reached
             return
         from monarch_nb.connect.reaching import reach
 
-        reach(self._engine, hosts, name)
+        reach(self._runtime, hosts, name)
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
         from monarch_nb.connect.own_hosts import ensure_host
 
-        ensure_host(self._engine)
-        return self._engine.host, self._engine.part(MeshRegistry).python
+        ensure_host(self._runtime)
+        return self._runtime.host, self._runtime.part(MeshRegistry).python
 
     def is_own_host(self, host: str) -> bool:
         """Whether this process is the controller, and this its host."""
-        return host == self._engine.host and not self._engine.is_worker
+        return host == self._runtime.host and not self._runtime.is_worker
 
     def hosts_answer(self, hosts: Sequence[str]) -> Future[Any]:
         """Resolves when the agents of all these hosts have answered."""
@@ -119,22 +119,22 @@ class ProcessOperations:
 
     def preempted(self, hosts: Collection[str]) -> dict[str, float | None]:
         """Those of them that are about to be taken away, and the seconds that each has left, as far as is known."""
-        now, noticed = time.time(), self._engine.part(HostNotices).of(sorted(hosts))
+        now, noticed = time.time(), self._runtime.part(HostNotices).of(sorted(hosts))
         return {each.host: None if each.until is None else max(0.0, each.until - now) for each in noticed}
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
         """Those of them that cannot be reached, as far as is known, and why; a worker attaches none and knows none."""
-        routes = self._engine.part(Routes)
-        if self._engine.is_worker:
+        routes = self._runtime.part(Routes)
+        if self._runtime.is_worker:
             return {}
-        here = {*routes.attached, *routes.local, *self._engine.local_hosts}
+        here = {*routes.attached, *routes.local, *self._runtime.local_hosts}
         lost = {host: routes.attached[host].lost for host in hosts if host in routes.attached}
         absent = dict.fromkeys((host for host in hosts if host not in here), "it is not attached any more")
         return absent | {host: why for host, why in lost.items() if why}
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
-        routes = self._engine.part(Routes)
+        routes = self._runtime.part(Routes)
         far = [host for host in hosts if host in routes.attached and not routes.attached[host].near]
         if len(hosts) == 1 or not far:
             return "localhost"
@@ -167,10 +167,10 @@ class ProcessOperations:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
         from monarch_nb.code.workspace import sync
 
-        routes = self._engine.part(Routes)
+        routes = self._runtime.part(Routes)
 
         def shares_files(host: str) -> bool:
-            return host == self._engine.host or host in routes.local or routes.attached[host].near
+            return host == self._runtime.host or host in routes.local or routes.attached[host].near
 
         return sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 
@@ -183,7 +183,7 @@ class ProcessOperations:
     def show_output(self, procs: Handle[ProcState], stream: bool | None, window: float | None, level: int) -> None:
         """Sets how what processes write is shown here. Blocks until they know the level."""
         state, region = state_of(procs), region_of(procs)
-        self._engine.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
+        self._runtime.part(MeshLogs).set_option(state.uid, LogOption(stream, window, level))
         console_of(state, region).run.call(set_level, (level,), {}).get()
 
     def put(self, value: Any) -> Any:
@@ -196,7 +196,7 @@ class ProcessOperations:
         """What actors have told with `monarch.telemetry.log`."""
         from monarch_nb.telemetry.points import METRICS
 
-        return self._engine.feature(METRICS).of_mesh(mesh)
+        return self._runtime.feature(METRICS).of_mesh(mesh)
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """The processes in which the actors of a mesh, or of a slice, live."""

@@ -52,39 +52,39 @@ def run_proc(spec: ProcSpec) -> int:
         spec.address,
         run_folders={spec.host: Path(spec.run_folder)},
         agent=spec.agent,
-        handler=lambda header, parcel: engine.handle(header, parcel),
-        on_link_failed=lambda header, parcel, reason: engine.undelivered(header, reason),
-        on_first_dial=lambda address: engine.part(ProcessWatcher).stranger(address),
+        handler=lambda header, parcel: runtime.handle(header, parcel),
+        on_link_failed=lambda header, parcel, reason: runtime.undelivered(header, reason),
+        on_first_dial=lambda address: runtime.part(ProcessWatcher).stranger(address),
     )
     role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
-    engine = compose(local, node, ThreadClock(), role)
+    runtime = compose(local, node, ThreadClock(), role)
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)
-    install(engine)
+    install(runtime)
     sleeping.install()
     journal = journal_of_this_process()
     if journal is not None:
-        engine.log.keep(journal)
+        runtime.log.keep(journal)
         levels_are_known()
         display_hooks.install()
     PROCESS_GROUPS.watch(_constructed)
-    engine.begin_setup()
-    console = host_console(engine, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
+    runtime.begin_setup()
+    console = host_console(runtime, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
 
     def stop(request: ProcStop, asker: Asker[None]) -> None:
         threading.Thread(target=leave, args=(request,), name="monarch-stop", daemon=True).start()
 
     def leave(request: ProcStop) -> None:
         reason = request.reason or "its process was stopped"
-        engine.stop_actors(reason, max(0.1, request.timeout_s - 0.5))
+        runtime.stop_actors(reason, max(0.1, request.timeout_s - 0.5))
         console.stop(reason)
 
-    engine.verbs.handle(PROC_STOP, stop)
-    engine.start()
+    runtime.verbs.handle(PROC_STOP, stop)
+    runtime.start()
     console.executor.run()  # type: ignore[union-attr]
-    engine.part(MeshLogs).close()
+    runtime.part(MeshLogs).close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
-    engine.close()
+    runtime.close()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -98,7 +98,7 @@ def _constructed() -> tuple[str, int] | None:
     return (cell.mesh, cell.rank) if isinstance(cell, ActorCell) and cell.constructing else None
 
 
-def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:
+def host_console(runtime: Runtime, spec: ProcSpec, console: Actor, *, runs_on: RunsOn = RunsOn.ITS_OWN) -> ActorCell:
     """The actor on which a worker's set-up and cells run."""
     about = SpawnActor(
         name=spec.name,
@@ -110,4 +110,4 @@ def host_console(engine: Runtime, spec: ProcSpec, console: Actor, *, runs_on: Ru
         creators=(ROOT,),
         runs_on=runs_on,
     )
-    return engine.host_actor(about, spec.mesh, spec.rank, spec.incarnation, console)
+    return runtime.host_actor(about, spec.mesh, spec.rank, spec.incarnation, console)

@@ -39,7 +39,7 @@ from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import Applied, JobTrait
 from monarch_nb.mesh import HostMesh, give_up, this_host
 from monarch_nb.mesh.host import host_labels
-from monarch_nb.runtime import runtime, started
+from monarch_nb.runtime import current_runtime, started
 from monarch_nb.settings import parse_duration
 from monarch_nb.wire import counted, kind_of
 
@@ -243,7 +243,7 @@ class AdapterJob(JobTrait):
 
     def _present(self) -> Progress:
         """How the hosts are by now, with those that came later and those that have gone since."""
-        attached = runtime().part(Routes).attached
+        attached = current_runtime().part(Routes).attached
         there, stories = dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
             there.update(arrival.joined)
@@ -426,8 +426,8 @@ class AdapterJob(JobTrait):
         hosts = self.host_ids.values()
         for same in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
             same._give_up()  # itself, too
-        if (engine := started()) is not None:  # what was attached by name, and by no job of this program
-            give_up_hosts([host for host in hosts if host in engine.part(Routes).attached], _KILLED)
+        if (runtime := started()) is not None:  # what was attached by name, and by no job of this program
+            give_up_hosts([host for host in hosts if host in runtime.part(Routes).attached], _KILLED)
         agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
         if agents:
             job = self.running(agents)

@@ -18,7 +18,7 @@ from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
 from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh import HostMesh, give_up
-from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
+from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, knock
 from monarch_nb.wire import error_line
@@ -57,7 +57,7 @@ class Arrival:
         self._patience = patience  # seconds for the engine to start all of them
         self._came = came
         self._begun = time.monotonic()
-        self._engine = runtime()
+        self._runtime = current_runtime()
         self._joined: dict[str, str] = {}  # host ids, by name
         self._stories = dict.fromkeys(job.agents, "has not been looked at yet")
         self._failed: dict[str, str] = {}
@@ -75,7 +75,7 @@ class Arrival:
 
     def belongs_here(self) -> bool:
         """Whether it brings hosts to this process as it is now, not to one that has left its cluster."""
-        return self._engine is runtime() and not self._ended.is_set()
+        return self._runtime is current_runtime() and not self._ended.is_set()
 
     @property
     def progress(self) -> Progress:
@@ -122,7 +122,7 @@ class Arrival:
         return self._ended.is_set() or all(future.done() for future in self.hosts.values())
 
     def _over(self) -> bool:
-        return self._ended.is_set() or self._engine.closed
+        return self._ended.is_set() or self._runtime.closed
 
     # -- the thread
 
@@ -236,7 +236,7 @@ class Arrival:
 
     def _lead(self, ready: Mapping[str, Seen]) -> None:
         """Has the others dialled by one of the hosts, or by what leads to one, where the job was asked to."""
-        if self._engine.part(Routes).gateway is not None:
+        if self._runtime.part(Routes).gateway is not None:
             return
         gateway = self._job.options.get("attach_to", "")
         if not gateway and self._job.options.get("through_first"):
@@ -277,7 +277,7 @@ class Arrival:
             if not address.startswith("tcp://"):
                 if os.path.exists(address.rpartition("ipc://")[2]):
                     return address
-            elif self._engine.part(Routes).gateway is not None or knock(address, _KNOCK_S):
+            elif self._runtime.part(Routes).gateway is not None or knock(address, _KNOCK_S):
                 return address
         return ""
 
@@ -315,7 +315,7 @@ class Arrival:
     def _watch(self) -> None:
         """Gives up hosts that the engine has ended and whose agents do not answer, before their lease is over."""
         seconds, told, last = self._adapter.watch_s, set[str](), time.monotonic()
-        while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._engine.closed:
+        while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._runtime.closed:
             if time.monotonic() - last < seconds or len(told) == len(self._joined):
                 continue
             last = time.monotonic()
@@ -331,7 +331,7 @@ class Arrival:
                     ended[name] = host, now.story
             words = said_once({name: story for name, (_, story) in ended.items()})
             for name, (host, _) in ended.items():
-                remote = self._engine.part(Routes).attached.get(host)
+                remote = self._runtime.part(Routes).attached.get(host)
                 # One that is not among them any more was let go meanwhile.
                 if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
                     remote.ends(f"{name} {words[name]}")

@@ -21,7 +21,7 @@ from monarch_nb.job.spares import Spares
 from monarch_nb.lifecycle.elastic import aside
 from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
-from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime
+from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.transport import held_back
 from monarch_nb.wire import host_name
 
@@ -230,7 +230,7 @@ class JobHosts:
             for arrival in self._job.arrivals:
                 arrival.forget(hosts)
             self._went.update(hosts)
-            routes = runtime().part(Routes)
+            routes = current_runtime().part(Routes)
             for host in hosts:
                 if (remote := routes.attached.get(host)) is not None and remote.lost:
                     routes.attached.pop(host).give_up("it was replaced")

@@ -9,7 +9,7 @@ from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.lifecycle.notices import tell_people
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
-from monarch_nb.runtime import Future, runtime, when_done
+from monarch_nb.runtime import Future, current_runtime, when_done
 from monarch_nb.supervision import Intensity
 
 _ASKED, _WITHIN_S = 3, 600.0  # so often in so long another one is asked for in place of one that came to nothing
@@ -29,15 +29,15 @@ class Spares:
         self._wanted = 0
         self._asked = Intensity(_ASKED, _WITHIN_S)
         self._closed = False
-        self._engine = runtime()
+        self._runtime = current_runtime()
 
     def follow(self, arrivals: dict[str, Arrival], wanted: int) -> None:
         """These have been asked for; so many are to be there."""
         with self._lock:
             self._wanted = wanted
             self._coming.update(arrivals)
-            if self._happened not in self._engine.part(MeshEvents).listeners and not self._closed:
-                self._engine.part(MeshEvents).listeners.append(self._happened)
+            if self._happened not in self._runtime.part(MeshEvents).listeners and not self._closed:
+                self._runtime.part(MeshEvents).listeners.append(self._happened)
         for name, arrival in arrivals.items():
             when_done(arrival.hosts[self._mesh], lambda came, name=name: self._came(name, came))  # type: ignore[misc]
 
@@ -54,7 +54,7 @@ class Spares:
 
     def waiting(self) -> dict[str, str]:
         """The ids of those that can be used now, by name. Does not block."""
-        attached = self._engine.part(Routes).attached
+        attached = self._runtime.part(Routes).attached
         with self._lock:
             there = {name: host for name, arrival in self._coming.items() if (host := _joined(arrival, self._mesh))}
         return {name: host for name, host in there.items() if host in attached and not attached[host].lost}
@@ -73,7 +73,7 @@ class Spares:
         """The job is about to be killed, or is not used here any more."""
         with self._lock:
             self._closed = True
-        listeners = self._engine.part(MeshEvents).listeners
+        listeners = self._runtime.part(MeshEvents).listeners
         if self._happened in listeners:
             listeners.remove(self._happened)
 
@@ -110,7 +110,7 @@ class Spares:
         if isinstance(event, HostLost):
             with self._lock:
                 names = [name for name, each in self._coming.items() if _joined(each, self._mesh) == event.host]
-            remote = self._engine.part(Routes).attached.get(event.host)
+            remote = self._runtime.part(Routes).attached.get(event.host)
             for name in names:
                 self._gone(name, f"(host {event.host}) is lost: {remote.lost if remote is not None else 'it is gone'}")
 

@@ -6,7 +6,7 @@ import msgspec
 
 from monarch_nb.connect.routes import Routes, Tunnel
 from monarch_nb.job.adapter import Running
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -20,4 +20,4 @@ class Written(msgspec.Struct, frozen=True):
 def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
     """An endpoint of this machine leads to a host: others cannot dial it, but can open such a way themselves."""
     written = msgspec.json.encode(Written(job, name, joins)).decode()
-    runtime().part(Routes).tunnels[endpoint] = replace(tunnel, written=written)
+    current_runtime().part(Routes).tunnels[endpoint] = replace(tunnel, written=written)

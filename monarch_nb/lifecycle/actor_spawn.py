@@ -25,9 +25,9 @@ from monarch_nb.runtime import (
     PendingCall,
     ProcState,
     SpawnActor,
+    current_runtime,
     kind_of,
     resolved_future,
-    runtime,
 )
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm
@@ -71,12 +71,12 @@ class ActorSpawnSpec:
 
 def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[None]:
     """Sends the spawn message to the ranks of `region`; the future resolves when all are constructed."""
-    engine = runtime()
-    call = PendingCall(engine, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
+    runtime = current_runtime()
+    call = PendingCall(runtime, f"{state.name}.__init__", state.uid, region.ranks, len(region), lambda replies: None)
     try:
         send_region(
-            engine,
-            engine.context(),
+            runtime,
+            runtime.context(),
             state,
             region,
             SPAWN,
@@ -91,18 +91,18 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     limit = settings.actor_spawn_max_idle
     if limit:
         late = f"{call.title} has not ended within {limit:g} s (actor_spawn_max_idle)"
-        engine.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
+        runtime.later(limit, lambda: None if call.future.done() else call.fail(RequestError(late)))
     return cast(Future[None], call.future)
 
 
 def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
     """The body of a spawn message."""
-    engine = runtime()
-    wanted = engine.wanted_breakpoints()
+    runtime = current_runtime()
+    wanted = runtime.wanted_breakpoints()
     if wanted:
         spec = msgspec.structs.replace(spec, debug=wanted)
     try:
-        return [msgspec.msgpack.encode(spec), *encode((cls, arguments), engine)]
+        return [msgspec.msgpack.encode(spec), *encode((cls, arguments), runtime)]
     except Exception as error:
         failure = error
     raise pickle_failure(failure, cls, f"the class `{cls.__name__}`")
@@ -120,8 +120,8 @@ def spawn_actors(
         check_arguments(init, 1, f"{cls.__name__}", args, kwargs)
     elif args or kwargs:
         raise TypeError(f"{cls.__name__}() takes no arguments")
-    engine = runtime()
-    instance = engine.context().actor_instance
+    runtime = current_runtime()
+    instance = runtime.context().actor_instance
     region = region_of(procs)
     arguments = Held(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
     spec = SpawnActor(
@@ -130,26 +130,26 @@ def spawn_actors(
         kind=kind,
         region=RegionForm.of(region),
         owner=instance.stream,
-        owner_process=engine.address,
+        owner_process=runtime.address,
         creators=instance.lineage,
     )
     frames = spawn_frames(cls, arguments, spec)
     birth = ActorSpawnSpec(cls, arguments, spec, instance)
     state = ActorState(
-        uid=engine.new_uid("a"),
+        uid=runtime.new_uid("a"),
         name=name,
         region=region,
-        owner_process=engine.address,
+        owner_process=runtime.address,
         procs=state_of(procs),
         cls=cls,
         kind=kind,
         spawn_spec=birth,
     )
     try:
-        engine.part(MeshRegistry).own(instance, state)
+        runtime.part(MeshRegistry).own(instance, state)
         birth.initialized = send_spawn(state, region, frames)
-        engine.part(MeshEvents).tell(MeshStarting(state))
+        runtime.part(MeshEvents).tell(MeshStarting(state))
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.part(MeshStopper).stop(state, "its spawn was interrupted")
+        runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return ActorMesh(state, region)

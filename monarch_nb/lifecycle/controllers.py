@@ -12,7 +12,7 @@ from monarch_nb.mesh.handle import region_of, state_of
 from monarch_nb.mesh.proc import ProcMesh
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, runtime
+from monarch_nb.runtime import Actor, Future, Runtime, concurrent_endpoint, current, current_runtime
 from monarch_nb.settings import settings
 from monarch_nb.wire import Asker, Done, decode, encode
 
@@ -42,7 +42,7 @@ class Registry(Actor):
             return known
 
     async def _spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made: Any = runtime().this_proc().spawn(name, cls, *args, **kwargs)
+        made: Any = current_runtime().this_proc().spawn(name, cls, *args, **kwargs)
         try:
             await made.initialized
         except BaseException:
@@ -71,8 +71,8 @@ class Registry(Actor):
 
 def _is_over(known: ActorMesh[Any]) -> bool:
     """Whether it was stopped, by somebody or by itself, or has failed a moment ago."""
-    state, engine = state_of(known), runtime()
-    cell = engine.cells.get((state.uid, region_of(known).ranks()[0]))
+    state, runtime = state_of(known), current_runtime()
+    cell = runtime.cells.get((state.uid, region_of(known).ranks()[0]))
     return state.stopped is not None or cell is None or cell.cause is not None
 
 
@@ -83,11 +83,11 @@ def _is_stopped(known: Registry) -> bool:
 class Controllers:
     """A process's way to the registry, which lives in the client's process; it is asked for once."""
 
-    def __init__(self, engine: Runtime, registry: MeshRegistry) -> None:
-        self._engine, self._registry = engine, registry
+    def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
+        self._runtime, self._registry = runtime, registry
         self._lock = threading.Lock()
         self._known: Registry | None = None
-        engine.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
+        runtime.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
 
     def registry(self) -> Registry:
         """A reference to it; a new one after it was stopped, as `%stop --all` does.
@@ -105,9 +105,9 @@ class Controllers:
         return self._registry.started_by
 
     def _spawn(self) -> Registry:
-        token = current.set(self._engine.root_context)  # it is the client's, whoever asks
+        token = current.set(self._runtime.root_context)  # it is the client's, whoever asks
         try:
-            procs: ProcMesh = self._engine.this_proc()
+            procs: ProcMesh = self._runtime.this_proc()
             return procs.spawn("controllers", Registry)
         finally:
             current.reset(token)
@@ -115,10 +115,10 @@ class Controllers:
     def _find(self) -> Registry:
         at = self._owner
         while True:
-            asked = request(self._engine, at, verbs.FIND_CONTROLLERS, Done())
+            asked = request(self._runtime, at, verbs.FIND_CONTROLLERS, Done())
             found = asked.get(settings.message_delivery_timeout)
             if found.frames:
-                mesh: Registry = decode([bytearray(frame) for frame in found.frames], self._engine)
+                mesh: Registry = decode([bytearray(frame) for frame in found.frames], self._runtime)
                 return mesh
             at = found.ask
 
@@ -127,7 +127,7 @@ class Controllers:
             return verbs.Controllers(ask=self._owner)
 
         def answer() -> None:  # spawning it is more than the reading thread should do
-            frames = tuple(bytes(frame) for frame in encode(self.registry(), self._engine))
+            frames = tuple(bytes(frame) for frame in encode(self.registry(), self._runtime))
             asker.reply(verbs.Controllers(frames))
 
         threading.Thread(target=answer, name="monarch-controllers", daemon=True).start()
@@ -142,5 +142,5 @@ def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any
     Raises ValueError for a class that cannot be spawned.
     """
     check_class(Class)
-    registry = runtime().part(Controllers).registry()
+    registry = current_runtime().part(Controllers).registry()
     return cast("Future[A]", registry.get_or_spawn.call_one(name, Class, args, kwargs))

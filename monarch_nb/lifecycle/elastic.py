@@ -19,10 +19,10 @@ from monarch_nb.runtime import (
     ActorState,
     Future,
     ProcState,
+    current_runtime,
     fail_future,
     pending_future,
     resolve_future,
-    runtime,
 )
 from monarch_nb.wire import counted, host_name
 
@@ -91,7 +91,7 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
             there = [place for place, host in enumerate(state.hosts) if host in going]
             if len(there) == len(state.hosts):
                 names.append(state.name)
-                ends.append(runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
+                ends.append(current_runtime().part(MeshStopper).stop(state, f"{record.name} has let {shown} go"))
             else:
                 lefts.append(resizer().shrink(state, there))
                 names.extend(lefts[-1].actors)
@@ -276,12 +276,12 @@ def _dimension(record: HostRecord) -> str:
 
 
 def _living_on(hosts: Collection[str]) -> list[ProcState]:
-    engine = runtime()
-    states = [each for each in tuple(engine.meshes.values()) if isinstance(each, ProcState)]
+    runtime = current_runtime()
+    states = [each for each in tuple(runtime.meshes.values()) if isinstance(each, ProcState)]
     mine = [
         each
         for each in states
-        if each.spawn_spec is not None and each.stopped is None and each.owner_process == engine.address
+        if each.spawn_spec is not None and each.stopped is None and each.owner_process == runtime.address
     ]
     return [each for each in mine if not set(hosts).isdisjoint(each.hosts)]
 

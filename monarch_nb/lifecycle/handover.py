@@ -33,34 +33,34 @@ logger = logging.getLogger(__name__)
 class Handover:
     """One per process; takes the word of host agents and of new owners, on the reading thread."""
 
-    def __init__(self, engine: Runtime, driver: Driver, registry: MeshRegistry, watcher: ProcessWatcher,
+    def __init__(self, runtime: Runtime, driver: Driver, registry: MeshRegistry, watcher: ProcessWatcher,
                  updates: ReferenceUpdates, events: MeshEvents) -> None:  # fmt: skip
-        self._engine, self._driver, self._updates = engine, driver, updates
+        self._runtime, self._driver, self._updates = runtime, driver, updates
         self._registry, self._watcher, self._events = registry, watcher, events
         self._turns: dict[str, int] = {}  # by mesh
-        engine.verbs.handle(NEW_OWNER, self._changed)
-        engine.verbs.handle(RESULTS, self._results)
-        engine.verbs.handle(RESULT, self._result)
+        runtime.verbs.handle(NEW_OWNER, self._changed)
+        runtime.verbs.handle(RESULTS, self._results)
+        runtime.verbs.handle(RESULT, self._result)
 
     def notify_owner(self, process: str, end: ActorEnd) -> None:
         """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
-        if process not in self._engine.local.away:
-            self._engine.tell(process, ACTOR_FAILED, end)
+        if process not in self._runtime.local.away:
+            self._runtime.tell(process, ACTOR_FAILED, end)
 
     def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
-        states = [state for uid in news.meshes if (state := self._engine.meshes.get(uid)) is not None]
+        states = [state for uid in news.meshes if (state := self._runtime.meshes.get(uid)) is not None]
         late = any(news.turn < self._turns.get(uid, 0) for uid in news.meshes)
         if not late:
             self._turns.update(dict.fromkeys(news.meshes, news.turn))
             if news.owner:
                 self._take_over(states, news)
             else:
-                self._engine.local.away.update(state.owner_process for state in states)
+                self._runtime.local.away.update(state.owner_process for state in states)
                 self._events.tell(OwnerChanged(""))
         return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
-        local, owner = self._engine.local, news.owner
+        local, owner = self._runtime.local, news.owner
         before = {state.owner_process for state in states} - {owner}
         for state in states:
             state.owner_process = owner
@@ -86,7 +86,7 @@ class Handover:
         self._events.tell(OwnerChanged(owner))
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
-        local = self._engine.local
+        local = self._runtime.local
         missed = tuple(
             p.Missed(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at, well=one.status == Status.VALUE,
                      kept=one.frames is not None, error=one.error)
@@ -100,12 +100,12 @@ class Handover:
         )
         actors = tuple(
             p.ActorThere(mesh, rank, incarnation, b"" if cause is None else msgspec.msgpack.encode(cause))
-            for (mesh, rank), (incarnation, cause) in self._engine.latest_actors(meshes).items()
+            for (mesh, rank), (incarnation, cause) in self._runtime.latest_actors(meshes).items()
         )
         return p.Welcome(missed, running, actors, self._bare())
 
     def _results(self, wanted: WantedResults, asker: Asker[KeptResults]) -> KeptResults:
-        unheard = self._engine.local.unheard
+        unheard = self._runtime.local.unheard
         unheard.forget(wanted.forget)
         return KeptResults(
             tuple(
@@ -117,12 +117,12 @@ class Handover:
         )  # fmt: skip
 
     def _result(self, wanted: WantedResult, asker: Asker[ResultBody]) -> ResultBody:
-        frames = self._engine.local.unheard.body(wanted.number)
+        frames = self._runtime.local.unheard.body(wanted.number)
         return ResultBody(None if frames is None else tuple(frames))
 
     def _bare(self) -> bool:
         """Whether what is to be set up here has never been said."""
-        consoles = [cell for cell in tuple(self._engine.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
+        consoles = [cell for cell in tuple(self._runtime.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None
 

@@ -8,7 +8,7 @@ from monarch_nb.lifecycle.healing import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
-from monarch_nb.runtime import ActorState, MeshState, ProcState, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, current_runtime
 from monarch_nb.supervision import Driver, HealError
 
 M = TypeVar("M")
@@ -60,7 +60,7 @@ def heal_mesh(
         left = None if until is None else max(0.0, until - time.monotonic())
         before, waits = lost, _replace(state, lost, left, ask=replace)
         try:
-            runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
+            current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
         except HealError as error:
             # The processes of a host may end before it is known that the host is lost.
             lost = _lost(state, region.ranks()) or _ended(state, region.ranks(), ask=replace)
@@ -69,14 +69,14 @@ def heal_mesh(
             continue
         kill = False
         # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
-        if runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
+        if current_runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh
 
 
 def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:
     procs = _procs(state)
-    failed = runtime().part(Driver).failed(procs.uid)
+    failed = current_runtime().part(Driver).failed(procs.uid)
     return list(dict.fromkeys(procs.layout.host_of(rank) for rank in sorted(failed.intersection(ranks))))
 
 

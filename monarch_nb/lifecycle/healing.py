@@ -53,7 +53,7 @@ class MeshHealer:
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         driver: Driver,
         *,
         updates: ReferenceUpdates,
@@ -63,11 +63,11 @@ class MeshHealer:
         await_host: Callable[[str, float], None],
     ) -> None:
         """`tell` is given what displays show; `await_host` blocks while a host that has come back cannot be used."""
-        self._engine, self._driver = engine, driver
+        self._runtime, self._driver = runtime, driver
         self._updates, self._versions, self._stopper = updates, versions, stopper
         self._tell, self._await_host = tell, await_host
         self._anew_with: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
-        self._engine.verbs.handle(HEAL_MESH, self._asked)
+        self._runtime.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
         """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError.
@@ -76,7 +76,7 @@ class MeshHealer:
         """
         if kill and isinstance(state, ActorState):
             state = state.procs
-        if state.owner_process == self._engine.address:
+        if state.owner_process == self._runtime.address:
             if kill:
                 return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
             return self._driver.heal(state.uid, runs(region))
@@ -90,11 +90,11 @@ class MeshHealer:
                 fail_future(future, HealError(text_of(error)))
 
         body = HealMesh(state.uid, tuple(region.ranks()), kill)
-        when_done(request(self._engine, state.owner_process, HEAL_MESH, body), done)
+        when_done(request(self._runtime, state.owner_process, HEAL_MESH, body), done)
         return future
 
     def _asked(self, body: HealMesh, asker: Asker[Done]) -> None:
-        state = self._engine.meshes.get(body.uid)
+        state = self._runtime.meshes.get(body.uid)
 
         def answer(future: Future[None]) -> None:
             error = future.exception(0)
@@ -127,7 +127,7 @@ class MeshHealer:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             body = p.Stop(tuple(addresses), timeout_s=0.0, reason=why.text, grace_s=0.0)
-            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
+            asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
         return settle(asked, lambda: f"processes of {state.name} have not ended yet")
 
     def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
@@ -151,7 +151,7 @@ class MeshHealer:
 
     def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Starts processes again, their set-up included; blocks until they are ready."""
-        state = self._engine.meshes[uid]
+        state = self._runtime.meshes[uid]
         assert isinstance(state, ProcState)
         hosts = {state.layout.host_of(rank) for rank, _ in incarnations}
         for host in hosts:
@@ -160,7 +160,7 @@ class MeshHealer:
         _renew(state, incarnations)
         choose_master(state)
         try:
-            ready = start(self._engine, state, incarnations)
+            ready = start(self._runtime, state, incarnations)
         finally:  # a stop in its midst makes it fail when some agents have been asked already
             if state.stopped is not None:  # what was just asked for may have come after the stop
                 self._stopper.again(state)
@@ -183,7 +183,7 @@ class MeshHealer:
         """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""
         region = state.pending_region or state.region
         back = [region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank)]
-        self._anew_with |= renew_world(self._engine, state, back).get()
+        self._anew_with |= renew_world(self._runtime, state, back).get()
 
     def _make_survivors_anew(
         self, state: ActorState, spawn_spec: ActorSpawnSpec, fresh: Sequence[int]
@@ -202,14 +202,14 @@ class MeshHealer:
         )
         body = encode_arguments(title, (spawn_spec.cls, spawn_spec.arguments), {})
         call = PendingCall(
-            self._engine, title, state.uid, lambda: survivors, len(survivors), lambda replies: [r() for r in replies]
+            self._runtime, title, state.uid, lambda: survivors, len(survivors), lambda replies: [r() for r in replies]
         )
-        send_each(self._engine, self._engine.root_context, state, survivors, ANEW, body, call)
+        send_each(self._runtime, self._runtime.root_context, state, survivors, ANEW, body, call)
         return call
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
         """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
-        state = self._engine.meshes[uid]
+        state = self._runtime.meshes[uid]
         assert isinstance(state, ActorState)
         spawn_spec = state.spawn_spec
         assert isinstance(spawn_spec, ActorSpawnSpec)  # it was spawned here
@@ -220,8 +220,10 @@ class MeshHealer:
         _renew(state, incarnations)
         ranks = [rank for rank, _ in incarnations]
         frames = spawn_frames(spawn_spec.cls, spawn_spec.arguments, spawn_spec.spec)
-        call = PendingCall(self._engine, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None)
-        send_each(self._engine, self._engine.root_context, state, ranks, SPAWN, frames, call, ordered=False)
+        call = PendingCall(
+            self._runtime, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None
+        )
+        send_each(self._runtime, self._runtime.root_context, state, ranks, SPAWN, frames, call, ordered=False)
         survivors = self._make_survivors_anew(state, spawn_spec, ranks)
         if state.stopped is not None:
             self._stopper.again(state)
@@ -235,7 +237,7 @@ class MeshHealer:
         self._take_extents(incarnations)
         self._updates.healed(incarnations)
         for uid, back in incarnations:
-            state = self._engine.meshes.get(uid)
+            state = self._runtime.meshes.get(uid)
             if isinstance(state, ActorState):
                 call = self._tell_survivors(state, back)
                 if call is not None and await_hooks:
@@ -246,7 +248,7 @@ class MeshHealer:
     def _take_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Meshes that grow have their new extent once all that is new is there, the actors as well; else never."""
         back = {uid: set(_ranks(there)) for uid, there in incarnations}
-        for procs in [each for uid in back if isinstance(each := self._engine.meshes.get(uid), ProcState)]:
+        for procs in [each for uid in back if isinstance(each := self._runtime.meshes.get(uid), ProcState)]:
             grows = [each for each in (procs, *procs.actors.values()) if each.pending_region is not None]
             if all(
                 set(ranks_of(each.pending_region or each.region)) <= {*each.ranks, *back.get(each.uid, ())}
@@ -269,14 +271,14 @@ class MeshHealer:
         points = [state.region.point_of_base_rank(rank) for rank in sorted(fresh)]
         frames = encode_arguments(f"{state.name}.{HOOK}", (points,), {})
         call = PendingCall(
-            self._engine,
+            self._runtime,
             f"{state.name}.{HOOK}",
             state.uid,
             lambda: survivors,
             len(survivors),
             lambda replies: [reply() for reply in replies],
         )
-        send_each(self._engine, self._engine.root_context, state, survivors, HOOK, frames, call)
+        send_each(self._runtime, self._runtime.root_context, state, survivors, HOOK, frames, call)
         return call
 
 

@@ -15,9 +15,9 @@ from monarch_nb.runtime import (
     Interrupt,
     MeshState,
     WhatRuns,
+    current_runtime,
     pending_future,
     resolve_future,
-    runtime,
 )
 
 SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer
@@ -31,11 +31,11 @@ def interrupt(mesh: Any) -> None:
     sits in other C code notices when it returns from it; that one is ended by `heal_mesh(mesh.slice(...), kill=True)`.
     Does not block.
     """
-    engine, state = runtime(), state_of(mesh)
+    runtime, state = current_runtime(), state_of(mesh)
 
     def renew(found: dict[int, Doing], _: set[int]) -> None:
         if any(doing.freed for doing in found.values()):
-            engine.feature(COLLECTIVES).renew(_procs(state), state.uid)
+            runtime.feature(COLLECTIVES).renew(_procs(state), state.uid)
 
     _send(state, list(region_of(mesh).ranks()), (), renew, _ANSWERS_WITHIN)
 
@@ -47,13 +47,13 @@ def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()
     have not begun are not run. Process groups that ranks waited in are given up on all ranks. Blocks up to 1 s, and up
     to another where that is so.
     """
-    engine = runtime()
+    runtime = current_runtime()
     done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(describe=lambda: f"interrupting {state.name}")
     _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
     found, lost = done.get()
     if any(doing.freed for doing in found.values()):
         # Before the next cell makes groups.
-        engine.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(SILENT_AFTER)
+        runtime.feature(COLLECTIVES).renew(_procs(state), state.uid).wait(SILENT_AFTER)
     return {rank: found.get(rank) for rank in ranks if rank not in lost}
 
 
@@ -65,14 +65,14 @@ def _send(
     within: float,
 ) -> None:
     body = Interrupt(state.uid, secrets.token_hex(8), tuple(drop))
-    ask_ranks(runtime(), _procs(state), ranks, INTERRUPT, body, then, within=within)
+    ask_ranks(current_runtime(), _procs(state), ranks, INTERRUPT, body, then, within=within)
 
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, Doing]]:
     """Asks base ranks of a mesh what they do: those that answer within 1 s. Does not block."""
     answers: Future[dict[int, Doing]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
-        runtime(),
+        current_runtime(),
         _procs(state),
         ranks,
         DOING,

@@ -10,7 +10,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle import extents
 from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
-from monarch_nb.runtime import ProcState, Runtime, runtime
+from monarch_nb.runtime import ProcState, Runtime, current_runtime
 from monarch_nb.shape import first_places_of
 from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text
 from monarch_nb.wire import Asker, agent_of, host_of
@@ -24,15 +24,15 @@ Show = Callable[[HostNoticed | HostKept | HostStory], None]
 class HostNotices:
     """Takes notices, on the reading thread; those of several hosts at once, as of all of a job, are told as one."""
 
-    def __init__(self, engine: Runtime, driver: Driver, tell: Callable[[Event], None], show: Show) -> None:
+    def __init__(self, runtime: Runtime, driver: Driver, tell: Callable[[Event], None], show: Show) -> None:
         """`tell` is given what displays follow; `show` tells people at once."""
-        self._engine, self._driver, self._tell, self._show = engine, driver, tell, show
+        self._runtime, self._driver, self._tell, self._show = runtime, driver, tell, show
         self._known: dict[str, tuple[p.Notice, float]] = {}  # by host; when each came, by the monotonic clock
         self._told: dict[str, HostNoticed] = {}
         self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by whom, and whether it is over; by host
         self._given_up: set[str] = set()  # hosts
         self._lock = threading.Lock()
-        engine.verbs.handle(verbs.HOST_NOTICE, self._noticed)
+        runtime.verbs.handle(verbs.HOST_NOTICE, self._noticed)
 
     def present(self, show: Show | None) -> None:
         """From now on people are told by this one; None: in the log."""
@@ -65,7 +65,7 @@ class HostNotices:
         self._show_people(event)
 
     def _show_people(self, event: HostNoticed | HostKept | HostStory) -> None:
-        if not self._engine.is_worker:  # where a person may read it
+        if not self._runtime.is_worker:  # where a person may read it
             self._show(event)
 
     def _noticed(self, notice: p.Notice, asker: Asker[None]) -> None:
@@ -76,7 +76,7 @@ class HostNotices:
             first = not self._due
             self._due.setdefault((notice.by, notice.over), {})[host] = notice
         if first:
-            self._engine.later(GATHER_S, self._flush)
+            self._runtime.later(GATHER_S, self._flush)
 
     def _flush(self) -> None:
         with self._lock:
@@ -124,9 +124,9 @@ class HostNotices:
     def _text(self, by: str, hosts: Sequence[str], seconds: float | None) -> str:
         told = notice_text(hosts, by, seconds)
         mine = [
-            state for state in tuple(self._engine.meshes.values())
+            state for state in tuple(self._runtime.meshes.values())
             if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
-            and state.owner_process == self._engine.address and not set(hosts).isdisjoint(state.hosts)
+            and state.owner_process == self._runtime.address and not set(hosts).isdisjoint(state.hosts)
         ]  # fmt: skip
         if not mine:
             return f"{told}. No mesh of this program is there"
@@ -156,4 +156,4 @@ def log_notice(event: HostNoticed | HostKept | HostStory) -> None:
 
 def tell_people(text: str) -> None:
     """One line about hosts, in the notebook or in the log."""
-    runtime().part(HostNotices).say(HostStory(text))
+    current_runtime().part(HostNotices).say(HostStory(text))

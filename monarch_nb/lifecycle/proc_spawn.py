@@ -33,9 +33,9 @@ from monarch_nb.runtime import (
     PendingCall,
     ProcState,
     Runtime,
+    current_runtime,
     ranks_of,
     resolved_future,
-    runtime,
     when_done,
 )
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -81,9 +81,9 @@ def has_heavy_modules() -> bool:
     return any(name in sys.modules for name in worth_importing() if name not in QUICK)
 
 
-def _environment(engine: Runtime, host: str) -> dict[str, str | None]:
+def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
     """What has changed in this process's environment since its host agent was started."""
-    before = engine.part(MeshRegistry).agent_environment.get(host)
+    before = runtime.part(MeshRegistry).agent_environment.get(host)
     if before is None:
         return {}
     now = dict(os.environ)
@@ -103,12 +103,12 @@ def world_of(state: ProcState) -> World | None:
     )
 
 
-def renew_world(engine: Runtime, state: ProcState, lost: Sequence[int]) -> Future[set[str]]:
+def renew_world(runtime: Runtime, state: ProcState, lost: Sequence[int]) -> Future[set[str]]:
     """Process groups of torch.distributed that `lost` ranks of its were in are given up on all ranks of a mesh; new
     ones are as large as the mesh is now, and meet where `choose_master` says. The actor meshes, by uid, whose
     `__init__` had made such a group. Does not block."""
     ranks = ranks_of(state.pending_region or state.region)
-    return engine.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
+    return runtime.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
 
 
 def choose_master(state: ProcState) -> None:
@@ -120,7 +120,7 @@ def choose_master(state: ProcState) -> None:
     spawn_spec.master = (operations().meeting_point(hosts), free_port((spawn_spec.master[1],)))
 
 
-def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
+def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
     """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
@@ -128,9 +128,9 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
     by_host: dict[str, list[RankIncarnation]] = {}
     for rank, incarnation in incarnations:
         by_host.setdefault(layout.host_of(rank), []).append((rank, incarnation))
-    engine.part(MeshRegistry).revive(by_host)
+    runtime.part(MeshRegistry).revive(by_host)
     call = PendingCall(
-        engine,
+        runtime,
         f"{state.name}.set-up",
         state.uid,
         lambda: [rank for rank, _ in incarnations],
@@ -140,7 +140,7 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
     try:
         for host, there in by_host.items():
             handed_on = {PYTHON: python_version(), TRAVELS_IN: settings.to_send() or None}
-            shared = {**_environment(engine, host), **handed_on}
+            shared = {**_environment(runtime, host), **handed_on}
             request_body = SpawnProcs(
                 mesh=state.uid,
                 ranks=tuple(rank for rank, _ in there),
@@ -161,26 +161,26 @@ def start(engine: Runtime, state: ProcState, incarnations: Sequence[RankIncarnat
                 heavy=has_heavy_modules(),
                 cwd=os.getcwd(),
                 sys_path=(
-                    *engine.part(MeshRegistry).workspaces.get(host, ()),
+                    *runtime.part(MeshRegistry).workspaces.get(host, ()),
                     *(path or os.getcwd() for path in sys.path),
                 ),
-                owner=engine.address,
+                owner=runtime.address,
                 name=state.name,
                 setup=1,
-                runner=engine.part(MeshRegistry).runner,
+                runner=runtime.part(MeshRegistry).runner,
             )
-            asked = request(engine, agent_of(host), host_verbs.SPAWN, request_body)
+            asked = request(runtime, agent_of(host), host_verbs.SPAWN, request_body)
             when_done(asked, _refused(call))
-            engine.later(settings.mesh_proc_spawn_max_idle, _silent(engine, host, asked, call))
+            runtime.later(settings.mesh_proc_spawn_max_idle, _silent(runtime, host, asked, call))
         console = console_state(state)
-        context = engine.root_context if spawn_spec.instance is engine.root else engine.context()
+        context = runtime.root_context if spawn_spec.instance is runtime.root else runtime.context()
         whole = [rank for rank, _ in incarnations] == list(state.ranks)
-        arguments = (*spawn_spec.setup.load(engine)[0], ProcMesh(state, state.pending_region or state.region))
+        arguments = (*spawn_spec.setup.load(runtime)[0], ProcMesh(state, state.pending_region or state.region))
         body = encode_arguments(f"{state.name}.set-up", arguments, {})
         if whole:
-            send_region(engine, context, console, state.region, "setup", body, port=call.number, call=call.call)
+            send_region(runtime, context, console, state.region, "setup", body, port=call.number, call=call.call)
         else:
-            send_each(engine, context, console, [rank for rank, _ in incarnations], "setup", body, call)
+            send_each(runtime, context, console, [rank for rank, _ in incarnations], "setup", body, call)
     except BaseException:
         call.close()
         raise
@@ -195,13 +195,13 @@ def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> 
     return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
 
 
-def _silent(engine: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
+def _silent(runtime: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
     limit = settings.mesh_proc_spawn_max_idle
     answer, waiting = weakref.ref(asked), weakref.ref(call)  # neither is kept for that long
 
     def look() -> None:
         asked, call = answer(), waiting()
-        if asked is not None and call is not None and not asked.done() and not engine.closed:
+        if asked is not None and call is not None and not asked.done() and not runtime.closed:
             call.fail(RequestError(f"{call.title}: host {host_name(host)} has not answered within {limit:g} s"))
 
     return look
@@ -218,12 +218,12 @@ def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:
 
 def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     """Spawns the processes of a mesh. Does not block."""
-    engine = runtime()
-    instance = engine.context().actor_instance
+    runtime = current_runtime()
+    instance = runtime.context().actor_instance
     for source, filename in wanted.setup:
         compile(source, filename, "exec", dont_inherit=True)  # a typo is told here
     region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
-    uid = engine.new_uid("p")
+    uid = runtime.new_uid("p")
     name, env = wanted.name, environments(wanted.per_host, wanted.env)
     spawn_spec = ProcSpawnSpec(
         instance,
@@ -239,21 +239,21 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         uid=uid,
         name=name,
         region=region,
-        owner_process=engine.address,
+        owner_process=runtime.address,
         layout=Layout(uid, wanted.hosts, len(env)),
         spawn_spec=spawn_spec,
     )
-    proc_meshes = [mesh for mesh in tuple(engine.meshes.values()) if isinstance(mesh, ProcState)]
+    proc_meshes = [mesh for mesh in tuple(runtime.meshes.values()) if isinstance(mesh, ProcState)]
     living = [mesh for mesh in proc_meshes if mesh.stopped is None and isinstance(mesh.spawn_spec, ProcSpawnSpec)]
     warn_of_shared(name, wanted.hosts, env, living)
     try:
         choose_master(state)
-        engine.part(MeshRegistry).own(instance, state)
-        spawn_spec.initialized = start(engine, state, [(rank, 0) for rank in range(len(region))])
+        runtime.part(MeshRegistry).own(instance, state)
+        spawn_spec.initialized = start(runtime, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
-        engine.part(MeshEvents).tell(MeshStarting(state))
+        runtime.part(MeshEvents).tell(MeshStarting(state))
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
-        engine.part(MeshStopper).stop(state, "its spawn was interrupted")
+        runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return mesh

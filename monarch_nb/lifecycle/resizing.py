@@ -17,7 +17,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.mesh_events import Event, MeshResized
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, resolved_future, runtime
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, current_runtime, resolved_future
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm, first_places_of, region_of_ranks
 from monarch_nb.supervision import Driver, HealError, Machine
@@ -38,7 +38,7 @@ class MeshResizer:
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         driver: Driver,
         *,
         registry: MeshRegistry,
@@ -47,7 +47,7 @@ class MeshResizer:
         tell: Callable[[Event], None],
     ) -> None:
         """`tell` is given what displays show."""
-        self._engine, self._driver = engine, driver
+        self._runtime, self._driver = runtime, driver
         self._registry, self._updates, self._stopper, self._tell = registry, updates, stopper, tell
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ending: dict[str, Future[None]] = {}  # what meshes have let go, whose places are used again
@@ -120,7 +120,7 @@ class MeshResizer:
     def _check(self, state: ProcState, what: str) -> None:
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
-        if state.owner_process != self._engine.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
+        if state.owner_process != self._runtime.address or not isinstance(state.spawn_spec, ProcSpawnSpec):
             raise RuntimeError(f"{state.name} belongs to another process: {what} it in the process that spawned it")
 
     # -- with interrupts held back ----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class MeshResizer:
         for each in (state, *actors):
             self._registry.reshape(each, why)
         choose_master(state)
-        renew_world(self._engine, state, ())  # those that were there before may have been told of a larger one
+        renew_world(self._runtime, state, ())  # those that were there before may have been told of a larger one
         if grown:
             told = [(each.uid, ()) for each in grown]
             threading.Thread(target=self._updates.healed, args=(told,), name="monarch-resized", daemon=True).start()
@@ -167,7 +167,7 @@ class MeshResizer:
 
     def _renew_world(self, state: ProcState, leaving: Sequence[int]) -> None:
         choose_master(state)
-        renew_world(self._engine, state, leaving).get()
+        renew_world(self._runtime, state, leaving).get()
 
     def _narrow(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
         for each in meshes:
@@ -197,4 +197,4 @@ def _place(state: MeshState, region: Region) -> None:
 
 def resizer() -> MeshResizer:
     """Of this process."""
-    return runtime().part(MeshResizer)
+    return current_runtime().part(MeshResizer)

@@ -41,7 +41,7 @@ class MeshStopper:
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         driver: Driver,
         updates: ReferenceUpdates,
         *,
@@ -49,13 +49,13 @@ class MeshStopper:
         tell: Callable[[Event], None],
     ) -> None:
         """`disown` forgets a mesh that was stopped long ago; `tell` is given what displays show of it."""
-        self._engine, self._driver, self._updates = engine, driver, updates
+        self._runtime, self._driver, self._updates = runtime, driver, updates
         self._disown, self._tell = disown, tell
         self._whole: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
         self._forgetting = threading.Lock()
-        self._engine.verbs.handle(STOP_ACTOR, self._stop_actor)
-        self._engine.verbs.handle(STOP_MESH, self._asked)
+        self._runtime.verbs.handle(STOP_ACTOR, self._stop_actor)
+        self._runtime.verbs.handle(STOP_MESH, self._asked)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
         """Stops a mesh or slice; the future resolves when it is gone. A second stop gives the first one's future."""
@@ -64,9 +64,9 @@ class MeshStopper:
             return first
         whole = region is None or set(state.ranks) <= set(region.ranks())  # what it was cut from may have shrunk
         ranks = None if whole or region is None else tuple(region.ranks())
-        if state.owner_process != self._engine.address:
+        if state.owner_process != self._runtime.address:
             return self._ask(state, ranks, reason)
-        if state.uid not in self._engine.meshes:
+        if state.uid not in self._runtime.meshes:
             return resolved_future(None)  # it was forgotten long ago, or cut off before it was anything
         if isinstance(state, ProcState) and state.spawn_spec is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
@@ -74,7 +74,7 @@ class MeshStopper:
 
     def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
         """The same for a mesh that is known by its uid; resolved where there is none any more."""
-        state = self._engine.meshes.get(uid)
+        state = self._runtime.meshes.get(uid)
         return resolved_future(None) if state is None else self.stop(state, reason)
 
     def again(self, state: MeshState) -> None:
@@ -85,7 +85,7 @@ class MeshStopper:
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
         """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
-        states = [self._engine.meshes[uid] for uid in reversed(uids) if uid in self._engine.meshes]
+        states = [self._runtime.meshes[uid] for uid in reversed(uids) if uid in self._runtime.meshes]
         futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
         limit = max(settings.stop_actor_timeout, settings.mesh_terminate_timeout)
         deadline = time.monotonic() + limit + 5
@@ -98,11 +98,11 @@ class MeshStopper:
     def leave(self, reason: str, seconds: float) -> None:
         """Stops all processes that this one has spawned, at its end; after so many seconds they are killed."""
         states = [
-            s for s in tuple(self._engine.meshes.values()) if isinstance(s, ProcState) and s.spawn_spec is not None
+            s for s in tuple(self._runtime.meshes.values()) if isinstance(s, ProcState) and s.spawn_spec is not None
         ]
         asked = []
         for state in states:
-            if state.stopped is None and state.owner_process == self._engine.address:
+            if state.stopped is None and state.owner_process == self._runtime.address:
                 self._driver.mark_stopped(state, None, reason, over=False)
                 state.stopped = reason
                 asked.append(self._stop_procs(state, state.ranks, reason, seconds))
@@ -138,10 +138,10 @@ class MeshStopper:
                 resolve_future(future, None)
 
         def gone(asked: Future[Any]) -> None:
-            if self._engine.closed:  # nothing is read any more
+            if self._runtime.closed:  # nothing is read any more
                 done(asked)
             else:
-                self._engine.node.settled(done, asked)  # what was answered before comes before
+                self._runtime.node.settled(done, asked)  # what was answered before comes before
 
         when_done(under_way, gone)
         return future
@@ -151,7 +151,7 @@ class MeshStopper:
         for one in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
             if one.spawn_spec is not None:
                 one.spawn_spec.let_go()
-            self._engine.root.outbox.forget(one.uid)
+            self._runtime.root.outbox.forget(one.uid)
 
     def _forget_formers(self, stopped: MeshState) -> None:
         """What is written down of a mesh goes some time after it: a notebook may spawn meshes for weeks."""
@@ -161,7 +161,7 @@ class MeshStopper:
         for old in olds:
             gone = (old, *(old.actors.values() if isinstance(old, ProcState) else ()))
             for one in gone:
-                self._engine.meshes.pop(one.uid, None)
+                self._runtime.meshes.pop(one.uid, None)
                 self._whole.pop(one.uid, None)
             if isinstance(old, ActorState):
                 old.procs.actors.pop(old.uid, None)
@@ -183,14 +183,14 @@ class MeshStopper:
         asked: list[Future[Any]] = []
         for host, addresses in by_host.items():
             body = p.Stop(tuple(addresses), timeout_s=limit, reason=reason)
-            asked.append(request(self._engine, agent_of(host), host_verbs.STOP, body))
+            asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
             when_done(asked[-1], self._forget)
         return settle(asked, lambda: f"{state.name} has not stopped yet")
 
     def _forget(self, future: Future[Any]) -> None:
         if future.exception(0) is None:
             for gone in future.get(0).exits:
-                self._engine.node.forget(gone.address, gone.reason)
+                self._runtime.node.forget(gone.address, gone.reason)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
         asked: dict[int, Future[ActorGone]] = {}
@@ -198,7 +198,7 @@ class MeshStopper:
         for rank in ranks:
             if rank not in failed:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
-                asked[rank] = request(self._engine, state.procs.address(rank), STOP_ACTOR, message)
+                asked[rank] = request(self._runtime, state.procs.address(rank), STOP_ACTOR, message)
         under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
         when_done(under_way, lambda _: self._tell_left(state, asked))
         return under_way
@@ -220,13 +220,13 @@ class MeshStopper:
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self._driver.mark_stopped(state, ranks, reason, over=False)
-        asked = request(self._engine, state.owner_process, STOP_MESH, StopMesh(state.uid, ranks, reason))
+        asked = request(self._runtime, state.owner_process, STOP_MESH, StopMesh(state.uid, ranks, reason))
         return gather([asked], lambda: f"{state.name} has not stopped yet")
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def _asked(self, body: StopMesh, asker: Asker[Done]) -> None:
-        state = self._engine.meshes.get(body.uid)
+        state = self._runtime.meshes.get(body.uid)
         if state is None:
             asker.refuse(f"there is no mesh {body.uid} here")
             return
@@ -235,16 +235,16 @@ class MeshStopper:
         when_done(future, lambda _: asker.reply(Done()))
 
     def _stop_actor(self, body: StopActor, asker: Asker[ActorGone]) -> ActorGone | None:
-        cell = self._engine.cells.get((body.mesh, body.rank))
+        cell = self._runtime.cells.get((body.mesh, body.rank))
         if cell is None or cell.incarnation != body.incarnation:
             return ActorGone()
         cell.on_end(lambda: asker.reply(ActorGone(cell.left_in)))
         cell.stop(body.reason)
-        self._engine.later(cell.cleanup.patience, lambda: self._interrupt_overdue(cell))
+        self._runtime.later(cell.cleanup.patience, lambda: self._interrupt_overdue(cell))
         return None
 
     def _interrupt_overdue(self, cell: ActorCell) -> None:
         """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""
         wait = cell.cleanup.interrupt_overdue()
         if wait is not None:
-            self._engine.later(wait, lambda: self._interrupt_overdue(cell))
+            self._runtime.later(wait, lambda: self._interrupt_overdue(cell))

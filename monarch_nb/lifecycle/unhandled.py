@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from monarch_nb.runtime import fault_hook, runtime, unretrieved
+from monarch_nb.runtime import current_runtime, fault_hook, unretrieved
 from monarch_nb.supervision import Driver, MeshFailure, log_failure
 from monarch_nb.wire import error_line
 
@@ -129,7 +129,7 @@ def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
     """
     global _notebook
     _notebook = True
-    runtime().part(Driver).in_notebook(lambda failure: tell(failure, show))
+    current_runtime().part(Driver).in_notebook(lambda failure: tell(failure, show))
 
 
 def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:

@@ -23,12 +23,12 @@ PATIENCE = 5.0  # seconds; holders that do not take note of a heal in that time 
 class ReferenceUpdates:
     """Knows which processes hold references to the meshes that are owned here, and tells them."""
 
-    def __init__(self, engine: Runtime, driver: Driver, watcher: ProcessWatcher, versions: ClassVersions) -> None:
-        self._engine, self._driver, self._watcher, self._versions = engine, driver, watcher, versions
+    def __init__(self, runtime: Runtime, driver: Driver, watcher: ProcessWatcher, versions: ClassVersions) -> None:
+        self._runtime, self._driver, self._watcher, self._versions = runtime, driver, watcher, versions
         self._holders = versions.holders
-        self._engine.verbs.handle(SUBSCRIBE, self._subscribe)
-        self._engine.verbs.handle(UPDATE, self._update)
-        self._engine.verbs.handle(STOPPED, self._stopped)
+        self._runtime.verbs.handle(SUBSCRIBE, self._subscribe)
+        self._runtime.verbs.handle(UPDATE, self._update)
+        self._runtime.verbs.handle(STOPPED, self._stopped)
 
     def forget(self, uid: str) -> None:
         """A mesh was stopped long ago, as all who hold references have been told."""
@@ -40,7 +40,7 @@ class ReferenceUpdates:
 
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
-        self._engine.tell(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
+        self._runtime.tell(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
 
     def announce(self, state: MeshState) -> None:
         """Tells everybody who holds a reference how a mesh is; waits for nobody."""
@@ -49,7 +49,7 @@ class ReferenceUpdates:
 
     def _tell_of(self, state: MeshState, holder: str) -> None:
         try:
-            self._engine.tell(holder, UPDATE, self._update_of(state, ()))
+            self._runtime.tell(holder, UPDATE, self._update_of(state, ()))
         except UnreachableError:
             self._holders[state.uid].discard(holder)
 
@@ -57,12 +57,12 @@ class ReferenceUpdates:
         """Tells everybody who holds a reference, and blocks until they know."""
         asked: list[tuple[str, str, Future[Any]]] = []
         for uid, back in incarnations:
-            state = self._engine.meshes.get(uid)
+            state = self._runtime.meshes.get(uid)
             if state is None:
                 continue
             update = self._update_of(state, tuple(back))
             for process in tuple(self._holders.get(uid, ())):
-                asked.append((process, uid, request(self._engine, process, UPDATE, update)))
+                asked.append((process, uid, request(self._runtime, process, UPDATE, update)))
         until = time.monotonic() + PATIENCE
         for process, uid, future in asked:
             try:
@@ -83,7 +83,7 @@ class ReferenceUpdates:
         message = Stopped(state.uid, None if ranks is None else tuple(ranks), reason, over)
         for process in tuple(self._holders.get(state.uid, ())):
             try:
-                self._engine.tell(process, STOPPED, message)
+                self._runtime.tell(process, STOPPED, message)
             except UnreachableError:
                 self._holders[state.uid].discard(process)
 
@@ -92,23 +92,23 @@ class ReferenceUpdates:
     def _subscribe(self, message: Subscribe, asker: Asker[None]) -> None:
         uid, holder = message.uid, asker.src
         self._holders.setdefault(uid, set()).add(holder)
-        state = self._engine.meshes.get(uid)
+        state = self._runtime.meshes.get(uid)
         if state is None:
             return
         if state.version:
             self._tell_of(state, holder)
         self._versions.greet(holder, uid)
         if state.stopped is not None:
-            self._engine.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))
+            self._runtime.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))
 
     def _update(self, update: Update, asker: Asker[Done]) -> Done:
-        state = self._engine.meshes.get(update.uid)
+        state = self._runtime.meshes.get(update.uid)
         if state is not None:
             region = None if update.region is None else update.region.region
             layout = (
                 replace(state.layout, hosts=update.hosts) if update.hosts and isinstance(state, ProcState) else None
             )
-            self._engine.part(MeshRegistry).renew(state, update.incarnations, update.version, region, layout)
+            self._runtime.part(MeshRegistry).renew(state, update.incarnations, update.version, region, layout)
             back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
 
@@ -120,13 +120,13 @@ class ReferenceUpdates:
             self._driver.feed(follow)
             if isinstance(state, ProcState):
                 for rank, _ in back:
-                    self._engine.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
+                    self._runtime.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
                     self._watcher.host_back(state.layout.host_of(rank), update.since.get(rank, 0))
                 self._watcher.watch(*(state.address(rank) for rank, _ in back))
         return Done()
 
     def _stopped(self, message: Stopped, asker: Asker[None]) -> None:
-        state = self._engine.meshes.get(message.uid)
+        state = self._runtime.meshes.get(message.uid)
         if state is None:
             return
         if message.ranks is None:

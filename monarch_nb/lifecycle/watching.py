@@ -26,38 +26,38 @@ class ProcessWatcher:
     """Takes what host agents tell of processes; on the reading thread."""
 
     def __init__(
-        self, engine: Runtime, driver: Driver, tell: Callable[[Event], None], notices: HostNotices
+        self, runtime: Runtime, driver: Driver, tell: Callable[[Event], None], notices: HostNotices
     ) -> None:  # fmt: skip
         """`tell` is given what displays show of it."""
-        self._engine, self._driver, self._tell, self._notices = engine, driver, tell, notices
+        self._runtime, self._driver, self._tell, self._notices = runtime, driver, tell, notices
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._losses: dict[str, int] = {}  # the number of the last one of each host
         self._over: dict[str, int] = {}  # that of the last one after which processes have come there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
-        self._engine.verbs.handle(verbs.PROC_STARTED, self._started)
-        self._engine.verbs.handle(verbs.PROC_EXITED, self._exited)
-        self._engine.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
-        self._engine.verbs.handle(verbs.PROC_RESPONSIVE, self._responsive)
-        self._engine.verbs.handle(verbs.PROC_PING, self._ping)
-        self._engine.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
+        self._runtime.verbs.handle(verbs.PROC_STARTED, self._started)
+        self._runtime.verbs.handle(verbs.PROC_EXITED, self._exited)
+        self._runtime.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
+        self._runtime.verbs.handle(verbs.PROC_RESPONSIVE, self._responsive)
+        self._runtime.verbs.handle(verbs.PROC_PING, self._ping)
+        self._runtime.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
 
     def stranger(self, address: str) -> None:
         """A process here is spoken to for the first time: if it stays silent, its agent is asked about it."""
 
         def look() -> None:
-            if not self._engine.closed and self._engine.node.never_replied(address):
+            if not self._runtime.closed and self._runtime.node.never_replied(address):
                 self.watch(address)
 
         if parse_address(address).is_proc:
-            self._engine.later(settings.message_delivery_timeout, look)
+            self._runtime.later(settings.message_delivery_timeout, look)
 
     def watch(self, *addresses: str) -> None:
         """Have the agents tell of the ends of these processes, at once of those that are over."""
         by_host: dict[str, list[str]] = {}
         for address in addresses:
             # A controller is nobody's child: agents end with it, or when its lease does.
-            if address != self._engine.address and parse_address(address).is_proc:
+            if address != self._runtime.address and parse_address(address).is_proc:
                 by_host.setdefault(host_of(address), []).append(address)
         for host, mine in by_host.items():
             self._watch_on(host, tuple(mine), _AGAIN_S)
@@ -66,13 +66,13 @@ class ProcessWatcher:
         """Asks until the agent has agreed, or nobody wants to know: a host that is lost may come back."""
 
         def agreed(asked: Future[Done]) -> None:
-            if asked.exception(0) is None or self._engine.closed:
+            if asked.exception(0) is None or self._runtime.closed:
                 return
-            if any(each in self._owners or parse_address(each).mesh in self._engine.meshes for each in addresses):
+            if any(each in self._owners or parse_address(each).mesh in self._runtime.meshes for each in addresses):
                 later = min(2 * pause, _AGAIN_MAX_S)
-                self._engine.later(pause, lambda: self._watch_on(host, addresses, later))
+                self._runtime.later(pause, lambda: self._watch_on(host, addresses, later))
 
-        when_done(request(self._engine, agent_of(host), verbs.WATCH, p.Addresses(addresses)), agreed)
+        when_done(request(self._runtime, agent_of(host), verbs.WATCH, p.Addresses(addresses)), agreed)
 
     def forget(self, mesh: str) -> None:
         """The processes of a mesh ended long ago."""
@@ -100,7 +100,7 @@ class ProcessWatcher:
         self._losses[host] = max(loss, self._losses.get(host, 0))
         reason = self._notices.lost(host, reason)
         cause = Cause(kind="host", text=reason, host=host, at=time.time(), giver=giver_of(host))
-        procs = [state for state in tuple(self._engine.meshes.values()) if isinstance(state, ProcState)]
+        procs = [state for state in tuple(self._runtime.meshes.values()) if isinstance(state, ProcState)]
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
@@ -115,18 +115,18 @@ class ProcessWatcher:
         if late:
             return loss
         there = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
-        owned = self._engine.address  # of those that this process has spawned, some may not have started
+        owned = self._runtime.address  # of those that this process has spawned, some may not have started
         gone = {
             agent_of(host),
             *(address for state, address in there if state.owner_process != owned or address in self.pids),
         }
-        self._engine.host_lost(host, reason)
-        homes = {state.owner_process for state in tuple(self._engine.meshes.values())}
+        self._runtime.host_lost(host, reason)
+        homes = {state.owner_process for state in tuple(self._runtime.meshes.values())}
         for process in [home for home in homes | self._owners if home and host_of(home) == host]:
             self._owner_gone(process, reason)
-        fail_requests(self._engine, gone, reason)
+        fail_requests(self._runtime, gone, reason)
         for address in gone:
-            self._engine.node.forget(address, reason, incarnation)
+            self._runtime.node.forget(address, reason, incarnation)
         self._tell(HostLost(host))
         return loss
 
@@ -144,7 +144,7 @@ class ProcessWatcher:
             self._driver.proc_exited(*place, cause)
         else:
             self._driver.killed(*place, cause)
-        self._engine.node.forget(gone.address, gone.reason)
+        self._runtime.node.forget(gone.address, gone.reason)
 
     def _started(self, started: p.Started, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
@@ -155,12 +155,12 @@ class ProcessWatcher:
     def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
-            self._engine.log_positions.ended(gone.address)
+            self._runtime.log_positions.ended(gone.address)
         if not gone.expected:
             self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
         self._owner_gone(gone.address, gone.reason)
-        fail_requests(self._engine, (gone.address,), gone.reason)
-        self._engine.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
+        fail_requests(self._runtime, (gone.address,), gone.reason)
+        self._runtime.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
         self._tell(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
@@ -168,13 +168,13 @@ class ProcessWatcher:
             self.host_lost(host, reason, lost.incarnations.get(host, 0), lost.losses.get(host, 0))
 
     def _owner_gone(self, process: str, reason: str) -> None:
-        if process in self._engine.local.away:
+        if process in self._runtime.local.away:
             return  # it has left what it had here, and host agents look after that
         self._driver.feed(lambda machine: machine.owner_gone(process, reason))
         if process not in self._owners:
             return
         self._owners.discard(process)
-        for cell in tuple(self._engine.cells.values()):
+        for cell in tuple(self._runtime.cells.values()):
             if cell.spec.owner_process == process and cell.spec.runs_on is not RunsOn.MAIN_THREAD:
                 cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
                 cell.stop("its owner is gone", cause=cause)

@@ -66,19 +66,19 @@ def only_call(address: str, calls: Iterable[WaitingCall], meshes: Mapping[str, M
 class MeshLogs:
     """Logs of this process's meshes. `set_level` sets the level of `logging` in one process of a mesh, by base rank."""
 
-    def __init__(self, engine: Runtime, set_level: Callable[[ProcState, int, int], object]) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, set_level: Callable[[ProcState, int, int], object]) -> None:
+        self._runtime = runtime
         self._set_level = set_level
         self._presenter: Presenter | None = None
         self._shown_ends: weakref.WeakKeyDictionary[Future[None], Future[None]] = weakref.WeakKeyDictionary()
         self.options = LogOptions()
-        self.sources = Sources(engine.meshes)
-        self.positions = engine.log_positions
-        self.receiver = LogReceiver(engine.tell, self._claim)
-        engine.verbs.handle(PROC_LOG, lambda chunk, asker: self.receiver.take(chunk, asker.src))
+        self.sources = Sources(runtime.meshes)
+        self.positions = runtime.log_positions
+        self.receiver = LogReceiver(runtime.tell, self._claim)
+        runtime.verbs.handle(PROC_LOG, lambda chunk, asker: self.receiver.take(chunk, asker.src))
 
     def _claim(self, address: str) -> str:
-        return only_call(address, tuple(self._engine.calls.values()), self._engine.meshes)
+        return only_call(address, tuple(self._runtime.calls.values()), self._runtime.meshes)
 
     # -- who shows them ---------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class MeshLogs:
             case ProcStarted(address, log=log) if self.sources.spawned_here(mesh_of(address)):
                 self.receiver.follow(address, log)
             case MeshStopped(ProcState(uid=uid)):
-                self._engine.later(FORGET_SECONDS, lambda: self._forget(uid))
+                self._runtime.later(FORGET_SECONDS, lambda: self._forget(uid))
             case MeshHealed(ProcState() as state, back):
                 level = self.options.level(state.uid)
                 for rank, _ in back if level else ():
@@ -146,4 +146,4 @@ class MeshLogs:
         """Path of a process's whole log, with the host's name before it if that is another one; "" if unknown."""
         path = self.receiver.file(address)
         host = host_of(address)
-        return path if not path or host in self._engine.local_hosts else f"{host}:{path}"
+        return path if not path or host in self._runtime.local_hosts else f"{host}:{path}"

@@ -14,7 +14,7 @@ from monarch_nb.logs.records import LogRecord, Logs
 from monarch_nb.logs.sources import mesh_of, rank_of
 from monarch_nb.logs.written import Listener, Written
 from monarch_nb.mesh.handle import region_of, state_of
-from monarch_nb.runtime import ActorState, ProcState, runtime
+from monarch_nb.runtime import ActorState, ProcState, current_runtime
 from monarch_nb.settings import parse_duration
 from monarch_nb.shape import Region
 
@@ -163,7 +163,7 @@ class LogReader:
 
 def logs_here() -> MeshLogs:
     """The logs of the meshes that this process has spawned."""
-    return runtime().part(MeshLogs)
+    return current_runtime().part(MeshLogs)
 
 
 def logs_of(

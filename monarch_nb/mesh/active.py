@@ -33,8 +33,8 @@ def announce(mesh: ProcMesh) -> None:
 
 def get_active_proc_meshes() -> list[ProcMesh]:
     """The proc meshes that this process has spawned and that are not stopped, whoever still refers to them."""
-    engine = started()
-    states = tuple(engine.meshes.values()) if engine is not None else ()
+    runtime = started()
+    states = tuple(runtime.meshes.values()) if runtime is not None else ()
     return [
         ProcMesh(state, state.region)
         for state in states

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.runtime import EndpointProperty, runtime
+from monarch_nb.runtime import EndpointProperty, current_runtime
 from monarch_nb.wire import encode, pickle_failure, text_of
 
 
@@ -56,7 +56,7 @@ def encode_arguments(
 ) -> list[Any]:
     """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
     try:
-        return encode((args, kwargs), runtime())
+        return encode((args, kwargs), current_runtime())
     except Exception as error:
         failure = error
     culprit = None if method is None else _unsendable(method, hidden, args, kwargs)
@@ -76,7 +76,7 @@ def _unsendable(
         return None
     for name, value in named.items():
         try:
-            encode(value, runtime())
+            encode(value, current_runtime())
         except Exception:
             return name, value
     return None

@@ -8,7 +8,7 @@ from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import remember_source, run_and_draw
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.runtime import EXEC, Future, PendingCall, current, runtime
+from monarch_nb.runtime import EXEC, Future, PendingCall, current, current_runtime
 
 
 def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
@@ -26,22 +26,22 @@ def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueM
 
 
 def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:
-    engine = runtime()
+    runtime = current_runtime()
     state, region = mesh._state, mesh._region
     call = PendingCall(
-        engine,
+        runtime,
         f"{state.name}[cell]",
         state.uid,
         region.ranks,
         len(region),
         lambda replies: ValueMesh._of_thunks(region, replies, state.region),
     )
-    broken = engine.supervisor.check(state, region, call)
+    broken = runtime.supervisor.check(state, region, call)
     if broken is not None:
         call.fail(broken)
         return call.hand_out()
     frames = encode_arguments(call.title, (source, filename, mesh), {})
-    send_region(engine, engine.context(), state, region, EXEC, frames, port=call.number, call=call.call)
+    send_region(runtime, runtime.context(), state, region, EXEC, frames, port=call.number, call=call.call)
     return call.hand_out()
 
 

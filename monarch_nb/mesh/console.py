@@ -12,7 +12,7 @@ from typing import Any
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Actor, ActorState, ProcState, current, endpoint, runtime
+from monarch_nb.runtime import Actor, ActorState, ProcState, current, current_runtime, endpoint
 from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
 from monarch_nb.runtime.output.forms import may_be_rich
@@ -76,7 +76,7 @@ def _sendable(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:
-        frames = encode(value, runtime())
+        frames = encode(value, current_runtime())
         check_size(frames)
     except Exception as error:
         return _stand_in(value, f"it cannot be sent ({next(iter(error_line(error).splitlines()), '')})")
@@ -136,7 +136,7 @@ class Console(Actor):
     ) -> None:
         """Runs the set-up of the process, once, before any actor is constructed."""
         try:
-            runtime().part(MeshRegistry).belongs(state_of(mesh))
+            current_runtime().part(MeshRegistry).belongs(state_of(mesh))
             self._place(mesh)
             for source, filename in sources:
                 run_source(source, filename, self.namespace)
@@ -145,7 +145,7 @@ class Console(Actor):
                 if inspect.iscoroutine(result):
                     asyncio.run(result)
         finally:
-            runtime().end_setup()
+            current_runtime().end_setup()
 
     @endpoint
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

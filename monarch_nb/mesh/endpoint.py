@@ -24,9 +24,9 @@ from monarch_nb.runtime import (
     PendingCall,
     Port,
     StreamCall,
+    current_runtime,
     endpoints_of,
     number_for,
-    runtime,
 )
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import encode
@@ -192,17 +192,17 @@ class Endpoint(Generic[P, R]):
         return encode_arguments(self._title, args, kwargs, declared.method, hidden)
 
     def _begin(self, call: PendingCall, region: Region, frames: list[Any]) -> None:
-        engine = runtime()
-        context = engine.context()
+        runtime = current_runtime()
+        context = runtime.context()
         state = self._mesh._state
-        for listener in engine.on_call:
+        for listener in runtime.on_call:
             listener(state)
-        broken = engine.supervisor.check(state, region, call)
+        broken = runtime.supervisor.check(state, region, call)
         if broken is not None:
             call.fail(broken)
             return
         try:
-            send_region(engine, context, state, region, self._name, frames, port=call.number, call=call.call)
+            send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
         except BaseException:
             call.close()
             raise
@@ -210,7 +210,7 @@ class Endpoint(Generic[P, R]):
             call.limit(self._timeout)
 
     def _pending(self, region: Region, build: Callable[[list[Callable[[], Any]]], Any]) -> PendingCall:
-        call = PendingCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
+        call = PendingCall(current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region), build)
         call.kind = self._mesh._state.kind
         call.may_be_cancelled()
         return call
@@ -257,7 +257,7 @@ class Endpoint(Generic[P, R]):
         """Runs it on every member; gives one future each, which resolve in the order the answers arrive."""
         frames = self._frames(args, kwargs)
         region = self._mesh._region
-        call = StreamCall(runtime(), self._title, self._mesh._state.uid, region.ranks, len(region))
+        call = StreamCall(current_runtime(), self._title, self._mesh._state.uid, region.ranks, len(region))
         call.kind = self._mesh._state.kind
         self._begin(call, region, frames)
         return call.futures()
@@ -309,14 +309,14 @@ def send(
     frames = endpoint._frames(args, kwargs)
     mesh = endpoint._mesh
     region = mesh._region
-    engine = runtime()
-    context = engine.context()
-    for listener in engine.on_call:
+    runtime = current_runtime()
+    context = runtime.context()
+    for listener in runtime.on_call:
         listener(mesh._state)
     if selection == "choose":
         region = Region((), NDSlice(region.ndslice.get(random.randrange(len(region))), (), ()))
-    broken = engine.supervisor.check(mesh._state, region, None)
+    broken = runtime.supervisor.check(mesh._state, region, None)
     if broken is not None:
         raise broken
     number = number_for(port, len(region))
-    send_region(engine, context, mesh._state, region, endpoint._name, frames, port=number, call=engine.new_call())
+    send_region(runtime, context, mesh._state, region, endpoint._name, frames, port=number, call=runtime.new_call())

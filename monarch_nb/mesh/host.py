@@ -12,7 +12,7 @@ from monarch_nb.host.command import BootstrapCommand, check_environment, launche
 from monarch_nb.mesh.host_record import GROW_S, HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted, operations
 from monarch_nb.mesh.proc import ProcMesh
-from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future, runtime, when_done
+from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future, when_done
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Point, Region
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import counted
@@ -304,7 +304,7 @@ def this_host() -> HostMesh:
 
 def this_proc() -> ProcMesh:
     """This process, as a ProcMesh of one: actors spawned on it live here."""
-    return cast(ProcMesh, runtime().this_proc())
+    return cast(ProcMesh, current_runtime().this_proc())
 
 
 def host_labels(hosts: Sequence[str]) -> Region:

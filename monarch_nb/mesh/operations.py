@@ -8,7 +8,7 @@ from msgspec import Struct
 from monarch_nb.host.protocol import Launch
 from monarch_nb.mesh.handle import Handle
 from monarch_nb.mesh.host_record import HostRecord, HostSource
-from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, runtime
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, current_runtime
 from monarch_nb.shape import Extent, Region
 
 if TYPE_CHECKING:
@@ -125,4 +125,4 @@ class Operations(Protocol):
 
 def operations() -> Operations:
     """Those of this process; it becomes a controller if it is nothing yet."""
-    return runtime().part(Operations)  # type: ignore[type-abstract]
+    return current_runtime().part(Operations)  # type: ignore[type-abstract]

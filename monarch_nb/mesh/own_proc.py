@@ -10,8 +10,8 @@ from monarch_nb.wire import Layout, parse_address
 class ThisProc:
     """Gives handles to the process itself."""
 
-    def __init__(self, engine: Runtime, registry: MeshRegistry) -> None:
-        self._engine, self._registry = engine, registry
+    def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
+        self._runtime, self._registry = runtime, registry
 
     def proc_mesh(self) -> ProcMesh:
         """The mesh this process belongs to."""
@@ -20,14 +20,14 @@ class ThisProc:
 
     def this_proc(self) -> ProcMesh:
         """This process, as a ProcMesh of one."""
-        engine = self._engine
-        uid, rank, _ = parse_address(engine.address).place
+        runtime = self._runtime
+        uid, rank, _ = parse_address(runtime.address).place
         region = Region((), NDSlice(rank, (), ()))
         if self._registry.started_in is not None:
             return ProcMesh(self._registry.started_in, region)
-        state = engine.meshes.get(uid)
+        state = runtime.meshes.get(uid)
         if not isinstance(state, ProcState):
-            layout = Layout(uid, (engine.host,), 1)
-            state = ProcState(uid, "this_proc", region, engine.address, layout=layout)
-            self._registry.own(engine.root, state)
+            layout = Layout(uid, (runtime.host,), 1)
+            state = ProcState(uid, "this_proc", region, runtime.address, layout=layout)
+            self._registry.own(runtime.root, state)
         return ProcMesh(state, state.region)

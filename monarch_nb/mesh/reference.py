@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, runtime
+from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
 from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.shape import Region
 from monarch_nb.wire import Layout, host_of
@@ -49,31 +49,31 @@ def proc_record(form: ProcForm) -> ProcState:
     """This process's record of a mesh of processes. Raises UnreachableError for hosts that are out of reach."""
     common, layout = form
     uid, name, _, home, *_ = common
-    engine = runtime()
-    if uid not in engine.meshes:
+    runtime = current_runtime()
+    if uid not in runtime.meshes:
         operations().reach((host_of(home), *layout.hosts), name)
-    return _record(engine, common, ProcState, layout=layout)
+    return _record(runtime, common, ProcState, layout=layout)
 
 
 def actor_record(form: ActorForm) -> ActorState:
     """This process's record of a mesh of actors. Raises UnreachableError for hosts that are out of reach."""
     common, procs, cls, kind = form
-    return _record(runtime(), common, ActorState, procs=proc_record(procs), cls=cls, kind=kind)
+    return _record(current_runtime(), common, ActorState, procs=proc_record(procs), cls=cls, kind=kind)
 
 
-def _record(engine: Runtime, common: Common, record: type[S], **own: Any) -> S:
+def _record(runtime: Runtime, common: Common, record: type[S], **own: Any) -> S:
     uid, name, region, home, incarnations, version, stopped = common
     with _lock:
-        state = engine.meshes.get(uid)
+        state = runtime.meshes.get(uid)
         if state is None:
-            state = engine.meshes[uid] = record(uid, name, region, home, incarnations, version, stopped, **own)
+            state = runtime.meshes[uid] = record(uid, name, region, home, incarnations, version, stopped, **own)
             try:
                 operations().refer(state)
             except BaseException:  # nobody would ever tell of it: the next reference tries again
-                del engine.meshes[uid]
+                del runtime.meshes[uid]
                 raise
         else:
             resized = region if region != state.region else None
-            engine.part(MeshRegistry).renew(state, incarnations, version, resized, own.get("layout"))
+            runtime.part(MeshRegistry).renew(state, incarnations, version, resized, own.get("layout"))
     assert isinstance(state, record)
     return state

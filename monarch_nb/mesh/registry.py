@@ -37,7 +37,7 @@ class MeshRegistry:
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         driver: Driver,
         watcher: Watcher,
         updates: Updates,
@@ -51,7 +51,7 @@ class MeshRegistry:
 
         `runner` is what new processes run, as `module:function`.
         """
-        self._engine, self._driver, self._watcher, self._updates = engine, driver, watcher, updates
+        self._runtime, self._driver, self._watcher, self._updates = runtime, driver, watcher, updates
         self._tell = tell
         self.revive = revive
         self.runner = runner
@@ -60,7 +60,7 @@ class MeshRegistry:
         self.workspaces: dict[str, list[str]] = {}  # by host: folders of code that come first on the path there
         self._started_in: ProcState | None = None
         self._owned: dict[str, list[str]] = {}  # stream of the owner -> uids
-        engine.verbs.handle(ACTOR_FAILED, self._actor_failed)
+        runtime.verbs.handle(ACTOR_FAILED, self._actor_failed)
 
     @property
     def started_in(self) -> ProcState | None:
@@ -75,7 +75,7 @@ class MeshRegistry:
     @property
     def is_left(self) -> bool:
         """Whether the process that has started this one has left it, and nobody has come for it."""
-        return self.started_by in self._engine.local.away
+        return self.started_by in self._runtime.local.away
 
     # -- what this process owns and knows ---------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class MeshRegistry:
         held_back(self._own, instance, state)
 
     def _own(self, instance: Instance, state: MeshState) -> None:
-        self._engine.meshes[state.uid] = state
+        self._runtime.meshes[state.uid] = state
         if isinstance(state, ActorState):
             state.procs.actors[state.uid] = state
         self._owned.setdefault(instance.stream, []).append(state.uid)
@@ -151,7 +151,7 @@ class MeshRegistry:
             return []
 
         self._driver.feed(register)
-        if self._engine.closed or state.owner_process == self._engine.address:
+        if self._runtime.closed or state.owner_process == self._runtime.address:
             return
         self._updates.subscribe(state)
         procs = state if isinstance(state, ProcState) else None
@@ -168,4 +168,4 @@ class MeshRegistry:
     # -- reading thread ---------------------------------------------------------------------------------------------
 
     def _actor_failed(self, end: ActorEnd, asker: Asker[None]) -> None:
-        self._engine.node.settled(self._driver.on_actor_end, end)  # what it answered before comes before
+        self._runtime.node.settled(self._driver.on_actor_end, end)  # what it answered before comes before

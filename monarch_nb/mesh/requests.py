@@ -44,16 +44,16 @@ class UnansweredError(RequestError):
 class _Request(Generic[R]):
     """One answer, on the reading thread."""
 
-    def __init__(self, engine: Runtime, dst: str, verb: Verb[Any, R]) -> None:
-        self.engine = engine
+    def __init__(self, runtime: Runtime, dst: str, verb: Verb[Any, R]) -> None:
+        self.runtime = runtime
         self.dst = dst
         self.verb = verb
-        self.number = engine.ports.open(self, dst)
+        self.number = runtime.ports.open(self, dst)
         self.future: Future[R] = pending_future(describe=lambda: f"{verb.name} of {dst} has not been answered yet")
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """The answer."""
-        self.engine.ports.close(self.number, self.dst)
+        self.runtime.ports.close(self.number, self.dst)
         body = parcel.frames[0] if parcel.frames else b""
         try:
             if header.status != Status.VALUE:
@@ -70,24 +70,24 @@ class _Request(Generic[R]):
 
     def fail(self, reason: str) -> None:
         """It will not be answered."""
-        self.engine.ports.close(self.number, self.dst)
+        self.runtime.ports.close(self.number, self.dst)
         fail_future(self.future, UnansweredError(with_host_names(reason)))
 
 
-def request(engine: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":
+def request(runtime: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]":
     """Sends a request; the future gives the answer, or fails with RequestError."""
-    asked = _Request(engine, dst, verb)
+    asked = _Request(runtime, dst, verb)
     try:
-        engine.tell(dst, verb, body, port=asked.number)
+        runtime.tell(dst, verb, body, port=asked.number)
     except Exception as error:
         asked.fail(f"{dst} cannot be reached: {error}")
     return asked.future
 
 
-def fail_requests(engine: Runtime, dsts: Collection[str], reason: str) -> None:
+def fail_requests(runtime: Runtime, dsts: Collection[str], reason: str) -> None:
     """Those who should answer are gone: whoever waits for them is told."""
     for dst in dsts:
-        for handler in engine.ports.of(dst):
+        for handler in runtime.ports.of(dst):
             if isinstance(handler, _Request):
                 handler.fail(f"{dst} is gone: {reason}")
 
@@ -135,12 +135,12 @@ def _when_all_are_over(futures: "list[Future[Any]]", function: Callable[[], obje
 class _Answers(Generic[R]):
     """Those of one message, by the places of ranks in it; on the reading thread."""
 
-    def __init__(self, engine: Runtime, verb: Verb[Any, R], size: int, over: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, verb: Verb[Any, R], size: int, over: Callable[[], None]) -> None:
         self.found: dict[int, R] = {}
-        self._engine, self._verb, self._over = engine, verb, over
+        self._runtime, self._verb, self._over = runtime, verb, over
         self._left = set(range(size))
         self._lock = threading.Lock()
-        self.number = engine.ports.open(self)
+        self.number = runtime.ports.open(self)
 
     def arrive(self, header: Header, parcel: "Parcel") -> None:
         """An answer, or several folded by a host agent."""
@@ -151,7 +151,7 @@ class _Answers(Generic[R]):
             else:
                 self._take((header.index,), header, parcel.frames)
         finally:
-            self._engine.node.consumed(parcel)
+            self._runtime.node.consumed(parcel)
 
     def _take(self, places: Iterable[int], header: Header, frames: Sequence[Any]) -> None:
         answer = None
@@ -175,7 +175,7 @@ class _Answers(Generic[R]):
 
 
 def ask_ranks(
-    engine: Runtime,
+    runtime: Runtime,
     procs: ProcState,
     ranks: Sequence[int],
     verb: Verb[Q, R],
@@ -198,7 +198,7 @@ def ask_ranks(
             then(found, lost)
 
     def each(left: Sequence[int]) -> None:
-        asked = {rank: request(engine, procs.address(rank), verb, body) for rank in left}
+        asked = {rank: request(runtime, procs.address(rank), verb, body) for rank in left}
 
         def take(_: object = None) -> None:
             for rank, future in asked.items():
@@ -209,37 +209,37 @@ def ask_ranks(
             over()
 
         when_done(settle(list(asked.values()), lambda: ""), take)
-        engine.later(within if left is ranks else within / 2, take)
+        runtime.later(within if left is ranks else within / 2, take)
 
-    if _are_near(engine, procs, ranks):
+    if _are_near(runtime, procs, ranks):
         each(ranks)
         return
     halves = iter((True,))
 
     def rest() -> None:
         if next(halves, False):
-            engine.ports.close(answers.number)
+            runtime.ports.close(answers.number)
             found.update({ranks[place]: answer for place, answer in answers.found.items()})
             each([rank for rank in ranks if rank not in found])
 
-    answers = _Answers(engine, verb, len(ranks), rest)
-    parcel = engine.node.snapshot([encode_body(body)])
+    answers = _Answers(runtime, verb, len(ranks), rest)
+    parcel = runtime.node.snapshot([encode_body(body)])
     for agent, plan in plan_cast(procs.layout, list(_runs(procs, ranks))):
         header = Header(
-            Kind.CAST, agent, engine.address, method=verb.name, port=answers.number, plan=plan, flags=Flags.TO_ENGINES
+            Kind.CAST, agent, runtime.address, method=verb.name, port=answers.number, plan=plan, flags=Flags.TO_ENGINES
         )
         try:
-            engine.send(header, parcel, Lane.URGENT)
+            runtime.send(header, parcel, Lane.URGENT)
         except Exception as error:
             answers.lost(header, str(error))
-    engine.later(within / 2, rest)
+    runtime.later(within / 2, rest)
 
 
-def _are_near(engine: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:
+def _are_near(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:
     """Few ranks, which can be reached without an agent."""
     if len(ranks) < 2:
         return True
-    return len(ranks) <= DIRECT and all(procs.layout.host_of(rank) in engine.local_hosts for rank in ranks)
+    return len(ranks) <= DIRECT and all(procs.layout.host_of(rank) in runtime.local_hosts for rank in ranks)
 
 
 def _runs(procs: ProcState, ranks: Sequence[int]) -> Iterator[Run]:

@@ -12,7 +12,7 @@ from monarch_nb.profiling.messages import Began, Begin, End, Samples
 from monarch_nb.profiling.result import Profile
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.traces import Traces
-from monarch_nb.runtime import Future, Runtime, runtime, when_done
+from monarch_nb.runtime import Future, Runtime, current_runtime, when_done
 from monarch_nb.shape import MeshTrait
 from monarch_nb.wire import kind_of, text_of
 
@@ -42,7 +42,7 @@ def profile(
     state = state_of(part)
     if state.stopped is not None:
         raise RuntimeError(f"{state.name} was stopped ({state.stopped}): there is nothing to profile; spawn it again")
-    sampling = _Sampling(runtime(), part, hz)
+    sampling = _Sampling(current_runtime(), part, hz)
     traces = Traces(part, sampling.profile) if torch else None
     if traces is not None:
         traces.begin()  # this start is not sampled
@@ -69,11 +69,11 @@ def _part(mesh: Any) -> "ActorMesh[Any] | ProcMesh":
 class _Sampling:
     """The samplers of one profile, one on each rank."""
 
-    def __init__(self, engine: Runtime, mesh: "ActorMesh[Any] | ProcMesh", hz: float) -> None:
+    def __init__(self, runtime: Runtime, mesh: "ActorMesh[Any] | ProcMesh", hz: float) -> None:
         state: Any = state_of(mesh)
         procs = getattr(state, "procs", None) or state
-        self._engine = engine
-        self._service = engine.feature(PROFILING)
+        self._runtime = runtime
+        self._service = runtime.feature(PROFILING)
         self._uid = state.uid if isinstance(mesh, ActorMesh) else ""
         self._addresses = {rank: procs.address(rank) for rank in region_of(mesh).ranks()}
         self._number, seen = self._service.expect()
@@ -85,7 +85,7 @@ class _Sampling:
         """Asks all ranks to sample; ranks that do not answer in time begin when they can."""
         hz = self.profile.hz
         asked = {
-            rank: request(self._engine, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
+            rank: request(self._runtime, address, verbs.BEGIN, Begin(self._number, self._uid, rank, hz))
             for rank, address in self._addresses.items()
         }
         for rank, future in asked.items():
@@ -109,7 +109,7 @@ class _Sampling:
         """Stops sampling, and adds notes about ranks to the profile."""
         self.profile.seconds = time.monotonic() - self._begun
         asked = {
-            rank: request(self._engine, address, verbs.END, End(self._number, self._uid, rank))
+            rank: request(self._runtime, address, verbs.END, End(self._number, self._uid, rank))
             for rank, address in self._addresses.items()
         }
         try:

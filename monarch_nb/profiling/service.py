@@ -20,15 +20,15 @@ Key = tuple[str, int, str, int]  # requester, its number of the profile, sampled
 class Service:
     """The profiler of a process that profiles, or is profiled."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._samplers: dict[Key, Sampler] = {}
         self._seen: dict[int, Seen] = {}
         self._count = 0
         self._lock = threading.Lock()
-        engine.verbs.handle(verbs.BEGIN, self._begin)
-        engine.verbs.handle(verbs.END, self._end)
-        engine.verbs.handle(verbs.SAMPLES, self._samples)
+        runtime.verbs.handle(verbs.BEGIN, self._begin)
+        runtime.verbs.handle(verbs.END, self._end)
+        runtime.verbs.handle(verbs.SAMPLES, self._samples)
 
     def close(self) -> None:
         """Stops all samplers."""
@@ -49,14 +49,14 @@ class Service:
                 rank=wanted.rank,
                 hz=wanted.hz,
                 named=not wanted.mesh,
-                send=_SampleSender(self._engine, asker.src, lambda: self._samplers.pop(key, None)),
+                send=_SampleSender(self._runtime, asker.src, lambda: self._samplers.pop(key, None)),
             )
             self._samplers[key] = sampler
             sampler.start()
         return Began(time.time())
 
     def _stacks(self, stacks: Stacks, mesh: str, rank: int) -> Iterable[tuple[str, int, Stack]]:
-        cells = self._engine.cells
+        cells = self._runtime.cells
         if not mesh:
             return stacks.seen(tuple(cells.values()), others=True)
         cell = cells.get((mesh, rank))
@@ -68,7 +68,7 @@ class Service:
             asker.refuse("it is not sampled")
             return None
         samples = sampler.stop()
-        if not samples.seconds and wanted.mesh and (wanted.mesh, wanted.rank) not in self._engine.cells:
+        if not samples.seconds and wanted.mesh and (wanted.mesh, wanted.rank) not in self._runtime.cells:
             asker.refuse("there is no such actor here")
             return None
         return samples
@@ -97,8 +97,8 @@ class Service:
 class _SampleSender:
     """Sends samples to the requester; stops when it no longer takes them, so that no sampler is left over."""
 
-    def __init__(self, engine: Runtime, home: str, forget: Callable[[], object]) -> None:
-        self._engine, self._home = engine, home
+    def __init__(self, runtime: Runtime, home: str, forget: Callable[[], object]) -> None:
+        self._runtime, self._home = runtime, home
         self._forget = forget
         self._asked: Future[SamplesReply] | None = None
         self._since = 0.0
@@ -106,7 +106,7 @@ class _SampleSender:
     def __call__(self, samples: Samples) -> bool:
         goes_on = self._wanted()
         if goes_on:
-            asked = request(self._engine, self._home, verbs.SAMPLES, samples)
+            asked = request(self._runtime, self._home, verbs.SAMPLES, samples)
             if self._asked is None:
                 self._asked, self._since = asked, time.monotonic()
         else:
@@ -114,7 +114,7 @@ class _SampleSender:
         return goes_on
 
     def _wanted(self) -> bool:
-        if self._engine.closed:
+        if self._runtime.closed:
             return False
         if self._asked is None:
             return True
@@ -129,6 +129,6 @@ class _SampleSender:
 PROFILING: Feature[Service] = Feature("profiling")
 
 
-def attach(engine: Runtime) -> Service:
+def attach(runtime: Runtime) -> Service:
     """Registers the handlers of the profiler's verbs."""
-    return Service(engine)
+    return Service(runtime)

@@ -18,13 +18,13 @@ from monarch_nb.rdma.service import RDMA, Service
 from monarch_nb.runtime import (
     Future,
     cancel_with,
+    current_runtime,
     fail_future,
     give_up,
     hand_out,
     pending_future,
     resolve_future,
     resolved_future,
-    runtime,
 )
 
 __all__ = ["RDMABuffer", "service", "transfer"]
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def service() -> Service:
     """The data plane of this process; makes the process a controller if it is in no cluster."""
-    return runtime().feature(RDMA)
+    return current_runtime().feature(RDMA)
 
 
 class RDMABuffer:
@@ -57,8 +57,8 @@ class RDMABuffer:
         memory = memory_of(data)
         if not memory.size:
             raise ValueError("an RDMABuffer has at least one byte; the data has none")
-        engine = runtime()
-        self._handle = service().offer(memory, engine.context().actor_instance, readonly=readonly or memory.readonly)
+        runtime = current_runtime()
+        self._handle = service().offer(memory, runtime.context().actor_instance, readonly=readonly or memory.readonly)
 
     @property
     def owner(self) -> str:

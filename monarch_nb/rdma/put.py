@@ -7,7 +7,7 @@ from monarch_nb.rdma.buffer import aside, service
 from monarch_nb.rdma.errors import BufferDroppedError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.puts import StoredValue, starts
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Pieces, decode, encode
@@ -76,7 +76,7 @@ class Put(Generic[T]):
             raise BufferDroppedError(f"{self!r} cannot be mapped: {error}") from error
         sizes = self._value.sizes
         first, *others = (memory[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True))
-        value: T = decode([bytes(first), *others], runtime())
+        value: T = decode([bytes(first), *others], current_runtime())
         return value
 
 
@@ -85,8 +85,8 @@ def put(value: T) -> Put[T]:
 
     Raises what pickling the value raises, and SharedMemoryError without memory for it.
     """
-    engine, mine = runtime(), service()
-    frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, engine)]
-    made: Put[T] = Put(mine.puts.store(frames, engine.context().actor_instance))
+    runtime, mine = current_runtime(), service()
+    frames = [frame if isinstance(frame, Pieces) else memoryview(frame).cast("B") for frame in encode(value, runtime)]
+    made: Put[T] = Put(mine.puts.store(frames, runtime.context().actor_instance))
     weakref.finalize(made, mine.puts.release, made._value.handle.number).atexit = False
     return made

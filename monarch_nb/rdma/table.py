@@ -8,7 +8,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.rdma.buffer import service
 from monarch_nb.rdma.routes import Route
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.shape import Point
 from monarch_nb.wire import parse_address
 
@@ -56,10 +56,10 @@ def _bytes(count: int) -> str:
 class TransferTable:
     """Transfers between the processes of a cluster, largest first, and the memory that each process offers."""
 
-    def __init__(self, engine: Runtime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         known, now = service().traffic_reporter.known(), time.time()
         names = _names(
-            engine, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
+            runtime, {address for flow in known.flows.values() for address in flow.key[:2]} | {*known.offered}
         )
         flows = sorted(known.flows.values(), key=lambda flow: -flow.size)
         self.records: dict[str, dict[str, Any]] = {
@@ -106,19 +106,19 @@ class TransferTable:
         return "\n\n".join(parts) or NOTHING
 
 
-def _names(engine: Runtime, addresses: set[str]) -> dict[str, str]:
+def _names(runtime: Runtime, addresses: set[str]) -> dict[str, str]:
     """Display names of processes, with addresses where names are ambiguous."""
-    names = {address: process_name(engine, address) for address in addresses}
+    names = {address: process_name(runtime, address) for address in addresses}
     counts = Counter(names.values())
     return {address: name if counts[name] < 2 else f"{name} ({address})" for address, name in names.items()}
 
 
-def process_name(engine: Runtime, address: str) -> str:
+def process_name(runtime: Runtime, address: str) -> str:
     """Display name of a process: its mesh and point, or "controller"."""
-    if address == engine.address:
-        return "controller" if not engine.part(MeshRegistry).started_by else "this process"
+    if address == runtime.address:
+        return "controller" if not runtime.part(MeshRegistry).started_by else "this process"
     uid, rank, _ = parse_address(address).place
-    state = engine.meshes.get(uid)
+    state = runtime.meshes.get(uid)
     if state is None:
         return address
     indices = {base: index for index, base in enumerate(state.region.ranks())}
@@ -133,7 +133,7 @@ def transfers() -> TransferTable:
 
     Processes report transfers twice a second. Does not block.
     """
-    return TransferTable(runtime())
+    return TransferTable(current_runtime())
 
 
 def routes() -> RouteTable:

@@ -22,7 +22,7 @@ from monarch_nb.runtime.losses import FILL_AGAIN_S
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState, ranks_of
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.ports import Channel, Port, PortReceiver, RankedPortReceiver, number_for
-from monarch_nb.runtime.process import Loader, Runtime, install, runtime, started
+from monarch_nb.runtime.process import Loader, Runtime, current_runtime, install, started
 from monarch_nb.runtime.settling import (
     cancel_with,
     error_of,
@@ -91,6 +91,7 @@ __all__ = [
     "cancel_with",
     "concurrent_endpoint",
     "current",
+    "current_runtime",
     "endpoint",
     "endpoints_of",
     "error_of",
@@ -108,7 +109,6 @@ __all__ = [
     "resolve_future",
     "resolved_future",
     "returns_future",
-    "runtime",
     "set_hook_lookup",
     "started",
     "undeclared_name",

@@ -208,7 +208,7 @@ class Runtime:
 
 
 # This process's runtime; in a process that is not part of a mesh yet, it becomes a controller now.
-runtime = current_process.process
+current_runtime = current_process.process
 
 # The same, if there is one yet.
 started = current_process.started

@@ -134,16 +134,16 @@ def _gpu() -> tuple[float, int, int]:
 class Reporter:
     """Samples the actors of this process ten times a second while somebody watches; calls are not slowed down."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._watchers: set[str] = set()
         self._pace = 1.0
         self._samples: dict[tuple[str, int], Sample] = {}
         self._thread: threading.Thread | None = None
         self._meter = Meter()
-        engine.verbs.handle(WATCH, self._watch)
-        engine.verbs.handle(STACK, self._stack)
+        runtime.verbs.handle(WATCH, self._watch)
+        runtime.verbs.handle(STACK, self._stack)
 
     def _watch(self, watch: Watch, asker: Asker[None]) -> None:
         with self._lock:
@@ -159,7 +159,7 @@ class Reporter:
 
     def _stack(self, which: WhichStack, asker: Asker[StackText]) -> StackText:
         key = (which.mesh, which.rank)
-        cells = [cell for own, cell in tuple(self._engine.cells.items()) if not which.mesh or own == key]
+        cells = [cell for own, cell in tuple(self._runtime.cells.items()) if not which.mesh or own == key]
         return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
@@ -168,7 +168,7 @@ class Reporter:
         while True:
             with self._lock:
                 watchers = tuple(self._watchers)
-                if not watchers or self._engine.closed:
+                if not watchers or self._runtime.closed:
                     self._thread = None
                     return
                 samples, meter, pace = self._samples, self._meter, self._pace
@@ -187,14 +187,14 @@ class Reporter:
     def _send(self, watchers: tuple[str, ...], activity: Activity) -> None:
         for address in watchers:
             try:
-                self._engine.tell(address, ACTIVITY, activity)
+                self._runtime.tell(address, ACTIVITY, activity)
             except TransportError:
                 with self._lock:
                     self._watchers.discard(address)
 
     def _changes(self, samples: dict[tuple[str, int], Sample], now: float, counts_s: float) -> list[Doing]:
         changes = []
-        for key, cell in tuple(self._engine.cells.items()):
+        for key, cell in tuple(self._runtime.cells.items()):
             sample = samples.get(key)
             if sample is None:
                 sample = samples[key] = Sample(cell.calls, now)
@@ -204,9 +204,9 @@ class Reporter:
         return changes
 
 
-def attach(engine: Runtime) -> Reporter:
+def attach(runtime: Runtime) -> Reporter:
     """Registers the handlers of `activity` messages."""
-    return Reporter(engine)
+    return Reporter(runtime)
 
 
 def _stack_text(cell: Any) -> str:

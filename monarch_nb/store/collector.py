@@ -43,12 +43,12 @@ PROMPT = 1000  # processes that report ten times a second; with more, each repor
 class Collector:
     """Listens to meshes, supervision and the workers of one runtime; calls `put` on their threads."""
 
-    def __init__(self, engine: Runtime, put: Callable[[e.Event], None]) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, put: Callable[[e.Event], None]) -> None:
+        self._runtime = runtime
         self._put = put
         self.readable: Callable[[str], str] = str  # replaces file names in tracebacks by display names
-        self._driver, self._watcher = engine.part(Driver), engine.part(ProcessWatcher)
-        self._events = engine.part(MeshEvents)
+        self._driver, self._watcher = runtime.part(Driver), runtime.part(ProcessWatcher)
+        self._events = runtime.part(MeshEvents)
         self._odd: dict[str, dict[int, RankStatus]] = {}  # by mesh, the ranks that are not alive, as last reported
         self._starting: dict[str, MeshState] = {}  # meshes that the store shows as starting
         self._ended: set[str] = set()
@@ -57,11 +57,11 @@ class Collector:
         self._soon = False
         self._watched = False
         self._again = False  # a check of pending calls is scheduled
-        self._pending = Pending(engine)
-        engine.verbs.handle(ACTIVITY, self._activity)
+        self._pending = Pending(runtime)
+        runtime.verbs.handle(ACTIVITY, self._activity)
         self._events.listeners.append(self._on_event)
         self._driver.listeners.append(self._on_supervision)
-        for state in tuple(engine.meshes.values()):
+        for state in tuple(runtime.meshes.values()):
             self._spawned(state)
             self._spawning(state)
         for address, pid in tuple(self._watcher.pids.items()):
@@ -76,7 +76,7 @@ class Collector:
             self._events.listeners.remove(self._on_event)
         if self._on_supervision in self._driver.listeners:
             self._driver.listeners.remove(self._on_supervision)
-        self._engine.verbs.release(ACTIVITY)
+        self._runtime.verbs.release(ACTIVITY)
         self.watch(on=False)
 
     def refresh(self) -> None:
@@ -89,12 +89,12 @@ class Collector:
             self._put(asked)
         if self._watched and self._pending.any and not self._again:
             self._again = True
-            self._engine.later(AGAIN_S, self._refresh_again)
+            self._runtime.later(AGAIN_S, self._refresh_again)
 
     def _refresh_again(self) -> None:
         """Reports the end of calls that `refresh` has shown to watchers."""
         self._again = False
-        if self._watched and not self._engine.closed:
+        if self._watched and not self._runtime.closed:
             self.refresh()
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ class Collector:
     def watch(self, *, on: bool) -> None:
         """Asks the workers to start or stop reporting their activity."""
         self._watched = on
-        if self._engine.closed:
+        if self._runtime.closed:
             return
-        for state in tuple(self._engine.meshes.values()):
+        for state in tuple(self._runtime.meshes.values()):
             if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
                 for rank in state.ranks:
                     self._ask(state.address(rank), on=on)
@@ -112,7 +112,7 @@ class Collector:
     def _ask(self, address: str, *, on: bool) -> None:
         if self._watcher.pids.get(address):  # others are asked once they run
             try:
-                self._engine.tell(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
+                self._runtime.tell(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
             except TransportError:
                 return  # the process has ended
 
@@ -135,7 +135,7 @@ class Collector:
             case ProcStarted(address, pid):
                 self._started(address, pid)
             case MeshStopped(state) if state.stopped is not None:
-                self._engine.later(FORGET_S, lambda: self._forget(state))
+                self._runtime.later(FORGET_S, lambda: self._forget(state))
             case ProcUnresponsive(address, since):
                 self._put(e.Answers(*rank_of(address), since, now()))
             case ProcResponsive(address):
@@ -157,13 +157,13 @@ class Collector:
     def _spawned(self, state: MeshState) -> None:
         if state.spawn_spec is not None and state.stopped is None:
             self._ended.discard(state.uid)
-            self._put(spawned(self._engine, state))
+            self._put(spawned(self._runtime, state))
 
     def _resized(self, state: MeshState) -> None:
         """Reports a mesh anew: events of new ranks came before the store knew them."""
         if state.spawn_spec is None or state.stopped is not None:
             return
-        self._put(e.Resized(spawned(self._engine, state, ready=True)))
+        self._put(e.Resized(spawned(self._runtime, state, ready=True)))
         self._odd.pop(state.uid, None)
         if isinstance(state, ProcState):
             for rank in state.ranks:
@@ -201,7 +201,7 @@ class Collector:
             case None:
                 if not self._soon:
                     self._soon = True
-                    self._engine.later(LOOK_S, self.report_ranks)
+                    self._runtime.later(LOOK_S, self.report_ranks)
             case Supervise(owner, failure) if not failure.preempted:
                 self._failed(failure)
                 self._owner(failure.failure_id, owner, "asked")
@@ -221,7 +221,7 @@ class Collector:
         if failure.failure_id in self._failures or not failure.failure_id:
             return
         self._failures.add(failure.failure_id)
-        state = self._engine.meshes.get(failure.mesh_uid)
+        state = self._runtime.meshes.get(failure.mesh_uid)
         ranks: list[int] = [] if state is None else list(state.ranks)
         hit = tuple(ranks[index] for index in failure.places if index < len(ranks))
         self._put(

@@ -29,7 +29,7 @@ def is_ready(state: MeshState) -> bool:
     return state.spawn_spec is None or state.spawn_spec.initialized.done()
 
 
-def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
+def spawned(runtime: Runtime, state: MeshState, *, ready: bool = False) -> e.Spawned:
     """The event for a spawned mesh."""
     spawn_spec = state.spawn_spec
     form = RegionForm.of(state.region)
@@ -50,7 +50,7 @@ def spawned(engine: Runtime, state: MeshState, *, ready: bool = False) -> e.Spaw
         hosts=state.hosts if isinstance(state, ProcState) else (),
         per_host=state.layout.per_host if isinstance(state, ProcState) else 1,
         owner="" if spawn_spec is None else str(spawn_spec.instance),
-        mine=state.owner_process == engine.address,
+        mine=state.owner_process == runtime.address,
         ready=ready,
         at=now(),
     )
@@ -80,15 +80,15 @@ def how_it_ended(cause: Cause) -> str:
     return lines[0] if lines else cause.kind
 
 
-def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
+def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
     """All facts about one mesh and, for actors, about their processes: for callers without a store that listens."""
-    watcher = engine.part(ProcessWatcher)
+    watcher = runtime.part(ProcessWatcher)
     procs = state.procs if isinstance(state, ActorState) else state
     states: list[MeshState] = [procs] if procs is state else [procs, state]
     for shown in states:
-        yield spawned(engine, shown, ready=is_ready(shown))
+        yield spawned(runtime, shown, ready=is_ready(shown))
     if isinstance(procs, ProcState):
-        for noticed in engine.part(HostNotices).of(procs.hosts):
+        for noticed in runtime.part(HostNotices).of(procs.hosts):
             yield e.HostSeen(noticed.host, notice=noticed.by, until=noticed.until or 0.0)
         for rank in procs.ranks:
             address = procs.address(rank)
@@ -97,11 +97,11 @@ def facts_of(engine: Runtime, state: MeshState) -> Iterator[e.Event]:
             if address in watcher.unresponsive:
                 yield e.Answers(procs.uid, rank, watcher.unresponsive[address], now())
     for rank in state.region.ranks():
-        held = engine.held_at(state.uid, rank)
+        held = runtime.held_at(state.uid, rank)
         if held:
             yield e.SessionOpened(f"{state.uid}.{rank}", state.uid, rank, now(), {"place": held})
     for shown in states:
-        for uid, ended, odd in engine.part(Driver).ranks_not_alive(shown.uid):
+        for uid, ended, odd in runtime.part(Driver).ranks_not_alive(shown.uid):
             for rank, status in odd.items():
                 yield turned(uid, rank, status, now())
             if ended is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh import region_of, state_of
-from monarch_nb.runtime import MeshState, Runtime, runtime
+from monarch_nb.runtime import MeshState, Runtime, current_runtime
 from monarch_nb.shape import Region
 from monarch_nb.store.cluster import Cluster
 from monarch_nb.store.collector import Collector
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Store:
     """State of the cluster; methods from any thread. Without watchers no thread runs and workers report nothing."""
 
-    def __init__(self, engine: Runtime | None = None) -> None:
+    def __init__(self, runtime: Runtime | None = None) -> None:
         self._cluster = Cluster()
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()  # of the cluster, its number, and who watches
@@ -40,7 +40,7 @@ class Store:
         self._closed = False
         self._sent = 0  # records of ranks in the last delta
         self.seq = 0
-        self.collector = None if engine is None else Collector(engine, self.put)
+        self.collector = None if runtime is None else Collector(runtime, self.put)
 
     def put(self, event: Event) -> None:
         """Queues an event. Does not block."""
@@ -199,17 +199,17 @@ _stores: "weakref.WeakKeyDictionary[Runtime, Store]" = weakref.WeakKeyDictionary
 _making = threading.Lock()
 
 
-def known_store(engine: Runtime) -> Store | None:
+def known_store(runtime: Runtime) -> Store | None:
     """The store of a runtime, if this process has one."""
-    return _stores.get(engine)
+    return _stores.get(runtime)
 
 
-def store_of(engine: Runtime) -> Store:
+def store_of(runtime: Runtime) -> Store:
     """The store of a runtime; created, and listening, at the first call."""
     with _making:
-        store = _stores.get(engine)
+        store = _stores.get(runtime)
         if store is None:
-            store = _stores[engine] = Store(engine)
+            store = _stores[runtime] = Store(runtime)
         return store
 
 
@@ -221,14 +221,14 @@ def describe(mesh: Any) -> MeshView:
     """
     state: MeshState = mesh if isinstance(mesh, MeshState) else state_of(mesh)
     region = state.region if isinstance(mesh, MeshState) else region_of(mesh)
-    engine = runtime()
-    store = known_store(engine)
+    runtime = current_runtime()
+    store = known_store(runtime)
     view = None if store is None else store.mesh_view(state.uid, region)
     if view is None:
         cluster = Cluster()
-        for fact in facts_of(engine, state):
+        for fact in facts_of(runtime, state):
             cluster.fold(fact)
-        for asked in Pending(engine).changes():
+        for asked in Pending(runtime).changes():
             cluster.fold(asked)
         view = cluster.mesh_view(state.uid, region, now())
     assert view is not None

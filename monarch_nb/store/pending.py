@@ -15,8 +15,8 @@ class Pending:
     Called when the state is read: reports of workers, while somebody watches, come a little later.
     """
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._asked: dict[tuple[str, int], e.Asked] = {}
 
     @property
@@ -26,7 +26,7 @@ class Pending:
 
     def changes(self) -> Iterator[e.Asked]:
         """Calls that began or ended since the last check."""
-        waited = self._waited(tuple(self._engine.calls.values()))
+        waited = self._waited(tuple(self._runtime.calls.values()))
         for key, asked in tuple(self._asked.items()):
             if key not in waited:
                 del self._asked[key]
@@ -40,7 +40,7 @@ class Pending:
     def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.Asked]:
         waited: dict[tuple[str, int], e.Asked] = {}
         for call in calls:
-            state: MeshState | None = self._engine.meshes.get(call.mesh)
+            state: MeshState | None = self._runtime.meshes.get(call.mesh)
             endpoint = call.title.rpartition(".")[2] if "[" not in call.title else "cell"
             if state is None or endpoint == "__init__" or call.missing > WIDEST:
                 continue

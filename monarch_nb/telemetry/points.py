@@ -36,13 +36,13 @@ def log(*, step: float | None = None, **values: Any) -> None:
     TypeError for what is no number. Outside of actors it notes nothing.
     """
     numbers = {name: _number(name, value) for name, value in values.items()}
-    context, engine = current.get(), started()
-    if engine is None or context is None or context.actor_instance.cell is None:
+    context, runtime = current.get(), started()
+    if runtime is None or context is None or context.actor_instance.cell is None:
         return
     instance = context.actor_instance
     now = round(time.time(), 3)
     count = None if step is None else _number("step", step)
-    reported = engine.feature(METRICS)
+    reported = runtime.feature(METRICS)
     reported.note(
         [Point(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
     )
@@ -58,24 +58,24 @@ def _number(name: str, value: Any) -> float:
 class Points:
     """Collects reports of this process's actors and sends them to the process that spawned them, which stores them."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: list[Point] = []
         self._planned = False
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
-        engine.verbs.handle(TAKE, self._taken)
-        engine.verbs.handle(REPORT, self._arrived)
-        engine.part(MeshEvents).listeners.append(self._happened)
+        runtime.verbs.handle(TAKE, self._taken)
+        runtime.verbs.handle(REPORT, self._arrived)
+        runtime.part(MeshEvents).listeners.append(self._happened)
 
     # -- where actors are -------------------------------------------------------------------------------------------
 
     def _home(self) -> str:
         """The process that this one was spawned from, "" if it is the first."""
-        home = self._engine.part(MeshRegistry).started_by
-        return "" if home == self._engine.address else home
+        home = self._runtime.part(MeshRegistry).started_by
+        return "" if home == self._runtime.address else home
 
     def note(self, points: list[Point]) -> None:
         """Adds reports of an actor of this process."""
@@ -86,7 +86,7 @@ class Points:
                 if self._planned:
                     return
                 self._planned = True
-                self._engine.later(SENT_S, self._send)
+                self._runtime.later(SENT_S, self._send)
                 return
         self._keep(points)
 
@@ -100,25 +100,25 @@ class Points:
     def _send(self) -> None:
         with self._lock:
             self._planned = False
-            if self._engine.part(MeshRegistry).is_left:  # the points wait for the next owner
+            if self._runtime.part(MeshRegistry).is_left:  # the points wait for the next owner
                 self._waiting = self._waiting[-MOST:]
                 return
             points, self._waiting = self._waiting[-MOST:], []
         try:
-            self._engine.tell(self._home(), REPORT, MetricPoints(points))
+            self._runtime.tell(self._home(), REPORT, MetricPoints(points))
         except TransportError:
             return  # the owner has ended
 
     def _happened(self, event: Event) -> None:
         if isinstance(event, OwnerChanged) and event.owner and self._waiting:
-            self._engine.later(0.0, self._send)
+            self._runtime.later(0.0, self._send)
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 
     def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
         if home:
-            self._engine.tell(home, REPORT, message)
+            self._runtime.tell(home, REPORT, message)
         else:
             self._keep(message.points)
 
@@ -139,7 +139,7 @@ class Points:
             return
         failed = {rank.rank for rank in describe(procs).having("failed")}
         addresses = dict.fromkeys(procs.address(rank) for rank in ranks if rank not in failed)
-        asked = [request(self._engine, address, TAKE, Done()) for address in addresses]
+        asked = [request(self._runtime, address, TAKE, Done()) for address in addresses]
         until = time.monotonic() + TAKE_S
         for future in asked:
             try:
@@ -172,6 +172,6 @@ class Points:
 METRICS: Feature[Points] = Feature("metrics")
 
 
-def attach(engine: Runtime) -> Points:
+def attach(runtime: Runtime) -> Points:
     """Registers the handlers of `metrics` messages."""
-    return Points(engine)
+    return Points(runtime)

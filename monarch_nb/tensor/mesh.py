@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from monarch_nb.mesh import ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of, this_host
-from monarch_nb.runtime import Future, runtime
+from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories
@@ -280,7 +280,9 @@ class Mesh(MeshTrait):
         This mesh cannot be used afterwards. Blocks. Raises ValueError if all processes are lost.
         """
         region = self._region
-        lost = [rank for rank in runtime().part(Driver).failed(state_of(self._procs).uid) if rank in region.ranks()]
+        lost = [
+            rank for rank in current_runtime().part(Driver).failed(state_of(self._procs).uid) if rank in region.ranks()
+        ]
         if not lost:
             return self
         ranges = largest_slice(self.sizes, [region.point_of_base_rank(rank) for rank in lost])

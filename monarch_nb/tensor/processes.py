@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
-from monarch_nb.runtime import Context, Future, ProcState, current, reported_elsewhere, runtime
+from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor.commands import Open
@@ -33,12 +33,12 @@ class Processes:
     def __init__(self, procs: ProcMesh, device: str, generation: int = -1) -> None:
         self.device = device
         self.generation = generation
-        self._procs, self._state, self._runtime = procs, state_of(procs), runtime()
-        self._context: Context = runtime().context()  # one sender keeps its messages in order
+        self._procs, self._state, self._runtime = procs, state_of(procs), current_runtime()
+        self._context: Context = current_runtime().context()  # one sender keeps its messages in order
         self._members = tuple(region_of(procs).ranks())
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._over = ""  # why these workers were stopped_text
-        runtime().part(Driver).raised_in_use(self._state.uid)
+        current_runtime().part(Driver).raised_in_use(self._state.uid)
         workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
         self._spawned: ActorMesh[TensorWorker] = workers  # grows with the processes
         self.workers: Any = as_it_is(workers)
@@ -46,7 +46,7 @@ class Processes:
         self._openings: dict[int, Open] = {}
         self._lock = threading.RLock()
         coordinator = self._coordinator = GroupCoordinator(
-            runtime(), self._state, self._members, weakref.WeakMethod(self._lose)
+            current_runtime(), self._state, self._members, weakref.WeakMethod(self._lose)
         )
         try:
             self._compare_versions()
@@ -79,7 +79,9 @@ class Processes:
         first: Any = part_of(workers, Region((), NDSlice(self._members[0], (), ())))
         [store] = self._all(first.keep_store, len(layout.hosts) == 1).values()
         number = self.generation + 1
-        spec = GroupSpec(self._state.uid, runtime().address, number, self._members, layout.per_host, self.device)
+        spec = GroupSpec(
+            self._state.uid, current_runtime().address, number, self._members, layout.per_host, self.device
+        )
         held_back(self._join, store, spec, dict(streams)).get()
 
     def _join(
@@ -146,7 +148,7 @@ class Processes:
         with self._lock:
             if stream.lost is None:
                 return
-            failed = runtime().part(Driver).failed(self._state.uid)
+            failed = current_runtime().part(Driver).failed(self._state.uid)
             over = self._over or self._state.stopped is not None or self._has_shrunk
             if over or not failed.isdisjoint(self._members):
                 raise ContentsLostError(stream.lost)

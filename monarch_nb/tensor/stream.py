@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.runtime import Context, Future, current, runtime
+from monarch_nb.runtime import Context, Future, current, current_runtime
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.tensor.batch import Batch, CallSites, Group, Item, Watcher, flat
 from monarch_nb.tensor.commands import (
@@ -130,7 +130,7 @@ class Stream:
         self.heals = 0  # how many heals the stream has survived
         self.viewed: weakref.WeakSet[Memory] = weakref.WeakSet()  # memory with views that can become stale
         self._send, self._group = send, group
-        self._context: Context = runtime().context()
+        self._context: Context = current_runtime().context()
         self._batches: deque[Batch] = deque()  # without replies so far
         self._batch_numbers, self._issued = count(), 0  # batch numbers; operations sent
         self._over = -1  # the generation of process groups that has ended, or -1

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._about import __version__
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import Store, store_of
 from monarch_nb.top import connection as files
 
@@ -178,14 +178,14 @@ class _Watcher:
 _serving: StoreServer | None = None
 
 
-def serve(engine: Runtime | None = None, what: str = "") -> Path:
+def serve(runtime: Runtime | None = None, what: str = "") -> Path:
     """Lets `monarch-nb top` show this process's cluster, read-only; gives the connection file, which is mode 0600.
 
     What is served first stays served: a second call gives the same file. Starts the controller where there is none.
     Ends with the process.
     """
     global _serving
-    store = store_of(runtime() if engine is None else engine)
+    store = store_of(current_runtime() if runtime is None else runtime)
     if _serving is None or _serving._store is not store:
         stop()
         _serving = StoreServer(store, what)

@@ -66,9 +66,9 @@ def proxied(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 LIVES = """
 from monarch_nb.mesh import state_of
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
-print("lives", store_of(runtime()).document()["ranks"][state_of(spare).uid]["0"]["incarnation"])
+print("lives", store_of(current_runtime()).document()["ranks"][state_of(spare).uid]["0"]["incarnation"])
 """
 
 

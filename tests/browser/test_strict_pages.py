@@ -11,7 +11,7 @@ import pytest
 from monarch_kernel import show
 from monarch_kernel.views.bundle import VIEWS, script, style
 from monarch_nb.mesh import state_of, this_host
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.testing import cluster
 from tests.browser.lab import SCREENSHOTS, Lab, browser, opened, panel_built, serve, write_notebook
@@ -40,7 +40,7 @@ def saved() -> tuple[dict[str, Any], str]:
     with cluster():
         procs = this_host().spawn_procs(per_host={"gpus": 4}, name="workers")
         procs.initialized.get(10)
-        state = json.loads(json.dumps(store_of(runtime()).document()))
+        state = json.loads(json.dumps(store_of(current_runtime()).document()))
         options = {"mesh": state_of(procs).uid}
         return {"options": options, "saved": {"now": time.time(), "state": state}}, show(procs)._repr_html_()
 

@@ -25,7 +25,7 @@ from monarch_nb.connect import (
 from monarch_nb.connect.own_hosts import LocalAgents
 from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
 from tests.processes import say
 
@@ -120,7 +120,7 @@ def leave_local(lost: str) -> None:
     hosts = local_hosts(2)
     monarch.actor.unhandled_fault_hook = lambda failure: None
     procs, counter = spawn(hosts.spawn_procs(name="trainers"))
-    handles = runtime().part(LocalAgents).running
+    handles = current_runtime().part(LocalAgents).running
     doomed = counter.slice(hosts=int(lost))
     os.kill(handles[hosts.host_ids[int(lost)]].pid, signal.SIGKILL)
     while answers(doomed):
@@ -189,7 +189,7 @@ def nap(key: str, *endpoints: str) -> None:
 def hold(key: str = "", *endpoints: str) -> None:
     """Spawns, here or on hosts of others, and waits to be killed."""
     spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers") if endpoints else None)
-    runtime().part(Leaving).keep_up()  # as at the end of a cell
+    current_runtime().part(Leaving).keep_up()  # as at the end of a cell
     say("holds")
     signal.pause()
 
@@ -232,7 +232,7 @@ def hold_busy(_: str = "") -> None:
     """Spawns, has a call under way, and waits until somebody has taken the mesh over."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     _, counter = spawn()
-    runtime().part(Leaving).keep_up()
+    current_runtime().part(Leaving).keep_up()
     under_way = counter.wait_for.call(os.environ["GATE"])
     say("holds")
     try:
@@ -314,7 +314,7 @@ def fall(_: str = "") -> None:
     late: Any = procs.spawn("late", Counter, 100)
     late.add.call(0).get()
     keeper.ask.call_one().get()
-    runtime().part(Leaving).keep_up()
+    current_runtime().part(Leaving).keep_up()
     Path(armed).touch()
     say("heals")
     monarch.heal_mesh(procs.slice(gpus=1), kill=True)
@@ -341,13 +341,13 @@ def pick_up(_: str = "") -> None:
 
 def again(_: str = "") -> None:
     """Leaves, and comes back in the same program: handles that were held work again."""
-    store_of(runtime())
+    store_of(current_runtime())
     procs, counter = spawn()
     procs.detach(lease="60s")
     back = monarch.attach("trainers")
     say("counts", *counter.add.call(1).get().values())
     say("same", back == procs)
-    say("view", store_of(runtime()).mesh_view(state_of(procs).uid, state_of(procs).region).counts)
+    say("view", store_of(current_runtime()).mesh_view(state_of(procs).uid, state_of(procs).region).counts)
     monarch.heal_mesh(procs, kill=True)
     say("counts", *counter.add.call(1).get().values())
     procs.stop().get()

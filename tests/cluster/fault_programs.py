@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_nb.actor import Channel, ProcMesh, SupervisionError, endpoint, heal_mesh, runtime, this_host
+from monarch_nb.actor import Channel, ProcMesh, SupervisionError, current_runtime, endpoint, heal_mesh, this_host
 from monarch_nb.config import configure
 from monarch_nb.engine import controller as engine_controller
 from monarch_nb.engine.in_process import in_process_host, inline_host, kill
@@ -43,7 +43,7 @@ def spawn(count: int = 2, **more: Any) -> tuple[Any, Any]:
 
 def quiet() -> None:
     """As in a notebook: failures end nothing."""
-    runtime()
+    current_runtime()
     notebook_mode(lambda failure: say("shown", failure.mesh_name))
 
 
@@ -260,7 +260,7 @@ def cycles(times: str) -> None:
     usual = time.monotonic() - begin
     interrupter = Interrupter(12)
     cuts = sum(interrupter.during(usual * chance.random(), cycle) for _ in range(int(times)))
-    for state in list(runtime().meshes.values()):
+    for state in list(current_runtime().meshes.values()):
         if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
             ProcMesh(state, state.region).stop().get(SOON)  # also one that was there before it had a name
     cycle()
@@ -313,7 +313,7 @@ def steps(part: str, of: str) -> None:
             except KeyboardInterrupt:
                 cuts += 1
             try:
-                for state in list(runtime().meshes.values()):
+                for state in list(current_runtime().meshes.values()):
                     if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None:
                         left = ProcMesh(state, state.region)
                         heal_mesh(left, timeout=soon)
@@ -322,7 +322,7 @@ def steps(part: str, of: str) -> None:
             except Exception as error:
                 say("done", cuts, f"after an interrupt at {step}, visit {visit}: {type(error).__name__}: {error}")
                 os._exit(1)
-    say("done", cuts, inline_host(runtime()).alive())
+    say("done", cuts, inline_host(current_runtime()).alive())
 
 
 # -- to be starved ---------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ class Hog(Worker):
 def memory_runs_out(folder: str, many: str, room: str) -> None:
     """All ranks together take twice of the memory that is left, each a part of it that would fit."""
     group = MemoryGroup(Path(folder))
-    store = store_of(runtime())
+    store = store_of(current_runtime())
     notebook_mode(lambda failure: say("shown", failure.cause.origin.oom))
     procs = this_host().spawn_procs(per_host={"gpus": int(many)}, name="procs")
     hogs = procs.spawn("hogs", Hog)

@@ -20,7 +20,7 @@ from monarch_nb.host import verbs
 from monarch_nb.host.protocol import HostState
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import MeshFailure
 from monarch_nb.wire import Done
 
@@ -97,7 +97,7 @@ class Worker(Actor):
 def controlling() -> Iterator[Any]:
     """A controller in this process, as a notebook is one; gives its host."""
     shown: list[MeshFailure] = []
-    runtime()
+    current_runtime()
     unhandled.notebook_mode(shown.append)
     here: Any = this_host()
     here.shown = shown
@@ -120,7 +120,7 @@ def warm(here: Any) -> None:
     procs = here.spawn_procs(per_host={"gpus": 1}, name="warm")
     procs.spawn("warm", Worker).pid.call().get(60)
     procs.stop().get(SOON)
-    runtime().later(0.0, lambda: None)
+    current_runtime().later(0.0, lambda: None)
 
 
 @pytest.fixture
@@ -165,13 +165,13 @@ def still_works(host: Any) -> None:
 
 def status(host: str | None = None) -> HostState:
     """What the host agent says of itself."""
-    engine = runtime()
-    return request(engine, f"{host or engine.host}/agent", verbs.STATUS, Done()).get(SOON)
+    runtime = current_runtime()
+    return request(runtime, f"{host or runtime.host}/agent", verbs.STATUS, Done()).get(SOON)
 
 
 def agent() -> own_hosts.AgentHandle:
     """The agent of this host."""
-    return runtime().part(own_hosts.LocalAgents).running[runtime().host]
+    return current_runtime().part(own_hosts.LocalAgents).running[current_runtime().host]
 
 
 def begun(receiver: Any, count: int) -> list[int]:

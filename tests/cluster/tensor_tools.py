@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.connect import shutdown
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.effort import AS_LATER
 
 _PRELOAD = "MONARCH_NB_PRELOAD"
@@ -20,7 +20,7 @@ def born_for_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_PRELOAD, AS_LATER)
-        if runtime().host not in _hosts[-1:]:
+        if current_runtime().host not in _hosts[-1:]:
             shutdown()  # that of an earlier module
-            _hosts.append(runtime().host)
+            _hosts.append(current_runtime().host)
         yield

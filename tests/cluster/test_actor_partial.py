@@ -11,7 +11,7 @@ import monarch_nb.actor
 from monarch_nb.actor import Actor, ProcMesh, SupervisionError, concurrent_endpoint, context
 from monarch_nb.config import configured
 from monarch_nb.routing import plan_cast
-from monarch_nb.runtime import PendingCall, Runtime, runtime
+from monarch_nb.runtime import PendingCall, Runtime, current_runtime
 from monarch_nb.wire import Header, Kind, Layout, Run, encode, host_name
 from monarch_nb.wire.header import SKIP
 from tests.cluster.actor_tools import SECONDS
@@ -64,21 +64,21 @@ def test_an_actor_that_streams_gets_the_answers_of_those_who_live(unminded: None
     assert [future.get(0) for error, future in outcomes if error is None] == ["answered"]
 
 
-def asked(engine: Runtime, uid: str, dst: str) -> PendingCall:
+def asked(runtime: Runtime, uid: str, dst: str) -> PendingCall:
     """A call to a process, as from a reference that is wrong."""
-    call = PendingCall(engine, "ghosts.step", uid, lambda: [0], 1, lambda replies: replies)
-    header = Header(Kind.CALL, dst, engine.address, mesh=uid, method="step", port=call.number, call=call.call)
-    engine.send(header, engine.node.snapshot(encode(((), {}))))
+    call = PendingCall(runtime, "ghosts.step", uid, lambda: [0], 1, lambda replies: replies)
+    header = Header(Kind.CALL, dst, runtime.address, mesh=uid, method="step", port=call.number, call=call.call)
+    runtime.send(header, runtime.node.snapshot(encode(((), {}))))
     return call
 
 
 def test_calls_to_a_process_that_never_was_are_clear_errors(quad: ProcMesh) -> None:
-    engine = runtime()
+    runtime = current_runtime()
     with configured(message_delivery_timeout=1.0):
-        call = asked(engine, "ghost", f"{engine.host}/pghost.7.0")
+        call = asked(runtime, "ghost", f"{runtime.host}/pghost.7.0")
         with pytest.raises(SupervisionError, match="never started here") as caught:
             call.future.get(SECONDS)
-        assert f"not known on host {host_name(engine.host)}:" in str(caught.value)
+        assert f"not known on host {host_name(runtime.host)}:" in str(caught.value)
 
 
 def test_casts_to_a_process_that_never_was_are_clear_errors() -> None:
@@ -91,23 +91,23 @@ def test_casts_to_a_process_that_never_was_are_clear_errors() -> None:
 
 
 def test_losing_the_stand_in_of_a_lost_message_fails_nobody(quad: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = runtime()
+    runtime = current_runtime()
     told: list[str] = []
-    monkeypatch.setattr(engine.supervisor, "undeliverable", lambda header, reason: told.append(header.method))
-    lost = Header(Kind.CALL, "hx/pfar.0.0", engine.address, "far", seq=3, method="step")
-    engine.undelivered(lost, "its host is lost")
+    monkeypatch.setattr(runtime.supervisor, "undeliverable", lambda header, reason: told.append(header.method))
+    lost = Header(Kind.CALL, "hx/pfar.0.0", runtime.address, "far", seq=3, method="step")
+    runtime.undelivered(lost, "its host is lost")
     assert told == ["step"]
-    engine.undelivered(msgspec.structs.replace(lost, method=SKIP), "its host is lost")
+    runtime.undelivered(msgspec.structs.replace(lost, method=SKIP), "its host is lost")
     assert told == ["step"]
 
 
 def test_answers_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> None:
-    engine = runtime()
-    call = PendingCall(engine, "far.step", "far", lambda: range(3), 3, lambda replies: replies)
+    runtime = current_runtime()
+    call = PendingCall(runtime, "far.step", "far", lambda: range(3), 3, lambda replies: replies)
     [(_, plan)] = plan_cast(Layout("pfar", ("hx", "hy", "hz"), 1), [Run(0, 3)], fanout=1)
     call.branches = [plan]
-    engine.host_lost("hz", "its agent has ended")  # nobody's answer goes by way of it
+    runtime.host_lost("hz", "its agent has ended")  # nobody's answer goes by way of it
     assert not call.future.done()
-    engine.host_lost("hx", "its agent has ended")
+    runtime.host_lost("hx", "its agent has ended")
     with pytest.raises(SupervisionError, match="through host hx, which is lost: its agent has ended"):
         call.future.get(0)

@@ -22,7 +22,7 @@ from monarch_nb.debug import StoppedAtBreakpoint
 from monarch_nb.debug.messages import Evaluate
 from monarch_nb.debug.verbs import EVALUATE
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.actor_tools import spawned
 from tests.cluster.debug_tools import SECONDS, Trainer, resume_all, stopped
 
@@ -47,7 +47,7 @@ class Meddler(Actor):
     @endpoint
     def ask(self, session: str, address: str, force: bool = False) -> str:
         command = Evaluate(session=session, text="x", force=force)
-        answer = request(runtime(), address, EVALUATE, command).get(SECONDS)
+        answer = request(current_runtime(), address, EVALUATE, command).get(SECONDS)
         return answer.error or (answer.value.text if answer.value is not None else "")
 
 
@@ -311,7 +311,7 @@ def test_a_second_controller_learns_who_debugs_a_rank(procs: ProcMesh, trainers:
     (one,) = stopped(1)
     debug.eval("loss")
     told = meddler.ask.call_one(one.session, one.address).get(SECONDS)
-    assert f"another controller ({runtime().address}) is debugging this rank" in told
+    assert f"another controller ({current_runtime().address}) is debugging this rank" in told
     debug.detach()
     assert meddler.ask.call_one(one.session, one.address).get(SECONDS) == "7"
     assert "another controller" in debug.eval("x").errors[0]

@@ -20,7 +20,7 @@ import os, signal, sys
 import monarch_nb as monarch
 from monarch_nb.connect import Leaving
 from monarch_nb.job import ProcessJob
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.detach_programs import Counter
 from tests.processes import say
 
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     counter = procs.spawn("counter", Counter, 10)
     counter.add.call(5).get()
     if "early" in sys.argv:
-        runtime().part(Leaving).keep_up()
+        current_runtime().part(Leaving).keep_up()
     procs.grow(hosts=2)
     counter.add.call(1).get()
     procs.shrink(hosts=[1])
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     if "leave" in sys.argv:
         procs.detach("60s")
     else:
-        runtime().part(Leaving).keep_up()
+        current_runtime().part(Leaving).keep_up()
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -11,7 +11,7 @@ from monarch_nb.connect import own_hosts
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
 from monarch_nb.lifecycle.healing import MeshHealer
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until
 from tests.cluster.leftovers import marked
@@ -29,7 +29,7 @@ def host(nothing_left_behind: None) -> Iterator[Any]:
 def told(error: BaseException, mesh: str, pid: int) -> None:
     """Which mesh, which host, why, what next."""
     text = str(error)
-    host = host_name(runtime().host)
+    host = host_name(current_runtime().host)
     for part in (f"the host {host} was lost", f"host agent (process {pid}) ended with signal 9", f"mesh      {mesh}",
                  f"heal_mesh({mesh})"):  # fmt: skip
         assert part in text, text
@@ -126,7 +126,7 @@ def test_killing_the_agent_during_a_heal_ends_it_with_an_error(host: Any, tmp_pa
         with pytest.raises(SupervisionError):
             actors.pid.call().get(SOON)
         before = set(marked())
-        healed = runtime().part(MeshHealer).heal(actors._state, actors._region)
+        healed = current_runtime().part(MeshHealer).heal(actors._state, actors._region)
         until(lambda: [line for pid, line in marked().items() if pid not in before and line.startswith("mnb:")])
         lose_agent()
         with pytest.raises(RuntimeError, match="heals") as caught:
@@ -160,13 +160,14 @@ def test_between_being_there_and_being_asked(
 ) -> None:
     ask = proc_spawn.request
 
-    def lose(engine: Any, dst: str, verb: str, body: Any) -> Any:
+    def lose(runtime: Any, dst: str, verb: str, body: Any) -> Any:
         monkeypatch.setattr(proc_spawn, "request", ask)
         gone = agent()
         lose_agent()
         if seen:
-            until(lambda: engine.part(own_hosts.LocalAgents).running.get(engine.host) is not gone, "the death is seen")
-        return ask(engine, dst, verb, body)
+            running = runtime.part(own_hosts.LocalAgents).running
+            until(lambda: running.get(runtime.host) is not gone, "the death is seen")
+        return ask(runtime, dst, verb, body)
 
     with spawned(host) as procs:
         workers = procs.spawn("workers", Worker)

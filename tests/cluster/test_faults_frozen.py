@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.actor import Channel, MeshFailure, SupervisionError
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcResponsive, ProcUnresponsive
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, spawned, still_works, until
 from tests.processes import freeze
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: list[MeshFailure]) -> None:
-    watcher = runtime().part(ProcessWatcher)
+    watcher = current_runtime().part(ProcessWatcher)
     events: list[type[Event]] = []
     frozen = workers._state.procs.address(1)
 
@@ -26,7 +26,7 @@ def test_a_frozen_process_is_unresponsive_and_then_goes_on(workers: Any, shown: 
         if isinstance(event, ProcUnresponsive | ProcResponsive) and event.address == frozen:
             events.append(type(event))
 
-    runtime().part(MeshEvents).listeners.append(heard)
+    current_runtime().part(MeshEvents).listeners.append(heard)
     port, receiver = Channel.open()
     pids = workers.pid.call().get(SOON).values()
     napping = workers.slice(gpus=1).nap.call_one(0.05, port)

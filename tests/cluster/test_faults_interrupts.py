@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.actor import ProcMesh
 from monarch_nb.lifecycle import actor_spawn, proc_spawn
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.fault_tools import SOON, Program, Worker, still_works
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -77,6 +77,6 @@ def test_actors_whose_spawn_is_cut_off_are_stopped(duo: ProcMesh, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         duo.spawn("cut", Worker)
     monkeypatch.undo()
-    [state] = [state for state in runtime().meshes.values() if state.name == "cut"][-1:]
+    [state] = [state for state in current_runtime().meshes.values() if state.name == "cut"][-1:]
     assert state.stopped == "its spawn was interrupted"
     assert duo.spawn("whole", Worker).rank.call().get(SOON).values() == [0, 1]

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Node, Parcel
 from monarch_nb.wire import Header, Kind, Run
 from monarch_nb.wire.header import CastPlan
@@ -24,13 +24,13 @@ VERBS = ("reply", "proc.exited", "proc.stop?", "actor.failed", "actor.stop", "me
 
 
 def folder() -> Path:
-    return Path(run_folder_for(runtime().host))
+    return Path(run_folder_for(current_runtime().host))
 
 
 def listeners(workers: Any) -> list[str]:
     """Of the controller, the agent and two processes."""
     procs = workers._state.procs
-    names = [runtime().address, f"{runtime().host}/agent", procs.address(0), procs.address(1)]
+    names = [current_runtime().address, f"{current_runtime().host}/agent", procs.address(0), procs.address(1)]
     return [str(folder() / name.partition("/")[2]) for name in names]
 
 
@@ -104,9 +104,9 @@ def test_messages_that_make_no_sense(workers: Any, host: Any) -> None:
 
 def test_a_peer_that_speaks_the_language_and_means_ill(workers: Any, host: Any) -> None:
     state = workers._state
-    targets = [runtime().address, f"{runtime().host}/agent", state.procs.address(0)]
+    targets = [current_runtime().address, f"{current_runtime().host}/agent", state.procs.address(0)]
     deaf: Any = lambda *_: None  # noqa: E731
-    evil = Node("hevil/c", run_folders={runtime().host: folder()}, handler=deaf, on_link_failed=deaf)
+    evil = Node("hevil/c", run_folders={current_runtime().host: folder()}, handler=deaf, on_link_failed=deaf)
     evil.start()
     try:
         junk = [Parcel(), Parcel([b""]), Parcel([b"\xc1\xff"]), Parcel([b"cos\nsystem\n(S'exit 1'\ntR."]),
@@ -119,7 +119,7 @@ def test_a_peer_that_speaks_the_language_and_means_ill(workers: Any, host: Any) 
                 for kind in (Kind.CALL, Kind.REPLY, Kind.PORT, Kind.FOLDED, Kind.RETURNED):
                     for seq in (-1, 0, 5):
                         evil.send(msgspec.structs.replace(wrong, kind=kind, seq=seq, status=77, call="x"), parcel)
-                runs, names = (Run(0, 4000), Run(-7, 2)), (runtime().host, "hnone")
+                runs, names = (Run(0, 4000), Run(-7, 2)), (current_runtime().host, "hnone")
                 plan = CastPlan(state.procs.uid, 2, runs, hosts=(0, 9), names=names)
                 evil.send(msgspec.structs.replace(wrong, kind=Kind.CAST, plan=plan), parcel)
         evil.close(2)

@@ -8,7 +8,7 @@ from monarch_nb.actor import MeshFailure, SupervisionError, heal_mesh
 from monarch_nb.host import protocol as p
 from monarch_nb.host.verbs import PROC_EXITED
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, ProcExited
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Parcel
 from monarch_nb.wire import Header, Kind, encode_body
 from tests.cluster.fault_tools import SOON, kill, until
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def tell(address: str, reason: str) -> None:
-    engine = runtime()
-    exited = p.Exited(address=address, host=engine.host, pid=1, at=0.0, reason=reason)
-    header = Header(Kind.CONTROL, engine.address, f"{engine.host}/agent", method=PROC_EXITED.name)
-    engine.node.send(header, Parcel([encode_body(exited)]), lane=1)
+    runtime = current_runtime()
+    exited = p.Exited(address=address, host=runtime.host, pid=1, at=0.0, reason=reason)
+    header = Header(Kind.CONTROL, runtime.address, f"{runtime.host}/agent", method=PROC_EXITED.name)
+    runtime.node.send(header, Parcel([encode_body(exited)]), lane=1)
 
 
 @pytest.mark.slow
 def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> None:
-    events = runtime().part(MeshEvents)
+    events = current_runtime().part(MeshEvents)
     exits: list[str] = []
     killed = workers._state.procs.address(1)
 
@@ -50,13 +50,13 @@ def test_a_death_told_twice_and_late(workers: Any, shown: list[MeshFailure]) -> 
 
 def test_the_death_of_nobody(workers: Any, shown: list[MeshFailure]) -> None:
     heard: list[str] = []
-    nobodies = ("hx/p1.0.0", "hx/agent", f"{runtime().host}/p77.3.9", f"{runtime().host}/nonsense")
+    nobodies = ("hx/p1.0.0", "hx/agent", f"{current_runtime().host}/p77.3.9", f"{current_runtime().host}/nonsense")
 
     def hear(event: Event) -> None:  # not of processes that an earlier test has stopped
         if isinstance(event, ProcExited) and event.address in nobodies:
             heard.append(event.address)
 
-    runtime().part(MeshEvents).listeners.append(hear)
+    current_runtime().part(MeshEvents).listeners.append(hear)
     for address in nobodies:
         tell(address, "never was")
     until(lambda: len(heard) == 4)

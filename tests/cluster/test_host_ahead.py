@@ -17,7 +17,7 @@ pid = ahead._coming[0].agent._process.pid
 USE = """
 from monarch.actor import Actor, endpoint, this_host
 from monarch_nb.connect.own_hosts import LocalAgents
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 class Asked(Actor):
     @endpoint
@@ -25,7 +25,7 @@ class Asked(Actor):
         return os.environ.get(name)
 
 asked = this_host().spawn_procs(per_host={"gpus": 1}).spawn("asked", Asked)
-agents = runtime().part(LocalAgents).running.values()
+agents = current_runtime().part(LocalAgents).running.values()
 print(asked.environ.call_one("LANG").get(30), [agent.pid for agent in agents] == [pid])
 """
 

@@ -13,7 +13,7 @@ from monarch_nb.actor import Actor, ActorError, MeshFailure, ProcMesh, Supervisi
 from monarch_nb.connect import attach_hosts, local_hosts, own_hosts
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.mesh import sending
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys
 from monarch_nb.wire import Kind, host_name
 from tests.cluster.hosts_tools import SOON, Caller, Member, faults, nothing_left, user_hosts, wait_until
@@ -44,7 +44,7 @@ def many(six: ProcMesh) -> ProcMesh:
 def arrived(monkeypatch: pytest.MonkeyPatch) -> Counter[Kind]:
     """How many messages of each kind have come to the controller."""
     kinds: Counter[Kind] = Counter()
-    node = runtime().node
+    node = current_runtime().node
     handler = node._handler
 
     def count(header: Any, parcel: Any) -> None:
@@ -185,7 +185,7 @@ def test_a_host_agent_that_dies_fails_casts_under_way(faults: list[MeshFailure])
     members = hosts.spawn_procs(name="pair").spawn("members", Member)
     members.where.call().get(SOON)
     under_way = members.nap.call(300, 1)
-    handle = runtime().part(own_hosts.LocalAgents).running[hosts.host_ids[1]]
+    handle = current_runtime().part(own_hosts.LocalAgents).running[hosts.host_ids[1]]
     handle._process.kill()
     with pytest.raises(SupervisionError, match=host_name(hosts.host_ids[1])):
         under_way.get(SOON)

@@ -16,7 +16,7 @@ import zmq
 from monarch_nb import connect
 from monarch_nb.connect import attach_hosts
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import Keys
 from tests.cluster.hosts_tools import SOON, HostProcess, Member, nothing_left, wait_until
 
@@ -144,7 +144,7 @@ def context() -> "Iterator[zmq.Context[Any]]":
 @pytest.mark.parametrize("whose", ["none", pytest.param("other", marks=pytest.mark.slow)])
 def test_strangers_who_speak_zeromq(unharmed: None, agent: HostProcess, place: Path, whose: str) -> None:
     with context() as ctx:
-        for name in (b"h0/c|0|1", b"x", f"{runtime().address}|1|ffffffffffffffff".encode()):
+        for name in (b"h0/c|0|1", b"x", f"{current_runtime().address}|1|ffffffffffffffff".encode()):
             with dealer(ctx, agent, name, Keys.create() if whose == "other" else None) as stranger:
                 with contextlib.suppress(zmq.Again):  # refused already: there is nobody to send to any more
                     for message in messages(place, agent.host):
@@ -188,6 +188,6 @@ def test_peers_with_the_key_that_send_nonsense_do_no_harm(
 
 
 def test_run_folders_are_private(members: Any, agent: HostProcess) -> None:
-    for folder in (agent.run_folder, run_folder_for(runtime().host)):
+    for folder in (agent.run_folder, run_folder_for(current_runtime().host)):
         assert folder.stat().st_mode & 0o777 == 0o700
         assert folder.stat().st_uid == os.getuid()

@@ -15,7 +15,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb import config
-from monarch_nb.actor import MeshFailure, SupervisionError, runtime
+from monarch_nb.actor import MeshFailure, SupervisionError, current_runtime
 from monarch_nb.connect import attach_hosts, remote_host, shutdown
 from monarch_nb.connect.routes import Routes
 from monarch_nb.exceptions import HealError
@@ -111,7 +111,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
 
 def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
-    wait_until(lambda: not any(runtime().part(Routes).attached[host].lost for host in hosts.host_ids))
+    wait_until(lambda: not any(current_runtime().part(Routes).attached[host].lost for host in hosts.host_ids))
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_worker_errors_and_logs_name_hosts_as_the_controller_does(
     asked = callers.slice(hosts=0).nested.call_one(members.slice(hosts=1), 1, tmp_path / "asks", wraps)
     wait_until((tmp_path / "asks").exists)
     agents[1].kill()
-    error, logs = asked.exception(SOON), runtime().part(MeshLogs).receiver
+    error, logs = asked.exception(SOON), current_runtime().part(MeshLogs).receiver
     assert isinstance(error, monarch_nb.actor.ActorError)
     wait_until(lambda: any("seen: " in block.text for block in logs.written(procs._state.address(0))))
     written = "".join(block.text for block in logs.written(procs._state.address(0)))
@@ -258,5 +258,5 @@ def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
 
 
 def _is_back(agent: HostProcess) -> bool:
-    host = runtime().part(Routes).attached[agent.host]
+    host = current_runtime().part(Routes).attached[agent.host]
     return not host.lost and host.pid == agent.pid

@@ -14,7 +14,7 @@ from monarch_nb.connect import attach_hosts, shutdown
 from monarch_nb.host.preemption import GRACE
 from monarch_nb.job import ProcessJob, Role, job_load
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.runtime import runtime, started
+from monarch_nb.runtime import current_runtime, started
 from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.hosts_tools import user_hosts
@@ -52,15 +52,15 @@ class Keeper(Actor):
 def notices() -> Iterator[list[str]]:
     lines: list[str] = []
     yield lines
-    if (engine := started()) is not None:
-        engine.part(HostNotices).present(None)
+    if (runtime := started()) is not None:
+        runtime.part(HostNotices).present(None)
 
 
 def test_the_first_sigterm_gives_notice_and_the_second_ends_the_host(host: Any, notices: list[str]) -> None:
     job = ProcessJob({"trainers": 1}, env={GRACE: "40"})
     try:
         hosts = job.state(cached_path=None).trainers
-        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
+        current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         beside = host.spawn_procs(name="beside")
         keeper = beside.spawn("keeper", Keeper, hosts)
         pid, worker = keeper.pid.call_one().get(SOON), pid_of(job, "trainers_0")
@@ -176,7 +176,7 @@ def test_agents_started_by_hand_give_notice_and_end_with_their_users(
     monkeypatch.setenv(GRACE, "20")
     with user_hosts(tmp_path, 1, "--insecure-loopback") as [mine]:
         hosts = attach_hosts([mine.endpoint], insecure_loopback=True)
-        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
+        current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         procs = hosts.spawn_procs(name="trained")
         assert len(where(procs).pid.call().get(SOON).values()) == 1
         mine.process.send_signal(signal.SIGTERM)

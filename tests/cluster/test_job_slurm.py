@@ -15,7 +15,7 @@ from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.host.preemption import END
 from monarch_nb.job import EngineError, HostsMissingError, Role, SlurmJob, job_load, running_jobs
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
@@ -155,7 +155,7 @@ def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: 
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
         _, _, pid = where.where.call_one().get(SOON)
         notices: list[str] = []
-        runtime().part(HostNotices).present(lambda event: notices.append(event.text))
+        current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         slurm.ask("scancel", slurm_id(job))
         until(lambda: notices, "the notice")
         told = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
@@ -168,7 +168,7 @@ def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: 
             job.state(None)
         assert none_alive([pid])
     finally:
-        runtime().part(HostNotices).present(None)
+        current_runtime().part(HostNotices).present(None)
         job.kill()
 
 

@@ -190,9 +190,9 @@ def test_a_program_killed_while_starting_a_job_leaves_nothing(server: SSHServer)
 
 def remotes() -> list[Any]:
     from monarch_nb.connect.routes import Routes
-    from monarch_nb.runtime import runtime
+    from monarch_nb.runtime import current_runtime
 
-    return list(runtime().part(Routes).attached.values())
+    return list(current_runtime().part(Routes).attached.values())
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from monarch_nb.job import (
     running_jobs,
     unregister_job,
 )
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.processes import alive
@@ -198,7 +198,8 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
     racks.taken, racks.looks = True, 0
     until(lambda: racks.looks > 0, "the engine's word was read")
     assert where.mark.call_one().get(SOON) == "r", "its agent answers"
-    os.kill(runtime().part(Routes).attached[trainers.host_ids[0]].pid, signal.SIGKILL)  # else it tells of its own end
+    agent = current_runtime().part(Routes).attached[trainers.host_ids[0]]
+    os.kill(agent.pid, signal.SIGKILL)  # else it reports its own end
     for machine in racks.machines.values():
         machine.kill()
     with pytest.raises(SupervisionError, match="trainers_0 was taken back for the night"):

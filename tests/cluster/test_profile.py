@@ -16,7 +16,7 @@ import monarch_nb as monarch
 from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, run_on
 from monarch_nb.profiling import Profile
 from monarch_nb.profiling.service import PROFILING
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import MeshFailure
 from tests.cluster.actor_tools import SECONDS, Faults, spawned
 from tests.cluster.fault_tools import until
@@ -222,7 +222,7 @@ def test_profiling_no_mesh_or_at_an_odd_rate_is_refused(trainers: Any) -> None:
 
 @pytest.mark.slow
 def test_a_sampler_whose_samples_are_not_taken_ends_by_itself(trainers: Any) -> None:
-    service = runtime().feature(PROFILING)
+    service = current_runtime().feature(PROFILING)
     with monarch.profile(trainers.slice(gpus=0)) as profile:
         until(lambda: profile.samples, "samples have come")
         service.forget(service._count)

@@ -11,7 +11,7 @@ from monarch_nb import debug
 from monarch_nb._torchrun import _read, serve
 from monarch_nb.actor import ActorError
 from monarch_nb.job import job_load, running_jobs
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
@@ -52,7 +52,7 @@ def test_the_script_runs_on_all_processes_with_the_environment_of_torchrun(
         frames = debug.post_mortem(caught.value)  # as the error offers: the processes are there until the next run
         assert [each.post_mortem for each in frames.sessions] == [True]
         frames.resume()
-        failed = [each for each in runtime().meshes.values() if each.name == "spmd" and each.stopped is None]
+        failed = [each for each in current_runtime().meshes.values() if each.name == "spmd" and each.stopped is None]
         assert failed
         again._script[-1] = "well"
         assert again.run_spmd() is True

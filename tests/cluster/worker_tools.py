@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.fault_tools import ROOT, SOON, controlling
 
 TRUST_ALL = "trust_all_connections"
@@ -76,5 +76,5 @@ def light_host(nothing_left_by_module: None) -> Iterator[Any]:
         where(procs).pid.call().get(60)
         procs.stop().get(SOON)
         # Its threads come with the first socket, which is for the first word to another host, and stay: not of a test
-        runtime().node._links.context().socket(zmq.PAIR).close(0)
+        current_runtime().node._links.context().socket(zmq.PAIR).close(0)
         yield here

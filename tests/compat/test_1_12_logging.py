@@ -12,7 +12,7 @@ from monarch.actor import ProcMesh
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption
 from monarch_nb.mesh.handle import state_of
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -68,5 +68,5 @@ def test_levels_are_0_to_255_and_windows_need_streaming(quad: ProcMesh) -> None:
 
 def test_a_window_of_no_seconds_gathers_nothing(quad: ProcMesh) -> None:
     asyncio.run(quad.logging_option(stream_to_client=True, aggregate_window_sec=0))
-    assert runtime().part(MeshLogs).options.of(state_of(quad).address(0)) == LogOption(True, None, logging.INFO)
+    assert current_runtime().part(MeshLogs).options.of(state_of(quad).address(0)) == LogOption(True, None, logging.INFO)
     asyncio.run(quad.logging_option())

@@ -26,7 +26,7 @@ from monarch_nb.actor import (
 )
 from monarch_nb.config import configured
 from monarch_nb.mesh import sending
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Layout
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -99,7 +99,7 @@ class Sync(Actor):
 class Beside(Actor):
     @endpoint
     async def hears_of(self, call: str) -> None:
-        while call not in runtime().cancelled:  # noqa: ASYNC110 - nothing tells of it
+        while call not in current_runtime().cancelled:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ProcMesh, concurrent_endpoint, endpoint
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -88,10 +88,10 @@ class AsyncWithSyncSupervise(Actor):
     ],
 )
 def test_a_class_that_cannot_work_is_refused_before_anything_is_created(quad: ProcMesh, cls: Any, text: str) -> None:
-    before = set(runtime().meshes)
+    before = set(current_runtime().meshes)
     with pytest.raises(ValueError, match=text):
         quad.spawn("x", cls)
-    assert set(runtime().meshes) == before
+    assert set(current_runtime().meshes) == before
 
 
 @pytest.mark.parametrize("name", ["slice", "stop", "size", "initialized", "split", "rename", "flatten", "extent"])

@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.actor import Actor, endpoint, get_or_spawn_controller
 from monarch_nb.lifecycle.controllers import Controllers
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -29,6 +29,6 @@ def counted() -> int:
 
 def test_after_they_were_stopped_who_asks_gets_a_new_one() -> None:
     assert (counted(), counted()) == (1, 2)
-    registry: Any = runtime().part(Controllers).registry()
+    registry: Any = current_runtime().part(Controllers).registry()
     registry.stop("by the user").get(20)
     assert (counted(), counted()) == (1, 2)

@@ -26,7 +26,7 @@ from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.host import host_labels
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster
 from tests.cluster.fault_tools import until
@@ -332,7 +332,7 @@ def test_a_heal_replaces_only_hosts_that_ended_by_their_engine(
     simulated: Cluster, fleet: HostMesh, source: Source, trainers: Any
 ) -> None:
     told: list[str] = []
-    runtime().part(HostNotices).present(lambda event: told.append(event.text))
+    current_runtime().part(HostNotices).present(lambda event: told.append(event.text))
     procs = procs_of(trainers)
     source.hosts = ["m6", "m7"]
     procs.grow(hosts=1)
@@ -357,7 +357,7 @@ def test_a_heal_replaces_only_hosts_that_ended_by_their_engine(
     assert (hosts_of(trainers), told) == (["m0", "m1", "m7"], [
         "trainers has lost m6 (trainers_2 was preempted): job 7 is asked for another host"
     ])  # fmt: skip
-    runtime().part(HostNotices).present(None)
+    current_runtime().part(HostNotices).present(None)
     procs.shrink(hosts=-1)
 
 

@@ -16,7 +16,7 @@ from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster
 from tests.cluster.fault_tools import until
 
@@ -248,9 +248,9 @@ def told(job: Job) -> Iterator[list[str]]:
     job.role, job.spare_agents = Role(spares=1), ("fleet_1",)
     (job.folder / "fleet_1.log").touch()  # it has written something
     lines: list[str] = []
-    runtime().part(HostNotices).present(lambda event: lines.append(event.text))
+    current_runtime().part(HostNotices).present(lambda event: lines.append(event.text))
     yield lines
-    runtime().part(HostNotices).present(None)
+    current_runtime().part(HostNotices).present(None)
 
 
 def test_spares_that_fail_are_reported_and_retried_a_few_times(job: Job, engine: Engine, told: list[str]) -> None:

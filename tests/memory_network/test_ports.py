@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorError, Channel, Port, ProcMesh, current_rank, endpoint
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Folded, Header, Kind, encode, fold
 from tests.cluster.actor_tools import SECONDS
 
@@ -228,10 +228,10 @@ def test_a_receiver_does_not_travel(senders: Any) -> None:
 
 def test_answers_that_an_agent_folded_arrive_one_by_one() -> None:
     port, receiver = Channel[str].open_ranked()
-    engine = runtime()
-    answers = [(Header(Kind.REPLY, "", "", index=rank), encode(f"of {rank}", engine)) for rank in range(3)]
-    handler = engine.ports.get(port._number)
+    runtime = current_runtime()
+    answers = [(Header(Kind.REPLY, "", "", index=rank), encode(f"of {rank}", runtime)) for rank in range(3)]
+    handler = runtime.ports.get(port._number)
     assert handler is not None
-    folded = Header(Kind.FOLDED, engine.address, "", port=port._number)
-    handler.arrive(folded, engine.node.snapshot(fold(starmap(Folded.of, answers))))
+    folded = Header(Kind.FOLDED, runtime.address, "", port=port._number)
+    handler.arrive(folded, runtime.node.snapshot(fold(starmap(Folded.of, answers))))
     assert [receiver.recv().get(20) for _ in range(3)] == [(rank, f"of {rank}") for rank in range(3)]

@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_nb.host.protocol import Notice
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster
 
 pytestmark = [pytest.mark.timeout(60)]
@@ -75,7 +75,7 @@ def hosts(simulated: Cluster) -> HostMesh:
 def shown(simulated: Cluster) -> Iterator[list[str]]:
     """What people are told."""
     lines: list[str] = []
-    notices = runtime().part(HostNotices)
+    notices = current_runtime().part(HostNotices)
     notices.present(lambda event: lines.append(event.text))
     yield lines
     notices.present(None)
@@ -149,7 +149,7 @@ replace=True) takes another host""",
                          "it is as before"]  # fmt: skip
     simulated.keep_host(1)  # it is told once
     assert len(shown) == 3
-    runtime().part(HostNotices).present(None)
+    current_runtime().part(HostNotices).present(None)
     with caplog.at_level(logging.WARNING):
         simulated.preempt_host(1, 5)
     assert "Host m1 is about to be taken away (SIGTERM), in 5 s" in caplog.text

@@ -9,7 +9,7 @@ import monarch_nb as monarch
 from monarch_nb.actor import Actor, ActorError, ProcMesh, current_rank, endpoint
 from monarch_nb.config import configured
 from monarch_nb.connect import ResultLostError
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -19,7 +19,7 @@ class Worker(Actor):
 
     @endpoint
     def hear(self, controller: str, away: bool) -> None:
-        known = runtime().local.away  # type: ignore[attr-defined]
+        known = current_runtime().local.away  # type: ignore[attr-defined]
         (known.add if away else known.discard)(controller)
 
     @endpoint
@@ -42,7 +42,7 @@ def workers(own_procs: ProcMesh) -> Any:
 
 def leave(workers: Any, away: bool = True) -> None:
     """What says so is a broadcast: nobody waits for an answer."""
-    workers.hear.broadcast(runtime().address, away)
+    workers.hear.broadcast(current_runtime().address, away)
 
 
 def back(workers: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, SupervisionError, context, endpoint, this_host
 from monarch_nb.lifecycle import stopping
 from monarch_nb.lifecycle.watching import ProcessWatcher
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
@@ -213,11 +213,11 @@ def test_old_stopped_meshes_are_forgotten_but_their_handles_still_say_so(
     alone.stop("not needed").get(20)
     procs.stop("all done").get(20)
     uids = [mesh._state.uid for mesh in (procs, on_them, alone)]
-    assert all(uid in runtime().meshes for uid in uids)
+    assert all(uid in current_runtime().meshes for uid in uids)
     for _ in range(2):
         quad.spawn("next", Stoppable).stop().get(20)
-    assert not any(uid in runtime().meshes for uid in uids)
-    assert not any(uid in address for uid in uids for address in runtime().part(ProcessWatcher).pids)
+    assert not any(uid in current_runtime().meshes for uid in uids)
+    assert not any(uid in address for uid in uids for address in current_runtime().part(ProcessWatcher).pids)
     for mesh, why in ((on_them, "due to proc mesh shutdown"), (alone, "not needed")):
         with pytest.raises(SupervisionError, match=why):
             mesh.ping.call().get(20)

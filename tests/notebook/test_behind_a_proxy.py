@@ -77,10 +77,10 @@ def test_views_behind_a_lossy_proxy_get_every_event_in_order(tmp_path: Path) -> 
 TOLD = """
 %load_ext monarch
 import os, signal, time
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of, events as e
 %mesh w gpus=2
-store, now, count = store_of(runtime()), time.time(), 200_000
+store, now, count = store_of(current_runtime()), time.time(), 200_000
 store.put(e.Spawned(uid="many", name="many", kind="procs", ranks=range(count), labels=("gpus",), sizes=(count,),
                     strides=(1,), hosts=("node",), per_host=count, ready=True, at=now))
 for rank in range(count):

@@ -354,13 +354,13 @@ NOTICED = """
 from monarch_nb.host.protocol import Notice
 from monarch_nb.host.verbs import HOST_NOTICE
 from monarch_nb.lifecycle.notices import HostNotices
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Header, Kind, agent_of, encode_body
 def notice(**said):  # as its agent sends it
-    engine = runtime()
+    runtime = current_runtime()
     body = encode_body(Notice(by="Slurm job 7 has reached its time limit", **said))
-    header = Header(Kind.CONTROL, engine.address, agent_of(engine.host), method=HOST_NOTICE.name)
-    engine.verbs.take(header, body)
+    header = Header(Kind.CONTROL, runtime.address, agent_of(runtime.host), method=HOST_NOTICE.name)
+    runtime.verbs.take(header, body)
 """
 
 
@@ -369,7 +369,7 @@ def test_preempted_hosts_are_one_card_until_they_stay(nb: Notebook) -> None:
     request = nb.start("notice(seconds=30.0, at=1.0)")
     nb.finish(request)
     card = nb.later(request, "display_data")["data"]
-    host = nb.run("runtime().host.rpartition('.')[0]").ok().text.strip("'")
+    host = nb.run("current_runtime().host.rpartition('.')[0]").ok().text.strip("'")
     assert card["text/plain"].startswith(
         f"Host {host} is about to be taken away (Slurm job 7 has reached its time limit"
     )

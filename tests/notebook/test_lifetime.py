@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 MADE = """
 from monarch_nb.connect import own_hosts
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.runtime import runtime
-handles = list(runtime().part(own_hosts.LocalAgents).running.values())
+from monarch_nb.runtime import current_runtime
+handles = list(current_runtime().part(own_hosts.LocalAgents).running.values())
 (w.run(__import__('os').getpid).get().values() + [h.pid for h in handles],
  [str(h.run_folder) for h in handles])
 """
@@ -59,9 +59,9 @@ def test_nothing_is_left_behind(end: Callable[[Notebook], None]) -> None:
         notebook.close()
 
 
-AGENT = "[agent.pid for agent in runtime().part(LocalAgents).running.values()]"
-IMPORTS = "from monarch_nb.connect.own_hosts import LocalAgents\nfrom monarch_nb.runtime import runtime\n"
-SOON = "import time\nwhile not runtime().part(LocalAgents).running: time.sleep(0.01)\n"
+AGENT = "[agent.pid for agent in current_runtime().part(LocalAgents).running.values()]"
+IMPORTS = "from monarch_nb.connect.own_hosts import LocalAgents\nfrom monarch_nb.runtime import current_runtime\n"
+SOON = "import time\nwhile not current_runtime().part(LocalAgents).running: time.sleep(0.01)\n"
 
 
 @pytest.mark.slow

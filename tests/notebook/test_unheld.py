@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(180)
 HOLDER = """\
 from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configure
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store.hub import store_of
 
 class Keeper(Actor):
@@ -20,10 +20,10 @@ class Keeper(Actor):
         self.mesh = mesh
 
 def marked():
-    return sorted(each["name"] for each in store_of(runtime()).document()["meshes"].values() if each.get("unheld"))
+    return sorted(m["name"] for m in store_of(current_runtime()).document()["meshes"].values() if m.get("unheld"))
 
 def living():
-    return sorted(state.name for state in runtime().meshes.values()
+    return sorted(state.name for state in current_runtime().meshes.values()
                   if state.stopped is None and state.spawn_spec is not None and state.kind == "procs")
 
 def procs(name):

@@ -18,7 +18,7 @@ import monarch.actor
 from monarch.actor import Actor, SupervisionError, endpoint, heal_mesh, this_host
 from monarch_nb import configure
 from monarch_nb.connect.own_hosts import LocalAgents
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from tests.soak.samples import MEGABYTE, Samples
 
 RANKS = 4
@@ -134,7 +134,7 @@ class Soak:
         """At the controller, the agent and the ranks that are never killed."""
         gc.collect()
         samples.look("controller", os.getpid())
-        (agent,) = runtime().part(LocalAgents).running.values()
+        (agent,) = current_runtime().part(LocalAgents).running.values()
         samples.look("agent", agent.pid)
         for rank, pid in enumerate(self.pids):
             if rank not in VICTIMS:

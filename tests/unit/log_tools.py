@@ -22,7 +22,7 @@ class Cluster:
         self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), ranks), spawn_spec=object())
         self.levels: list[tuple[int, int]] = []
         self.later: list[Any] = []
-        self.engine: Any = SimpleNamespace(
+        self.runtime: Any = SimpleNamespace(
             meshes={"p": self.procs},
             calls={},
             verbs=SimpleNamespace(handle=lambda *_: None),
@@ -31,7 +31,7 @@ class Cluster:
             local_hosts={"h"},
             later=lambda _, function: self.later.append(function),
         )
-        self.logs = MeshLogs(self.engine, lambda _, rank, level: self.levels.append((rank, level)))
+        self.logs = MeshLogs(self.runtime, lambda _, rank, level: self.levels.append((rank, level)))
         self._offsets: dict[str, int] = {}
 
     def start(self, rank: int, incarnation: int = 0) -> None:

@@ -50,20 +50,20 @@ class Kernel:
         spawn_spec = SimpleNamespace(initialized=self.initialized)
         region = Extent(["gpus"], [2]).region
         self.procs = ProcState("p", "workers", region, "h/c", layout=Layout("p", ("h",), 2), spawn_spec=spawn_spec)
-        self.engine: Any = SimpleNamespace(
+        self.runtime: Any = SimpleNamespace(
             address="h/c1.0.0",
             new_call=lambda: f"h/c1.0.0:{next(numbers)}",
             part=lambda _: self.events,
             meshes={"p": self.procs},
         )
-        self.cells = Cells(self.front, self.engine)
+        self.cells = Cells(self.front, self.runtime)
 
     def begin(self, cell: str) -> str:
         """A cell begins; gives a call of its own."""
         self.front.parent = cell
         for begin in tuple(self.front.beginning):
             begin()
-        return str(self.engine.new_call())
+        return str(self.runtime.new_call())
 
 
 def test_late_output_goes_to_the_cell_of_its_call() -> None:

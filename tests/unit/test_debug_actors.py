@@ -12,7 +12,7 @@ from monarch_nb.debug import DebugError, QuitDebugger
 from monarch_nb.debug.messages import BreakLine
 from monarch_nb.mesh import state_of
 from monarch_nb.mesh.mesh_events import MeshEvents, MeshStopped
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import describe
 from monarch_nb.testing import in_process_host
 from tests.cluster import debug_tools
@@ -252,7 +252,7 @@ def test_stops_on_a_mesh_taken_over_leave_the_list() -> None:
     stopped(1)
     state = state_of(procs)
     state.stopped = "taken over by the kernel of other.ipynb"
-    runtime().part(MeshEvents).tell(MeshStopped(state))
+    current_runtime().part(MeshEvents).tell(MeshStopped(state))
     assert debug.table() == "nothing is stopped"
     state.stopped = None
     assert debug.controller().breakpoints.set_everywhere((), release=True) == {}

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.engine.features import FEATURES, register
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Feature, Runtime, runtime
+from monarch_nb.runtime import Feature, Runtime, current_runtime
 from monarch_nb.testing import cluster
 from monarch_nb.wire import Asker, Done, Verb
 
@@ -27,13 +27,13 @@ loaded: list[str] = []
 class Atlas:
     """What an extension adds to each process that is asked for it."""
 
-    def __init__(self, engine: Runtime) -> None:
-        loaded.append(engine.address)
-        self._engine = engine
-        engine.verbs.handle(WHERE, self._where)
+    def __init__(self, runtime: Runtime) -> None:
+        loaded.append(runtime.address)
+        self._runtime = runtime
+        runtime.verbs.handle(WHERE, self._where)
 
     def _where(self, _: Done, asker: Asker[Place]) -> Place:
-        return Place(self._engine.address)
+        return Place(self._runtime.address)
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def test_an_external_feature_is_loaded_at_the_first_of_its_verbs(atlas: None) ->
         address = state_of(procs).address(1)
         assert loaded == []
         for _ in range(2):
-            assert made.result(request(runtime(), address, WHERE, Done())) == Place(address)
+            assert made.result(request(current_runtime(), address, WHERE, Done())) == Place(address)
         assert loaded == [address]
-        assert isinstance(runtime().feature(ATLAS), Atlas)
-        assert loaded == [address, runtime().address]
+        assert isinstance(current_runtime().feature(ATLAS), Atlas)
+        assert loaded == [address, current_runtime().address]
 
 
 def test_a_name_is_given_once(atlas: None) -> None:

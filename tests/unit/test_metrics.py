@@ -62,14 +62,14 @@ class Process:
         self.later: list[Callable[[], None]] = []
         self.take: Any = None
         self.parts = SimpleNamespace(started_by=started_by, is_left=False, listeners=[])
-        engine: Any = SimpleNamespace(
+        runtime: Any = SimpleNamespace(
             address="h/here",
             verbs=SimpleNamespace(handle=self._handle),
             part=lambda _: self.parts,
             later=lambda _, function: self.later.append(function),
             tell=lambda dst, _, message: self.sent.append((dst, message.points)),
         )
-        self.points = Points(engine)
+        self.points = Points(runtime)
 
     def _handle(self, _: Any, function: Any) -> None:
         self.take = function

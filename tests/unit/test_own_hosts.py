@@ -48,11 +48,11 @@ def other(monkeypatch: pytest.MonkeyPatch) -> OthersAgent:
 
 def test_a_new_agent_starts_after_other_hosts_know_of_it(other: OthersAgent) -> None:
     parts: dict[type, Any] = {MeshRegistry: SimpleNamespace(agent_environment={})}
-    engine: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         host="h1", address="h1/c0.0.0", part=parts.__getitem__, local_hosts=set(), closed=False,
         node=SimpleNamespace(learn=lambda *_, **__: None),
     )  # fmt: skip
-    parts[Routes] = Routes(engine, lambda _: "")
+    parts[Routes] = Routes(runtime, lambda _: "")
     parts[Routes].attached["h2"] = other  # type: ignore[assignment]
-    LocalAgents(engine, None).ensure()
+    LocalAgents(runtime, None).ensure()
     assert {address for address, _ in other.heard} == {"h1/agent", "h2/agent"}

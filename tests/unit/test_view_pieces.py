@@ -16,7 +16,7 @@ from monarch_kernel.views.live import LiveViews
 from monarch_kernel.views.registry import VIEWS
 from monarch_kernel.views.view import View
 from monarch_nb.mesh import state_of
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import apply, store_of
 from monarch_nb.store.events import Turned
 from monarch_nb.testing import cluster
@@ -155,7 +155,7 @@ class Requests:
     def __init__(self) -> None:
         self.done = 0
 
-    def answer(self, engine: object, message: Message) -> Message:
+    def answer(self, runtime: object, message: Message) -> Message:
         self.done += 1
         return {"text": f"done {self.done}"}
 
@@ -164,8 +164,8 @@ def test_a_repeated_request_runs_once_and_gets_the_same_answer() -> None:
     replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
     requests: Any = Requests()
     view = View(lambda message: replies.put(message) if message["type"] == "reply" else None, requests, LiveViews())
-    engine: Any = SimpleNamespace(address="h/c")
-    view.attach(engine)
+    runtime: Any = SimpleNamespace(address="h/c")
+    view.attach(runtime)
     asked: Message = {"type": "request", "id": "r1", "verb": "heal"}
     view.receive(asked)
     first = replies.get(timeout=10)
@@ -180,12 +180,12 @@ def test_a_silent_page_gets_nothing_until_it_speaks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with cluster() as machines:
-        engine = runtime()
+        runtime = current_runtime()
         sent: list[Message] = []
         silent: list[int] = []
         requests: Any = Requests()
         view = View(sent.append, requests, VIEWS, lambda: silent.append(1))
-        view.attach(engine)
+        view.attach(runtime)
         view.receive({"type": "watch", "topic": "cluster"})
         procs = machines.hosts().spawn_procs(per_host={"gpus": 2}, name="seen")
         procs.initialized.get(10)
@@ -196,8 +196,8 @@ def test_a_silent_page_gets_nothing_until_it_speaks_again(
         assert silent
         view.pause()
         heard = len(sent)
-        store_of(engine).put(Turned(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
-        assert len(store_of(engine).document()["ranks"]) == 1
+        store_of(runtime).put(Turned(state_of(procs).uid, 1, "failed", 0, 1.0, "killed"))
+        assert len(store_of(runtime).document()["ranks"]) == 1
         assert len(sent) == heard
         monkeypatch.setattr("monarch_kernel.views.view.SILENT_S", 180.0)
         view.receive({"type": "alive"})

@@ -102,7 +102,7 @@ class OwnDebugger:
         self.stopped = False  # it has stopped the notebook's code
         self._undo = [forward_own_events(kernel, self._received)]
         if self.started:
-            self._spare_engine()
+            self._spare_runtime()
 
     def close(self) -> None:
         """Restores the kernel's own way of sending events."""
@@ -110,7 +110,7 @@ class OwnDebugger:
             undo()
         self._undo = []
 
-    def _spare_engine(self) -> None:
+    def _spare_runtime(self) -> None:
         """Keeps the runtime's threads running while the notebook's code is stopped: other hosts would call it lost."""
         if len(self._undo) == 1:
             self._undo.append(leave_threads_running("monarch"))
@@ -157,7 +157,7 @@ class OwnDebugger:
             return True
         if not self.exists or not self._idle():
             return False
-        self._spare_engine()
+        self._spare_runtime()
         client = {"clientID": "monarch", "adapterID": "python", "pathFormat": "path"}
         started = await self.do("initialize", {**client, "linesStartAt1": True, "columnsStartAt1": True})
         return bool(started.get("success")) and bool((await self.do("attach")).get("success"))
@@ -171,7 +171,7 @@ class DebugBridge:
     def __init__(
         self,
         shell: Any,
-        engine: Callable[[], Runtime | None],
+        runtime: Callable[[], Runtime | None],
         idle: Callable[[], bool],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -181,7 +181,7 @@ class DebugBridge:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._idle = idle
         self._sources = Sources()
-        ranks = ClusterRanks(engine)
+        ranks = ClusterRanks(runtime)
         self.adapter = Adapter(
             ranks,
             self._sources.text,
@@ -226,7 +226,7 @@ class DebugBridge:
         self._presence.forget()
         self._pool.shutdown(wait=False)
 
-    def attach(self, engine: Runtime) -> None:
+    def attach(self, runtime: Runtime) -> None:
         """Connects to a new runtime."""
         self.announcer.listen()
         if self._adopts:

@@ -12,14 +12,14 @@ from monarch_nb.runtime import Runtime
 class ClusterRanks:
     """Ranks of the current runtime: there is a new one after shutdown_context()."""
 
-    def __init__(self, engine: Callable[[], Runtime | None]) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Callable[[], Runtime | None]) -> None:
+        self._runtime = runtime
 
     @property
     def controller(self) -> Controller | None:
         """The controller; None while this process is in no cluster."""
-        engine = self._engine()
-        return controller_of(engine) if engine is not None and not engine.closed else None
+        runtime = self._runtime()
+        return controller_of(runtime) if runtime is not None and not runtime.closed else None
 
     def records(self) -> list[Stopped]:
         """All stopped threads."""

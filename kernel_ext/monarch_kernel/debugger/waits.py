@@ -26,12 +26,12 @@ class CellPrompt:
         self,
         shell: Any,
         front: Front,
-        engine: Runtime,
+        runtime: Runtime,
         live: Callable[[], Bundle],
         elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         """While `elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
-        controller = controller_of(engine)
+        controller = controller_of(runtime)
         self._front, self._view = front, LiveView(front, controller.stopped, live)
         terminal = CellTerminal(shell, front, self._view.show)
         self.waits = WaitPrompt(

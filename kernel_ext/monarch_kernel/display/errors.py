@@ -247,6 +247,6 @@ def _actor_error(error: ActorError, shell: Any) -> str:
 
 def _first_rank(error: ActorError) -> str:
     """The rank whose exception is shown."""
-    engine = started()
-    state = engine.meshes.get(error.origin[0]) if error.origin and engine is not None else None
+    runtime = started()
+    state = runtime.meshes.get(error.origin[0]) if error.origin and runtime is not None else None
     return "" if state is None or error.origin is None else places_of(state.region, [error.origin[1]])

@@ -32,11 +32,11 @@ class CallCells:
 class Cells:
     """Maps output to cells. Cells begin on the kernel's thread; `of` is for any thread."""
 
-    def __init__(self, front: Front, engine: Runtime) -> None:
+    def __init__(self, front: Front, runtime: Runtime) -> None:
         self._front = front
-        self._engine = engine
-        self._events = engine.part(MeshEvents)
-        self._prefix = f"{engine.address}:"
+        self._runtime = runtime
+        self._events = runtime.part(MeshEvents)
+        self._prefix = f"{runtime.address}:"
         self._calls = CallCells(front.parent)
         self._spawned: dict[str, Any] = {}  # by mesh: the cell in which it was spawned
         front.beginning.append(self._begin)
@@ -50,7 +50,7 @@ class Cells:
             self._events.listeners.remove(self._happened)
 
     def _begin(self) -> None:
-        self._calls.begin(int(self._engine.new_call().removeprefix(self._prefix)), self._front.parent)
+        self._calls.begin(int(self._runtime.new_call().removeprefix(self._prefix)), self._front.parent)
 
     def _happened(self, event: Event) -> None:
         match event:
@@ -68,7 +68,7 @@ class Cells:
         number = call.removeprefix(self._prefix)
         if number != call and number.isdecimal():
             return self._calls.of(int(number))
-        state = self._engine.meshes.get(mesh_of(address))
+        state = self._runtime.meshes.get(mesh_of(address))
         if state is None or state.stopped is not None:  # its last words
             return self._front.parent
         initialized = getattr(state.spawn_spec, "initialized", None)

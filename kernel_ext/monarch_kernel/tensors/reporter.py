@@ -45,19 +45,19 @@ class TensorReporter:
                 self._last[stream.number] = done
                 stream.begin_cell()
 
-    def watch(self, engine: Runtime, file_name: FileName) -> Callable[[], None]:
+    def watch(self, runtime: Runtime, file_name: FileName) -> Callable[[], None]:
         """Keeps the store up to date until the result is called."""
         with self._lock:
             self._watchers += 1
             begin = not self._running
             self._running = True
         if begin:
-            self._again(engine, file_name)
+            self._again(runtime, file_name)
         return self._leave
 
-    def update(self, engine: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
+    def update(self, runtime: Runtime, file_name: FileName, *, wait_s: float = 0.0) -> None:
         """Puts changed summaries into the store. Waits up to `wait_s` for the memory use of ranks."""
-        self._ask(engine, anew=wait_s > 0)
+        self._ask(runtime, anew=wait_s > 0)
         names = names_of(variables())
         records: dict[str, dict[str, Any]] = {}
         for stream, procs in all_streams():
@@ -84,7 +84,7 @@ class TensorReporter:
                 gone=stream.held.lost,
             )
             records[str(stream.number)] = {**summary.record, **mesh_ranks(procs)}
-        put = store_of(engine).put
+        put = store_of(runtime).put
         with self._lock:
             for key in self._reported.keys() - records.keys():
                 put(TensorsSeen(key, {}))
@@ -93,7 +93,7 @@ class TensorReporter:
                     put(TensorsSeen(key, record))
             self._reported = records
 
-    def _ask(self, engine: Runtime, *, anew: bool) -> None:
+    def _ask(self, runtime: Runtime, *, anew: bool) -> None:
         """Requests the memory use of ranks, where no request is pending."""
         now = time.monotonic()
         here = dict.fromkeys(stream.number for stream, _ in streams())
@@ -102,7 +102,7 @@ class TensorReporter:
             if anew or now - since > ASKING_S:
                 if anew:
                     stream.flush_nowait()  # the count includes operations issued so far
-                self._asked[stream.number] = Asked(engine, procs, stream.number), now
+                self._asked[stream.number] = Asked(runtime, procs, stream.number), now
         for number in self._asked.keys() - here.keys():
             del self._asked[number]
             self._known.pop(number, None)
@@ -115,16 +115,16 @@ class TensorReporter:
             self._known[number] = answer
         return self._known.get(number)
 
-    def _again(self, engine: Runtime, file_name: FileName) -> None:
+    def _again(self, runtime: Runtime, file_name: FileName) -> None:
         with self._lock:
-            if not self._watchers or engine.closed:
+            if not self._watchers or runtime.closed:
                 self._running = False
                 return
         try:
-            self.update(engine, file_name)
+            self.update(runtime, file_name)
         except Exception:  # modules and tables may change while they are read: the next summary is whole again
             logger.debug("tensors were not summed up", exc_info=True)
-        engine.later(REPORT_S, lambda: self._again(engine, file_name))
+        runtime.later(REPORT_S, lambda: self._again(runtime, file_name))
 
     def _leave(self) -> None:
         with self._lock:

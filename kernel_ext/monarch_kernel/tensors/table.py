@@ -21,8 +21,8 @@ NOTHING = "There are no sharded tensors. monarch.distribute(tensor, mesh, shardi
 class Tensors:
     """The current tensors by mesh; with `waits`, the lines that waited instead."""
 
-    def __init__(self, engine: Runtime, *, waits: bool = False) -> None:
-        found = store_of(engine).document().get("tensors", {})
+    def __init__(self, runtime: Runtime, *, waits: bool = False) -> None:
+        found = store_of(runtime).document().get("tensors", {})
         self.waits = waits
         self.meshes: dict[str, Summary] = {key: converted(record, Summary) for key, record in found.items()}
 

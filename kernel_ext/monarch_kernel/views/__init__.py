@@ -33,7 +33,7 @@ class Views:
         self._inbox = Inbox()
         self._views: list[View] = []
         self._past_cells: set[View] = set()  # views whose messages do not wait for the running cell
-        self._engine: Runtime | None = None
+        self._runtime: Runtime | None = None
         self._unfollow: Callable[[], None] | None = None
 
     def install(self) -> None:
@@ -56,26 +56,26 @@ class Views:
             view.close()
         self._inbox.close()
 
-    def attach(self, engine: Runtime | None) -> None:
+    def attach(self, runtime: Runtime | None) -> None:
         """Shows this runtime from now on; its store listens, so that earlier failures are known to later viewers."""
-        self._engine = engine
-        if engine is not None:
-            collector = store_of(engine).collector
+        self._runtime = runtime
+        if runtime is not None:
+            collector = store_of(runtime).collector
             if collector is not None:
                 collector.readable = lambda text: with_cells(self._shell, text)
-            self._serve(engine)
+            self._serve(runtime)
         else:
             stop()
         for view in tuple(self._views):
-            self._inbox.put(lambda view=view: view.attach(engine))  # type: ignore[misc]
+            self._inbox.put(lambda view=view: view.attach(runtime))  # type: ignore[misc]
 
-    def _serve(self, engine: Runtime) -> None:
+    def _serve(self, runtime: Runtime) -> None:
         """Serves `monarch-nb top`, also while a cell blocks."""
         name = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
         if self._kernel is None:
             return
         try:
-            serve(engine, f"the kernel of {name}" if name else "a notebook's kernel")
+            serve(runtime, f"the kernel of {name}" if name else "a notebook's kernel")
         except OSError:
             logger.warning("monarch-nb top cannot show this kernel's cluster", exc_info=True)
 
@@ -83,7 +83,7 @@ class Views:
         """Creates the view of a comm; `custom` for the comm of a widget."""
         view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS, lambda: self._silent(view))
         self._views.append(view)
-        self._inbox.put(lambda: view.attach(self._engine))
+        self._inbox.put(lambda: view.attach(self._runtime))
         return view
 
     def receive(self, view: View, message: Any) -> None:

@@ -25,11 +25,11 @@ Rows = dict[str, list[tuple[int, float, float, float]]]  # name -> (index of the
 class Curves:
     """Sends stored points, then new ones, for a `watch` message. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, send: Callable[[Message], None], watch: Message) -> None:
+        self._runtime = runtime
         self._send = send
         self._id = watch.get("id")
-        state: Any = engine.meshes.get(str(watch.get("mesh")))
+        state: Any = runtime.meshes.get(str(watch.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._state = state
@@ -37,7 +37,7 @@ class Curves:
         self._waiting: Rows = {}
         self._lock = threading.Lock()
         self._planned = self._closed = False
-        points = engine.feature(POINTS)
+        points = runtime.feature(POINTS)
         self._stop = points.listen(self._on_points)
         send({"type": "metrics", "id": self._id, "reset": True, "points": rows(points, state)})
 
@@ -58,7 +58,7 @@ class Curves:
             if self._planned or not self._waiting:
                 return
             self._planned = True
-        self._engine.later(SEND_S, self._send_points)
+        self._runtime.later(SEND_S, self._send_points)
 
     def _send_points(self) -> None:
         with self._lock:
@@ -94,15 +94,15 @@ def metrics(session: Session, line: str) -> Metrics:
 
 
 def _shown(metrics: Metrics) -> Shown:
-    engine, state = started(), state_of(metrics.mesh)
-    points = rows(engine.feature(POINTS), state) if engine is not None else {}
+    runtime, state = started(), state_of(metrics.mesh)
+    points = rows(runtime.feature(POINTS), state) if runtime is not None else {}
     return Shown({"mesh": state.uid, "points": points})
 
 
 METRICS = LiveView(
     name="metrics",
     **bundled("metrics"),
-    feed=lambda watch: Curves(watch.engine, watch.send, watch.message).close,
+    feed=lambda watch: Curves(watch.runtime, watch.send, watch.message).close,
     shows={Metrics: _shown},
     magic=metrics,
 )

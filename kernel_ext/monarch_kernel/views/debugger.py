@@ -25,13 +25,13 @@ SEND_S = 0.05  # between two pictures
 _MOTIONS: dict[str, Motion] = {"step": "in", "next": "over", "return": "out", "until": "until"}
 
 
-def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
+def place_in_mesh(runtime: Runtime) -> Callable[[Stopped], int]:
     """Gives the row-major index of a rank in its mesh, as it was spawned."""
     indices: dict[str, dict[int, int]] = {}
 
     def index(record: Stopped) -> int:
         if record.mesh not in indices:
-            state: Any = engine.meshes.get(record.mesh)
+            state: Any = runtime.meshes.get(record.mesh)
             ranks = state.region.ranks() if state is not None else ()
             indices[record.mesh] = {base: index for index, base in enumerate(ranks)}
         return indices[record.mesh].get(record.rank, record.rank)
@@ -42,12 +42,12 @@ def place_in_mesh(engine: Runtime) -> Callable[[Stopped], int]:
 class StoppedView:
     """Sends what is stopped, all of it, at once and whenever it changes. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], request: Message, name: FileName) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, send: Callable[[Message], None], request: Message, name: FileName) -> None:
+        self._runtime = runtime
         self._send = send
         self._id = request.get("id")
         self._name = name
-        self._controller = controller_of(engine)
+        self._controller = controller_of(runtime)
         self._changed = threading.Event()
         self._changed.set()
         self._closed = False
@@ -68,7 +68,7 @@ class StoppedView:
         while True:
             self._changed.wait()
             self._changed.clear()
-            if self._closed or self._engine.closed:
+            if self._closed or self._runtime.closed:
                 return
             self._send_picture(None)
             records = self._controller.stopped.records()
@@ -83,7 +83,7 @@ class StoppedView:
             sizes=sizes or self._sizes(),
             missing=others,
             name=self._name,
-            index=place_in_mesh(self._engine),
+            index=place_in_mesh(self._runtime),
         )
         if rest is None and self._last:
             picture["missing"] = self._last["missing"] if picture["groups"] else []
@@ -93,7 +93,7 @@ class StoppedView:
 
     def _sizes(self) -> dict[str, int]:
         meshes = {record.mesh for record in self._controller.stopped.records()}
-        return {uid: len(self._engine.meshes[uid].region) for uid in meshes if uid in self._engine.meshes}
+        return {uid: len(self._runtime.meshes[uid].region) for uid in meshes if uid in self._runtime.meshes}
 
 
 class DebugRequests:
@@ -102,21 +102,21 @@ class DebugRequests:
     def __init__(self, name: FileName) -> None:
         self._name = name
 
-    def answer(self, engine: Runtime, message: Message) -> Message:
+    def answer(self, runtime: Runtime, message: Message) -> Message:
         """The `result` of a request; raises what a person should read."""
         verb = str(message.get("do") or "")
         method: Callable[[Controller, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None and verb not in _MOTIONS:
             raise LookupError(f"this kernel's debugger knows no {verb!r}")
-        controller = controller_of(engine)
+        controller = controller_of(runtime)
         if method is not None:
             return method(controller, message)
         return {"text": self._prompt(controller, message).move(_MOTIONS[verb]).text}
 
     @staticmethod
-    def open(engine: Runtime, state: Any, ranks: Sequence[int], call: str = "") -> Message:
+    def open(runtime: Runtime, state: Any, ranks: Sequence[int], call: str = "") -> Message:
         """Opens the frames of the last failure, or of that of a call, of the first of some ranks that has kept them."""
-        controller = controller_of(engine)
+        controller = controller_of(runtime)
         procs = getattr(state, "procs", state)
         wrong = ""
         for rank in ranks:
@@ -191,7 +191,7 @@ class DebugRequests:
         return {"breakpoints": [breakpoint_row(bp) for bp in controller.breakpoints]}
 
     def _do_break(self, controller: Controller, message: Message) -> Message:
-        state = controller.engine.meshes.get(str(message.get("mesh")))
+        state = controller.runtime.meshes.get(str(message.get("mesh")))
         if not isinstance(state, ActorState):
             raise LookupError(f"there is no mesh {message.get('mesh')!r} of actors any more")
         mesh: Any = ActorMesh(state, state.region)
@@ -222,6 +222,6 @@ def _shown(_: object) -> Shown:
 DEBUG = LiveView(
     name="debug",
     **bundled("debug"),
-    feed=lambda watch: StoppedView(watch.engine, watch.send, watch.message, watch.file_name).close,
+    feed=lambda watch: StoppedView(watch.runtime, watch.send, watch.message, watch.file_name).close,
     shows={Table: _shown, debug.Group: _shown},
 )

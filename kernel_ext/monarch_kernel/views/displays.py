@@ -5,7 +5,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_nb.logs import logs_of
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.failures import clock, state
 from monarch_nb.telemetry import Metrics
@@ -23,7 +23,7 @@ class Failures:
     """All failures of this kernel's cluster so far, the latest first."""
 
     def __init__(self) -> None:
-        failures = store_of(runtime()).document()["failures"].values()
+        failures = store_of(current_runtime()).document()["failures"].values()
         self.records: list[dict[str, Any]] = sorted(failures, key=lambda failure: -failure["at"])
 
     def __repr__(self) -> str:

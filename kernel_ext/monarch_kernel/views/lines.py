@@ -26,13 +26,13 @@ Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 class Lines:
     """Sends stored lines, then new ones, for a `watch` message. Ends with `close`."""
 
-    def __init__(self, engine: Runtime, send: Callable[[Message], None], watch: Message) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, send: Callable[[Message], None], watch: Message) -> None:
+        self._runtime = runtime
         self._send = send
         self._id = watch.get("id")
         self._text = str(watch.get("text") or "").lower()
         self._level = LEVELS.get(str(watch.get("level") or "").lower(), 0)
-        state: Any = engine.meshes.get(str(watch.get("mesh")))
+        state: Any = runtime.meshes.get(str(watch.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {watch.get('mesh')!r}")
         self._procs: ProcState = state.procs if isinstance(state, ActorState) else state
@@ -44,7 +44,7 @@ class Lines:
         self._lock = threading.Lock()
         self._planned = False
         self._closed = False
-        receiver = engine.part(MeshLogs).receiver
+        receiver = runtime.part(MeshLogs).receiver
         self._stop = receiver.listen(self._wrote)
         first: list[Line] = []
         for base, index in self._index.items():
@@ -82,7 +82,7 @@ class Lines:
             if self._planned or not self._waiting:
                 return
             self._planned = True
-        self._engine.later(SEND_S, self._send_lines)
+        self._runtime.later(SEND_S, self._send_lines)
 
     def _send_lines(self) -> None:
         with self._lock:
@@ -97,6 +97,6 @@ class Lines:
 LOGS = LiveView(
     name="logs",
     **bundled("logs"),
-    feed=lambda watch: Lines(watch.engine, watch.send, watch.message).close,
+    feed=lambda watch: Lines(watch.runtime, watch.send, watch.message).close,
     shows={LogView: lambda view: Shown({**options_of(view.mesh), "lines": view.lines})},
 )

@@ -15,7 +15,7 @@ from .channel import Message
 class Watch:
     """A front end that watches a view's topic; `message` is its request, as docs/protocol.md describes it."""
 
-    engine: Runtime
+    runtime: Runtime
     send: Callable[[Message], None]
     message: Message
     file_name: FileName  # display name of a file

@@ -23,16 +23,16 @@ class Pages:
         # Messages of a page wait for the running cell; marimo does not say whether one runs.
         self._views = Views(shell, Session(shell), lambda: True)
         self._widgets = Widgets(shell, self._views)
-        self._engine: Any = None
+        self._runtime: Any = None
 
     def element(self, value: Any) -> Any:
         """An element of marimo's that shows a value live; None where no view shows such values."""
-        engine = started()
-        if engine is None:
+        runtime = started()
+        if runtime is None:
             return None
-        if engine is not self._engine:
-            self._engine = engine
-            self._views.attach(engine)
+        if runtime is not self._runtime:
+            self._runtime = runtime
+            self._views.attach(runtime)
         widget = self._widgets.of(value, VIEWS)
         return None if widget is None else sys.modules["marimo"].ui.anywidget(widget)
 

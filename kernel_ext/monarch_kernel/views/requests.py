@@ -37,18 +37,18 @@ class Requests:
         self.name = name  # what people call a file
         self._debugger = DebugRequests(name)
 
-    def answer(self, engine: Runtime, message: Message) -> Message:
+    def answer(self, runtime: Runtime, message: Message) -> Message:
         """The `result` of a request."""
         verb = str(message.get("verb"))
         method: Callable[[Runtime, Message], Message] | None = getattr(self, f"_do_{verb}", None)
         if method is None:
             raise LookupError(f"this kernel knows no request {verb!r}: load the page again")
-        return method(engine, message)
+        return method(runtime, message)
 
     # -- what is meant ----------------------------------------------------------------------------------------------
 
-    def _state(self, engine: Runtime, message: Message) -> MeshState:
-        state = engine.meshes.get(str(message.get("mesh")))
+    def _state(self, runtime: Runtime, message: Message) -> MeshState:
+        state = runtime.meshes.get(str(message.get("mesh")))
         if state is None:
             raise LookupError(f"there is no mesh {message.get('mesh')!r} any more")
         return state
@@ -73,17 +73,17 @@ class Requests:
 
     # -- verbs ------------------------------------------------------------------------------------------------------
 
-    def _do_heal(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
+    def _do_heal(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
         if state.stopped is not None:
             raise RuntimeError(f"{state.name} was stopped ({state.stopped}): spawn a new one")
         bases = self._bases(state, message)
         failed = {rank.rank for rank in describe(state).having("failed")}
         broken = [base for base in bases if base in failed]
-        if message.get("ranks") is None or state.owner_process != engine.address:
+        if message.get("ranks") is None or state.owner_process != runtime.address:
             heal_mesh(self._meshes(state, {}, bases)[0])
         elif broken:
-            engine.part(Driver).heal(state.uid, frozenset(broken)).get()
+            runtime.part(Driver).heal(state.uid, frozenset(broken)).get()
         healed = _counted(state, len(broken))
         return {
             "text": f"healed {healed} of {state.name}"
@@ -91,8 +91,8 @@ class Requests:
             else f"{state.name} has not failed: there is nothing to heal"
         }
 
-    def _do_stop(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
+    def _do_stop(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
         bases = self._bases(state, message)
         if state.stopped is None:
             futures = [mesh.stop("stopped by a click") for mesh in self._meshes(state, message, bases)]
@@ -100,49 +100,49 @@ class Requests:
                 future.get()
         return {"text": f"stopped {_counted(state, len(bases))} of {state.name}"}
 
-    def _do_interrupt(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
+    def _do_interrupt(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
         bases = self._bases(state, message)
         uids = [state.uid] if isinstance(state, ActorState) else [state.uid, *_actors(state)]
         for uid in uids:  # a proc does what its actors do
-            mesh = engine.meshes[uid]
+            mesh = runtime.meshes[uid]
             region_of = set(mesh.region.ranks())
             for base in bases:
                 if base in region_of:
                     interrupt(self._meshes(mesh, {"ranks": True}, [base])[0])
         return {"text": f"interrupted {_counted(state, len(bases))} of {state.name}"}
 
-    def _do_stack(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
+    def _do_stack(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
         procs: Any = state.procs if isinstance(state, ActorState) else state
         bases = self._bases(state, message)[:STACKS]
         indices = message.get("ranks") or range(len(bases))
         actor = state.uid if isinstance(state, ActorState) else ""
-        asked = [request(engine, procs.address(base), STACK, WhichStack(actor, base)) for base in bases]
+        asked = [request(runtime, procs.address(base), STACK, WhichStack(actor, base)) for base in bases]
         stacks = {}
         for index, base, future in zip(indices, bases, asked, strict=False):
             try:
                 stacks[str(index)] = future.get(STACK_S).text
             except TimeoutError:
-                stacks[str(index)] = "\n".join(look(controller_of(engine), procs, [base], lambda _: "", self.name))
+                stacks[str(index)] = "\n".join(look(controller_of(runtime), procs, [base], lambda _: "", self.name))
             except Exception as error:
                 stacks[str(index)] = f"not available: {text_of(error)}"
         return {"stacks": stacks}
 
-    def _do_logs(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
+    def _do_logs(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
         procs: Any = state.procs if isinstance(state, ActorState) else state
         most = min(int(message.get("lines") or 50), MOST_LINES)
         bases = self._bases(state, message)
         indices = message.get("ranks") or range(len(bases))
-        receiver = engine.part(MeshLogs).receiver
+        receiver = runtime.part(MeshLogs).receiver
         kept = {}
         for index, base in zip(indices, bases, strict=False):
             written = receiver.written(procs.address(base))
             kept[str(index)] = [line for block in written for line in block.lines][-most:]
         return {"lines": kept}
 
-    def _do_spawn(self, engine: Runtime, message: Message) -> Message:
+    def _do_spawn(self, runtime: Runtime, message: Message) -> Message:
         name, dims = str(message.get("name") or ""), message.get("dims")
         if not name.isidentifier():
             raise ValueError(f"{name!r} cannot be the name of a variable")
@@ -151,34 +151,34 @@ class Requests:
         mesh, notice = self._session.mesh(name, dims)
         return {"mesh": state_of(mesh).uid, "text": notice or f"{name} is running"}
 
-    def _do_report(self, engine: Runtime, message: Message) -> Message:
-        failure = store_of(engine).document()["failures"].get(str(message.get("failure")))
+    def _do_report(self, runtime: Runtime, message: Message) -> Message:
+        failure = store_of(runtime).document()["failures"].get(str(message.get("failure")))
         if failure is None:
             raise LookupError(f"there is no failure {message.get('failure')!r} any more")
         title, report = failure["title"], failure["report"]
         return {"text": report if report.startswith(title) else f"{title}\n\n{report}"}
 
-    def _do_view(self, engine: Runtime, message: Message) -> Message:
+    def _do_view(self, runtime: Runtime, message: Message) -> Message:
         view = self._views.get(str(message.get("name")))
         if view is None:
             raise LookupError(f"there is no view {message.get('name')!r} any more")
         return {"script": view.script(), "style": view.style()}
 
-    def _do_variables(self, engine: Runtime, message: Message) -> Message:
+    def _do_variables(self, runtime: Runtime, message: Message) -> Message:
         return {"variables": self._session.variables()}
 
-    def _do_placement(self, engine: Runtime, message: Message) -> Message:
+    def _do_placement(self, runtime: Runtime, message: Message) -> Message:
         return placement(str(message.get("tensors")), int(message.get("number") or 0))
 
-    def _do_values(self, engine: Runtime, message: Message) -> Message:
-        return values(engine, str(message.get("tensors")), int(message.get("number") or 0))
+    def _do_values(self, runtime: Runtime, message: Message) -> Message:
+        return values(runtime, str(message.get("tensors")), int(message.get("number") or 0))
 
-    def _do_post_mortem(self, engine: Runtime, message: Message) -> Message:
-        state = self._state(engine, message)
-        return self._debugger.open(engine, state, self._bases(state, message), str(message.get("call") or ""))
+    def _do_post_mortem(self, runtime: Runtime, message: Message) -> Message:
+        state = self._state(runtime, message)
+        return self._debugger.open(runtime, state, self._bases(state, message), str(message.get("call") or ""))
 
-    def _do_debug(self, engine: Runtime, message: Message) -> Message:
-        return self._debugger.answer(engine, message)
+    def _do_debug(self, runtime: Runtime, message: Message) -> Message:
+        return self._debugger.answer(runtime, message)
 
 
 def _actors(state: ProcState | MeshState) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_nb.mesh import state_of
-from monarch_nb.runtime import Runtime, runtime
+from monarch_nb.runtime import Runtime, current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.tensor.groups.asking import values_on
 from monarch_nb.tensor.placement import EDGE, Placement, document, values_document
@@ -39,7 +39,7 @@ def placement(key: str, number: int) -> dict[str, Any]:
     raise LookupError("this tensor is gone")
 
 
-def values(engine: Runtime, key: str, number: int) -> dict[str, Any]:
+def values(runtime: Runtime, key: str, number: int) -> dict[str, Any]:
     """The first elements of a live tensor, and a few numbers of each rank, as JSON. Blocks for some seconds at most.
 
     Nothing is issued for that: a cell that runs, and a mesh that is being brought back, are left alone. Raises
@@ -56,7 +56,7 @@ def values(engine: Runtime, key: str, number: int) -> dict[str, Any]:
         asked = AskValues(state_of(procs).uid, stream.number, number, stream.sent(), EDGE)
         until = time.monotonic() + COMES_S
         while True:
-            parts = values_on(engine, procs, asked, lost_ranks(stream), VALUES_S)
+            parts = values_on(runtime, procs, asked, lost_ranks(stream), VALUES_S)
             coming = [part for part in parts if not isinstance(part, str) and part.state == "coming"]
             if not coming or time.monotonic() > until:
                 break
@@ -82,9 +82,9 @@ def tensors(session: Session, line: str) -> Tensors:
     words = line.split()
     if set(words) - {"--sync"}:
         raise UsageError("%tensors takes --sync only; a tensor alone in a cell shows where it lies")
-    engine = runtime()
-    TENSOR_REPORTER.update(engine, session.file_name, wait_s=ANSWER_S)
-    return Tensors(engine, waits=bool(words))
+    runtime = current_runtime()
+    TENSOR_REPORTER.update(runtime, session.file_name, wait_s=ANSWER_S)
+    return Tensors(runtime, waits=bool(words))
 
 
 def _shown(tensor: Any) -> Shown:
@@ -100,13 +100,13 @@ def _shown(tensor: Any) -> Shown:
 
 def _list(listed: Tensors) -> Shown:
     return Shown(
-        {"tensors": store_of(runtime()).document()["tensors"], "waits": listed.waits}, ("tensors", listed.waits)
+        {"tensors": store_of(current_runtime()).document()["tensors"], "waits": listed.waits}, ("tensors", listed.waits)
     )
 
 
 def _feed(watch: Watch) -> Callable[[], None]:
     watch.publish()  # confirms the subscription: the data comes through the store
-    return TENSOR_REPORTER.watch(watch.engine, watch.file_name)
+    return TENSOR_REPORTER.watch(watch.runtime, watch.file_name)
 
 
 TENSORS = LiveView(

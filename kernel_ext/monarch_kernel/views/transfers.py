@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from monarch_nb.runtime import Feature, Runtime, runtime
+from monarch_nb.runtime import Feature, Runtime, current_runtime
 from monarch_nb.store import store_of
 from monarch_nb.store.events import TransfersSeen
 
@@ -31,24 +31,24 @@ class TransferReporter:
         self._running = False
         self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
 
-    def watch(self, engine: Runtime) -> Callable[[], None]:
+    def watch(self, runtime: Runtime) -> Callable[[], None]:
         """Keeps the store up to date until the result is called."""
         with self._lock:
             self._watchers += 1
             begin = not self._running
             self._running = True
         if begin:
-            self._again(engine)
+            self._again(runtime)
         return self._leave
 
-    def update(self, engine: Runtime) -> dict[str, dict[str, Any]]:
+    def update(self, runtime: Runtime) -> dict[str, dict[str, Any]]:
         """Puts changed transfers into the store; returns all of them."""
         records: dict[str, dict[str, Any]] = {}
-        if engine.features.loaded(RDMA) is not None:  # otherwise no process has used it
+        if runtime.features.loaded(RDMA) is not None:  # otherwise no process has used it
             from monarch_nb.rdma import transfers
 
             records = transfers().records
-        put = store_of(engine).put
+        put = store_of(runtime).put
         with self._lock:
             for key in self._reported.keys() - records.keys():
                 put(TransfersSeen(key, {}))
@@ -58,13 +58,13 @@ class TransferReporter:
             self._reported = records
         return records
 
-    def _again(self, engine: Runtime) -> None:
+    def _again(self, runtime: Runtime) -> None:
         with self._lock:
-            if not self._watchers or engine.closed:
+            if not self._watchers or runtime.closed:
                 self._running = False
                 return
-        self.update(engine)
-        engine.later(AGAIN_S, lambda: self._again(engine))
+        self.update(runtime)
+        runtime.later(AGAIN_S, lambda: self._again(runtime))
 
     def _leave(self) -> None:
         with self._lock:
@@ -90,11 +90,11 @@ def show_transfers(session: Session, line: str) -> "TransferTable":
 
 def _feed(watch: Watch) -> Callable[[], None]:
     watch.publish()  # confirms the subscription: the data comes through the store
-    return REPORTER.watch(watch.engine)
+    return REPORTER.watch(watch.runtime)
 
 
 def _shown(_: "TransferTable") -> Shown:
-    return Shown({"transfers": REPORTER.update(runtime())}, "transfers")
+    return Shown({"transfers": REPORTER.update(current_runtime())}, "transfers")
 
 
 TRANSFERS = LiveView(

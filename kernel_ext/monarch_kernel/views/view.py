@@ -37,7 +37,7 @@ class View:
         self._last_seen = time.monotonic()
         self._views = views
         self._requests = requests
-        self._engine: Runtime | None = None
+        self._runtime: Runtime | None = None
         self._cluster: Any = None  # ends the watch
         self._listening: Any = None
         self._watches: dict[str, Message] = {}  # watched topics, kept for the next runtime
@@ -59,14 +59,14 @@ class View:
         if time.monotonic() - self._last_seen > SILENT_S:
             self._leave()
 
-    def attach(self, engine: Runtime | None) -> None:
+    def attach(self, runtime: Runtime | None) -> None:
         """Switches to this runtime; watched topics are watched there."""
-        if engine is self._engine and engine is not None:
+        if runtime is self._runtime and runtime is not None:
             return
         self._leave()
-        self._engine = engine
-        if engine is not None:
-            hello = {"type": "hello", "protocol": PROTOCOL, "version": __version__, "engine": engine.address}
+        self._runtime = runtime
+        if runtime is not None:
+            hello = {"type": "hello", "protocol": PROTOCOL, "version": __version__, "engine": runtime.address}
             self._send({**hello, "now": time.time()})
             self.name_views()
             for message in tuple(self._watches.values()):
@@ -75,7 +75,7 @@ class View:
     def name_views(self) -> None:
         """Sends the panel the sections of custom views, if they have changed."""
         titled = [{"name": view.name, "title": view.title} for view in self._views if view.title]
-        if self._engine is not None and titled != self._titled:
+        if self._runtime is not None and titled != self._titled:
             self._titled = titled
             self._send({"type": "views", "views": titled})
 
@@ -83,7 +83,7 @@ class View:
         """Ends all watches: the front end has gone."""
         self._leave()
         self._watches.clear()
-        self._engine = None
+        self._runtime = None
 
     def _leave(self) -> None:
         if self._cluster is not None:
@@ -134,12 +134,12 @@ class View:
         return "cluster" if message.get("topic") == "cluster" else str(message.get("id"))
 
     def _watch(self, message: Message) -> None:
-        engine = self._engine
-        if engine is None:
+        runtime = self._runtime
+        if runtime is None:
             return
         topic = message.get("topic")
         if topic == "cluster":
-            store = store_of(engine)
+            store = store_of(runtime)
             if self._cluster is not None:
                 store.resend(self._listening)
             else:
@@ -151,15 +151,15 @@ class View:
             self._ends.pop(key)()
         view = self._views.get(str(topic))
         if view is not None and view.feed is not None:
-            self._ends[key] = view.feed(Watch(engine, self._send, message, self._requests.name))
+            self._ends[key] = view.feed(Watch(runtime, self._send, message, self._requests.name))
 
     def _answer(self, message: Message) -> None:
         reply: Message = {"type": "reply", "id": message.get("id")}
         try:
-            engine = self._engine
-            if engine is None:
+            runtime = self._runtime
+            if runtime is None:
                 raise RuntimeError("the cluster was shut down; the next cell that uses it starts a new one")
-            self._give({**reply, "ok": True, "result": self._requests.answer(engine, message)})
+            self._give({**reply, "ok": True, "result": self._requests.answer(runtime, message)})
         except Exception as error:
             self._give({**reply, "ok": False, "error": text_of(error) or type(error).__name__})
 

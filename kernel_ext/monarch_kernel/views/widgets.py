@@ -149,12 +149,12 @@ class Widgets:
 
     def raised(self, error: ActorError) -> dict[str, Any]:
         """The live form of what an endpoint raised, a bar above its text; {} where there is none."""
-        engine = started()
-        if not self._classes or error.origin is None or engine is None or not self._seen():
+        runtime = started()
+        if not self._classes or error.origin is None or runtime is None or not self._seen():
             return {}
         try:
             uid, rank, call = error.origin
-            state = engine.meshes[uid]
+            state = runtime.meshes[uid]
             record = {
                 "mesh": uid,
                 "ranks": [state.region.ndslice.index(rank)],
@@ -184,8 +184,8 @@ class Widgets:
 
     def show(self, view: str, options: dict[str, Any], key: Any) -> Any:
         """The widget of a view; what is shown twice is one widget."""
-        engine = started()
-        document = store_of(engine).document() if engine is not None else {}
+        runtime = started()
+        document = store_of(runtime).document() if runtime is not None else {}
         saved = {"now": time.time(), "state": _part(document, options.get("mesh"))}
         key = (view, key) if key is not None else None
         known = self._made.get(key)

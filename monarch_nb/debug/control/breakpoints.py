@@ -40,9 +40,9 @@ class Breakpoint:
 class Breakpoints:
     """The breakpoints of one controller, by number."""
 
-    def __init__(self, engine: Runtime, here: Callable[[str, m.BreakSet], int]) -> None:
+    def __init__(self, runtime: Runtime, here: Callable[[str, m.BreakSet], int]) -> None:
         """`here` takes those that are wanted in all actors for the actors of this process."""
-        self._engine = engine
+        self._runtime = runtime
         self._here = here
         self._setting = threading.Lock()
         self._version = 0
@@ -109,12 +109,12 @@ class Breakpoints:
         )
         asked: dict[int, list[Future[m.Outcome]]] = {}
         for uid in uids:
-            known = self._engine.meshes[uid]
+            known = self._runtime.meshes[uid]
             if known.stopped is not None:
                 continue
             for rank in set(region_of(mesh).ranks()) & set(known.region.ranks()):
                 message = msgspec.structs.replace(wanted, mesh=uid, rank=rank)
-                asked.setdefault(rank, []).append(request(self._engine, procs.address(rank), verbs.BREAK, message))
+                asked.setdefault(rank, []).append(request(self._runtime, procs.address(rank), verbs.BREAK, message))
         outcomes = {rank: [outcome_of(future) for future in asked[rank]] for rank in sorted(asked)}
         # A rank has it where any of those that run there has it.
         return {
@@ -141,8 +141,8 @@ class Breakpoints:
             wanted = m.BreakSet(
                 version=self._version, lines=tuple(lines), raised=raised, uncaught=uncaught, release=release
             )
-            self._here(self._engine.address, wanted)
-            asked = {dst: request(self._engine, dst, verbs.BREAK_SET, wanted) for dst in self._addresses()}
+            self._here(self._runtime.address, wanted)
+            asked = {dst: request(self._runtime, dst, verbs.BREAK_SET, wanted) for dst in self._addresses()}
         until = time.monotonic() + PLACING_S
         wrong: dict[str, str] = {}
         for address, future in asked.items():
@@ -155,7 +155,7 @@ class Breakpoints:
     def pause(self, actors: Sequence[tuple[str, int]] = ()) -> str:
         """Stops what actors run (all, where none are named) at the next line that is traced; gives why none will."""
         wanted = m.Pause(actors=tuple(actors))
-        asked = [request(self._engine, address, verbs.PAUSE, wanted) for address in self._addresses()]
+        asked = [request(self._runtime, address, verbs.PAUSE, wanted) for address in self._addresses()]
         outcomes = [outcome_of(future) for future in asked]
         errors = dict.fromkeys(outcome.error for outcome in outcomes if outcome.error)
         return "" if any(not outcome.error for outcome in outcomes) else "; ".join(errors)
@@ -163,8 +163,8 @@ class Breakpoints:
     def _addresses(self) -> list[str]:
         """All processes that may hold actors, except this one and failed ones."""
         addresses = []
-        for state in tuple(self._engine.meshes.values()):
+        for state in tuple(self._runtime.meshes.values()):
             if isinstance(state, ProcState) and state.stopped is None:
                 failed = {view.rank for view in describe(state).having("failed")}
                 addresses += [state.address(rank) for rank in state.region.ranks() if rank not in failed]
-        return [address for address in dict.fromkeys(addresses) if address != self._engine.address]
+        return [address for address in dict.fromkeys(addresses) if address != self._runtime.address]

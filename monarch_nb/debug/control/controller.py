@@ -37,7 +37,7 @@ class Controller:
 
     def __init__(
         self,
-        engine: Runtime,
+        runtime: Runtime,
         *,
         attend: "Callable[[Controller], None]" = lambda controller: None,
         here: Callable[[str, m.BreakSet], int] = lambda src, wanted: 0,
@@ -45,17 +45,17 @@ class Controller:
         """`attend` is called when something stops and no wait shows it yet, to install a prompt; `here` takes the
         breakpoints for all actors to those of this process.
         """
-        self.engine = engine
+        self.runtime = runtime
         self.stopped = StoppedThreads()
-        self.breakpoints = Breakpoints(engine, here)
+        self.breakpoints = Breakpoints(runtime, here)
         self._attended = False  # waits show what is stopped
         self._attend = attend
         self._lock = threading.Lock()
         self._leasing = False
-        engine.verbs.handle(verbs.STOPPED, self._is_stopped)
-        engine.verbs.handle(verbs.RESUMED, self._is_resumed)
-        engine.verbs.handle(verbs.OVER, self._is_over)
-        engine.part(MeshEvents).listeners.append(self._on_mesh_event)
+        runtime.verbs.handle(verbs.STOPPED, self._is_stopped)
+        runtime.verbs.handle(verbs.RESUMED, self._is_resumed)
+        runtime.verbs.handle(verbs.OVER, self._is_over)
+        runtime.part(MeshEvents).listeners.append(self._on_mesh_event)
 
     def mark_attended(self) -> None:
         """Records that waits show what is stopped."""
@@ -64,19 +64,19 @@ class Controller:
     # -- messages of ranks (reading thread) ---------------------------------------------------------------------------
 
     def _forwarded(self, verb: Verb[Q, None], message: Q) -> bool:
-        home = self.engine.part(MeshRegistry).started_by
-        if home in ("", self.engine.address):
+        home = self.runtime.part(MeshRegistry).started_by
+        if home in ("", self.runtime.address):
             return False
-        self.engine.tell(home, verb, message)
+        self.runtime.tell(home, verb, message)
         return True
 
     def _is_stopped(self, record: Stopped, asker: Asker[None]) -> None:
         if self._forwarded(verbs.STOPPED, record):
             return
-        if not self._attended and not self.engine.is_worker:
+        if not self._attended and not self.runtime.is_worker:
             self._attend(self)
         self.stopped.add(record)
-        self.engine.part(MeshEvents).tell(_paused(record))
+        self.runtime.part(MeshEvents).tell(_paused(record))
         self._keep_leases()
 
     def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
@@ -89,7 +89,7 @@ class Controller:
 
     def _report_resumed(self, record: Stopped | None) -> None:
         if record is not None:
-            self.engine.part(MeshEvents).tell(RankResumed(record.session))
+            self.runtime.part(MeshEvents).tell(RankResumed(record.session))
 
     def _on_mesh_event(self, event: Event) -> None:
         match event:
@@ -120,14 +120,14 @@ class Controller:
             self._leasing = True
 
         def wait() -> None:  # the setting may change meanwhile
-            self.engine.later(max(0.2, settings.debug_lease / 4), beat)
+            self.runtime.later(max(0.2, settings.debug_lease / 4), beat)
 
         def beat() -> None:
             with self._lock:
                 addresses = {record.address for record in self.stopped.records()}
                 self._leasing = bool(addresses)
             self._lease(addresses)
-            if addresses and not self.engine.closed:
+            if addresses and not self.runtime.closed:
                 wait()
 
         wait()
@@ -135,7 +135,7 @@ class Controller:
     def _lease(self, addresses: Iterable[str]) -> None:
         for address in addresses:
             try:
-                self.engine.tell(address, verbs.LEASE, m.Lease())
+                self.runtime.tell(address, verbs.LEASE, m.Lease())
             except Exception:  # the process has ended: supervision reports it
                 continue
 
@@ -145,7 +145,7 @@ class Controller:
         """Sends a command to each session and returns their answers in that order; blocks, for a bounded time."""
         verb = verbs.COMMANDS[type(command)]
         asked: list[Future[m.Answer]] = [
-            request(self.engine, record.address, verb, msgspec.structs.replace(command, session=record.session))
+            request(self.runtime, record.address, verb, msgspec.structs.replace(command, session=record.session))
             for record in records
         ]
         limit = settings.debug_command_timeout + ANSWER_S
@@ -180,7 +180,7 @@ class Controller:
     def autopsy(self, mesh: str, address: str, rank: int, call: str = "") -> Stopped:
         """Opens the frames of a failure that a rank has stored. Raises DebugError if there are none."""
         wanted = m.Autopsy(mesh=mesh, rank=rank, call=call)
-        outcome = outcome_of(request(self.engine, address, verbs.AUTOPSY, wanted))
+        outcome = outcome_of(request(self.runtime, address, verbs.AUTOPSY, wanted))
         if outcome.error:
             raise DebugError(f"rank {rank}: {outcome.error}")
         self.stopped.wait(ANSWER_S, lambda: self.stopped.get(outcome.session) is not None)
@@ -198,14 +198,14 @@ class Controller:
         self._each(addresses, verbs.FREEZE, m.Freeze(on))
 
     def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Outcome], body: Q) -> None:
-        asked = [request(self.engine, address, verb, body) for address in addresses]
+        asked = [request(self.runtime, address, verb, body) for address in addresses]
         wrong = [outcome.error for outcome in [outcome_of(future) for future in asked] if outcome.error]
         if wrong:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
     def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[Thread, ...] | str]:
         """The threads of each process, or why they are unknown."""
-        asked = {address: request(self.engine, address, verbs.STACKS, Done()) for address in addresses}
+        asked = {address: request(self.runtime, address, verbs.STACKS, Done()) for address in addresses}
         by_address: dict[str, tuple[Thread, ...] | str] = {}
         for address, future in asked.items():
             try:

@@ -40,7 +40,7 @@ def missing(
     sizes: dict[str, int] = {}
     elsewhere: list[Missing] = []
     for uid in dict.fromkeys(record.mesh for record in records if record.blocks_actor):
-        state: Any = controller.engine.meshes.get(uid)
+        state: Any = controller.runtime.meshes.get(uid)
         if state is None or getattr(state, "procs", None) is None:
             continue
         ranks = list(state.region.ndslice)
@@ -85,7 +85,7 @@ def running_text(controller: Controller, records: Sequence[Stopped], name: FileN
     stopped = {record.place for record in records}
     parts = []
     for uid in dict.fromkeys(record.mesh for record in records):
-        state: Any = controller.engine.meshes.get(uid)
+        state: Any = controller.runtime.meshes.get(uid)
         if state is not None and getattr(state, "procs", None) is not None:
             ranks = [rank for rank in state.region.ndslice if (uid, rank) not in stopped]
             parts.append(stacks_text(controller, state, ranks, name))
@@ -136,9 +136,9 @@ def look(
     silent: list[str] = []
     for rank in ranks:
         address = procs.address(rank)
-        pid = controller.engine.part(ProcessWatcher).pids.get(address, 0)
+        pid = controller.runtime.part(ProcessWatcher).pids.get(address, 0)
         seen: list[Sequence[Frame]] = []
-        if pid and host_of(address) in controller.engine.local_hosts:
+        if pid and host_of(address) in controller.runtime.local_hosts:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
                 seen = seen_from_outside(address, pid)
         stacks += [(str(rank), stack) for stack in seen]

@@ -136,7 +136,7 @@ class WaitPrompt:
     def _related(self, future: Future[Any], records: list[Stopped]) -> list[Stopped]:
         if not records:
             return []
-        call = self.controller.engine.calls.get(future.wait_id)
+        call = self.controller.runtime.calls.get(future.wait_id)
         missing = set(call.missing_ranks()) if call is not None else set()
         return [
             record
@@ -149,7 +149,7 @@ class WaitPrompt:
         """Without a prompt: raises if the call waits for stopped ranks, or else shows them."""
         related = self._related(future, records)
         if related:
-            call = self.controller.engine.calls.get(future.wait_id)
+            call = self.controller.runtime.calls.get(future.wait_id)
             held = {record.rank for record in related if call is not None and record.mesh == call.mesh}
             covered = call is None or set(call.missing_ranks()) <= held
             since = time.monotonic() - self.controller.stopped.changed_at
@@ -211,6 +211,6 @@ def attend(controller: Controller) -> None:
         running, thread = current.get(), threading.current_thread()
         outside = running is None or running.actor_instance.cell is None
         theirs = thread is threading.main_thread() or (not console.can_ask and not thread.name.startswith("monarch"))
-        return outside and theirs and not controller.engine.closed
+        return outside and theirs and not controller.runtime.closed
 
     WaitPrompt(controller, console, here, how=IN_SCRIPTS).install()

@@ -38,8 +38,8 @@ class WantedBreakpoints:
     of the library run functions of users, too: cells on the processes, and what is run on parts of tensors.
     """
 
-    def __init__(self, engine: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, debugger_of: Callable[[ActorCell], ThreadDebugger]) -> None:
+        self._runtime = runtime
         self._debugger_of = debugger_of
         self._sets: dict[str, BreakSet] = {}
         self._classes: weakref.WeakKeyDictionary[ActorCell, type] = weakref.WeakKeyDictionary()  # actors in __init__
@@ -57,7 +57,7 @@ class WantedBreakpoints:
             current = self._sets.get(src)
             if current is None or current.version < wanted.version:
                 self._sets[src] = wanted
-            cells = tuple(self._engine.cells.values())
+            cells = tuple(self._runtime.cells.values())
             for cell in cells:
                 cls = type(cell.obj) if cell.obj is not None else self._classes.get(cell)
                 if cls is not None:
@@ -95,7 +95,7 @@ class WantedBreakpoints:
             )
             raised = raised or (wanted.raised is not None and _is_meant(who, wanted.raised))
             uncaught = uncaught or (not engines and wanted.uncaught is not None and _is_meant(who, wanted.uncaught))
-        self._engine.failures.freeze_at(cell.mesh, cell.rank, on=uncaught)
+        self._runtime.failures.freeze_at(cell.mesh, cell.rank, on=uncaught)
         if raised or any(lines.values()) or cell in self._armed:
             debugger = self._debugger_of(cell)
             for src, here in lines.items():
@@ -146,16 +146,16 @@ def _is_meant(who: Stopped, ranks: str) -> bool:
 class Debuggers:
     """The debuggers of one process, created when first needed; by session and by thread."""
 
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._controller_seen = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._by_thread: dict[int, ThreadDebugger] = {}
         self._by_session: dict[str, ThreadDebugger] = {}
         self._warned: set[str] = set()  # the library's threads that a breakpoint was skipped on
-        self.wanted = WantedBreakpoints(engine, lambda cell: self._of(cell.executor.thread, cell))
-        engine.part(MeshEvents).listeners.append(self._on_mesh_event)
+        self.wanted = WantedBreakpoints(runtime, lambda cell: self._of(cell.executor.thread, cell))
+        runtime.part(MeshEvents).listeners.append(self._on_mesh_event)
 
     def _on_mesh_event(self, event: Event) -> None:
         """Sends a new owner all stopped threads; breakpoints of the owner before are removed."""
@@ -197,7 +197,7 @@ class Debuggers:
         """Stops running actors (all, or those named) at their next traced line; returns how many will stop, and how
         many are running.
         """
-        running = [cell for cell in tuple(self._engine.cells.values()) if cell.running is not None]
+        running = [cell for cell in tuple(self._runtime.cells.values()) if cell.running is not None]
         meant = [cell for cell in running if not actors or (cell.mesh, cell.rank) in actors]
         return sum(self._of(cell.executor.thread, cell).pause() for cell in meant), len(meant)
 
@@ -227,9 +227,9 @@ class Debuggers:
         token = current.set(Context(failure.instance, failure.point, failure.call, failure.chain))
         thread = threading.current_thread()
         try:
-            who = _identity(self._engine, _cell_of(failure.instance), thread, session, 0)
+            who = _identity(self._runtime, _cell_of(failure.instance), thread, session, 0)
             who = msgspec.structs.replace(who, endpoint=failure.endpoint, call="", chain=())
-            debugger = ThreadDebugger(self, who, thread, ends=lambda: self._engine.closed)
+            debugger = ThreadDebugger(self, who, thread, ends=lambda: self._runtime.closed)
             tbs = frames_of(failure.error)
             if tbs:
                 debugger.autopsy(tbs[0], f"post-mortem: {_first_line(failure.error)}")
@@ -247,7 +247,7 @@ class Debuggers:
 
     def of_actor(self, mesh: str, rank: int) -> tuple[ThreadDebugger, Any]:
         """The debugger of an actor's thread, and the actor. Raises LookupError."""
-        cell = self._engine.cells.get((mesh, rank))
+        cell = self._runtime.cells.get((mesh, rank))
         if cell is None or cell.obj is None:
             raise LookupError("this process has no such actor, or its __init__ still runs")
         return self._of(cell.executor.thread, cell), cell.obj
@@ -257,7 +257,7 @@ class Debuggers:
         cell = _cell_of(context.actor_instance) if context is not None else None
         debugger = self._of(threading.current_thread(), cell)
         before = debugger.who
-        debugger.who = _identity(self._engine, cell, debugger.thread, before.session, before.number)
+        debugger.who = _identity(self._runtime, cell, debugger.thread, before.session, before.number)
         return debugger
 
     def _of(self, thread: threading.Thread, cell: ActorCell | None) -> ThreadDebugger:
@@ -269,14 +269,14 @@ class Debuggers:
         return debugger
 
     def _new_session(self) -> str:
-        return f"{self._engine.address}#{next(self._numbers)}"
+        return f"{self._runtime.address}#{next(self._numbers)}"
 
     def _new(self, cell: ActorCell | None, thread: threading.Thread) -> ThreadDebugger:
         def armed() -> None:  # endpoints run under the debugger only if something can stop them
             if cell is not None:
                 cell.watch = None if debugger.machine.quiet else debugger.watched
 
-        who = _identity(self._engine, cell, thread, self._new_session(), 0)
+        who = _identity(self._runtime, cell, thread, self._new_session(), 0)
         debugger = ThreadDebugger(self, who, thread, ends=lambda: _ends(cell), armed=armed)
         self._by_session[who.session] = debugger
         if cell is not None:
@@ -310,13 +310,13 @@ class Debuggers:
     def _send(self, verb: Verb[Q, None], message: Q) -> None:
         """Sends a message to the controller, or to the process on the way to it."""
         try:
-            self._engine.tell(_home_of(self._engine), verb, message)
+            self._runtime.tell(_home_of(self._runtime), verb, message)
         except Exception:  # the controller has ended: the lease decides
             logger.debug("%s could not be sent", verb.name, exc_info=True)
 
     def verdict(self) -> str:
         """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
-        if self._engine.part(MeshRegistry).is_left:
+        if self._runtime.part(MeshRegistry).is_left:
             self.renew_lease()  # the lease of the mesh counts, until a controller attaches
         if time.monotonic() - self._controller_seen < settings.debug_lease:
             return ""
@@ -325,7 +325,7 @@ class Debuggers:
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Runs a function later, on the clock's thread."""
-        self._engine.later(seconds, function)
+        self._runtime.later(seconds, function)
 
 
 def _ends(cell: ActorCell | None) -> bool:
@@ -340,12 +340,12 @@ def _cell_of(instance: Instance) -> ActorCell | None:
     return instance.cell if isinstance(instance.cell, ActorCell) else None
 
 
-def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
+def _identity(runtime: Runtime, cell: ActorCell | None, thread: threading.Thread, session: str, number: int) -> Stopped:
     """A thread before it has stopped; `cell` is the actor that it runs, if any."""
-    context = current.get() or engine.root_context
+    context = current.get() or runtime.root_context
     if cell is None:
-        uid, rank, incarnation = parse_address(engine.address).place
-        console = engine.cells.get((uid, rank))
+        uid, rank, incarnation = parse_address(runtime.address).place
+        console = runtime.cells.get((uid, rank))
         point = console.instance.rank if console is not None else context.message_rank
         name = console.spec.name if console is not None else "this process"
         identity = {"mesh": uid, "rank": rank, "incarnation": incarnation, "thread": thread.name}
@@ -356,8 +356,8 @@ def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread,
     return Stopped(
         session=session,
         number=number,
-        address=engine.address,
-        host=engine.host,
+        address=runtime.address,
+        host=runtime.host,
         pid=os.getpid(),
         name=name,
         labels=tuple(point.extent.labels),
@@ -370,11 +370,11 @@ def _identity(engine: Runtime, cell: ActorCell | None, thread: threading.Thread,
     )
 
 
-def _home_of(engine: Runtime) -> str:
+def _home_of(runtime: Runtime) -> str:
     """The process that has started this one, or this process if it is the root."""
-    home = engine.part(MeshRegistry).started_by
+    home = runtime.part(MeshRegistry).started_by
     if home:
         return home
-    uid, rank, _ = parse_address(engine.address).place
-    console = engine.cells.get((uid, rank)) if engine.is_worker else None
-    return console.spec.owner_process if console is not None else engine.address
+    uid, rank, _ = parse_address(runtime.address).place
+    console = runtime.cells.get((uid, rank)) if runtime.is_worker else None
+    return console.spec.owner_process if console is not None else runtime.address

@@ -27,18 +27,18 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 class Handlers:
     """The handlers of one process."""
 
-    def __init__(self, engine: Runtime, debuggers: Debuggers) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, debuggers: Debuggers) -> None:
+        self._runtime = runtime
         self._debuggers = debuggers
         for command in verbs.COMMANDS.values():
-            engine.verbs.handle(command, self._command)
-        engine.verbs.handle(verbs.BREAK, self._break)
-        engine.verbs.handle(verbs.BREAK_SET, self._break_set)
-        engine.verbs.handle(verbs.PAUSE, self._pause)
-        engine.verbs.handle(verbs.AUTOPSY, self._autopsy)
-        engine.verbs.handle(verbs.STACKS, self._stacks)
-        engine.verbs.handle(verbs.LEASE, self._lease)
-        engine.verbs.handle(verbs.FREEZE, self._freeze)
+            runtime.verbs.handle(command, self._command)
+        runtime.verbs.handle(verbs.BREAK, self._break)
+        runtime.verbs.handle(verbs.BREAK_SET, self._break_set)
+        runtime.verbs.handle(verbs.PAUSE, self._pause)
+        runtime.verbs.handle(verbs.AUTOPSY, self._autopsy)
+        runtime.verbs.handle(verbs.STACKS, self._stacks)
+        runtime.verbs.handle(verbs.LEASE, self._lease)
+        runtime.verbs.handle(verbs.FREEZE, self._freeze)
 
     # -- commands for stopped threads ---------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Handlers:
     # -- failures that are kept, and where everything is ---------------------------------------------------------------
 
     def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Outcome]) -> m.Outcome:
-        failures = self._engine.failures
+        failures = self._runtime.failures
         if wanted.release:
             return m.Outcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
         stored = [
@@ -133,7 +133,7 @@ class Handlers:
         return m.Outcome(session=self._debuggers.open(stored[0]))
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
-        return m.Threads(_threads(tuple(self._engine.cells.values())))
+        return m.Threads(_threads(tuple(self._runtime.cells.values())))
 
 
 def _resolve(where: str, obj: Any, *, imports: bool = False) -> tuple[str, int, str]:

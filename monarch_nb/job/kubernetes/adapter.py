@@ -29,7 +29,7 @@ from monarch_nb.job.kubernetes import template as make
 from monarch_nb.job.kubernetes.config import api_client
 from monarch_nb.job.kubernetes.template import RANK_LABEL
 from monarch_nb.job.tunnels import opened_here
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 
 _KILL_S = 1
 _FORWARDING = "Forwarding from 127.0.0.1:"
@@ -210,7 +210,7 @@ class Kubernetes(JobAdapter):
         if way is not None and way[0].poll() is None:
             return (way[1],)
         inside = not job.options.get("through_first") or job.options.get("attach_to")
-        if inside or runtime().part(Routes).gateway is not None:
+        if inside or current_runtime().part(Routes).gateway is not None:
             return joins
         return (self._forward(job, name, joins[0]),)
 

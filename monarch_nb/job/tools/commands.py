@@ -15,11 +15,11 @@ from monarch_nb.runtime import (
     Future,
     Port,
     PortReceiver,
+    current_runtime,
     endpoint,
     fail_future,
     pending_future,
     resolve_future,
-    runtime,
 )
 
 Line = tuple[str, bytes]  # which stream, what; an empty stream: this rank is done
@@ -27,7 +27,7 @@ Line = tuple[str, bytes]  # which stream, what; an empty stream: this rank is do
 
 def rank_environment() -> dict[str, str]:
     """The place of this process in its mesh, for commands it starts."""
-    point = runtime().context().actor_instance.rank
+    point = current_runtime().context().actor_instance.rank
     places = {f"MONARCH_RANK_{label}": str(index) for label, index in point.items()}
     sizes = zip(point.extent.labels, point.extent.sizes, strict=True)
     return {**places, **{f"MONARCH_SIZE_{label}": str(size) for label, size in sizes}}
@@ -69,7 +69,7 @@ class CommandActor(Actor):
 
     @staticmethod
     def _expanded(output_dir: str) -> str:
-        point = runtime().context().actor_instance.rank
+        point = current_runtime().context().actor_instance.rank
         return output_dir.replace("$SUBDIR", "_".join(f"{label}_{index}" for label, index in point.items()))
 
     @staticmethod

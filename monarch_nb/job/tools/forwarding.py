@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.mesh import ProcMesh
-from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, endpoint, runtime
+from monarch_nb.runtime import Actor, Channel, Port, PortReceiver, current_runtime, endpoint
 from monarch_nb.shape import Point
 from monarch_nb.wire import ActorError
 
@@ -123,7 +123,7 @@ class DestinationActor(Actor):
     @endpoint
     async def aim(self, port: PortNumber) -> None:
         """Where connections go from now on."""
-        place = runtime().context().actor_instance.rank
+        place = current_runtime().context().actor_instance.rank
         self._port = checked_port("dst_port", port(place) if callable(port) else port)
 
     @endpoint
@@ -150,21 +150,21 @@ class SourceActor(Actor):
     @endpoint
     async def place(self, address: Address) -> tuple[str, str, int]:
         """Where it will listen: machine, address there, port."""
-        rank = runtime().context().actor_instance.rank
+        rank = current_runtime().context().actor_instance.rank
         self._place = (socket.gethostname(), *checked_address(address(rank) if callable(address) else address))
         return self._place
 
     @endpoint
     async def check(self, firsts: frozenset[int]) -> None:
         """Raises OSError where somebody else listens: below nobody would notice. Ranks not in `firsts` do nothing."""
-        if runtime().context().message_rank.rank in firsts:
+        if current_runtime().context().message_rank.rank in firsts:
             server = await asyncio.start_server(self._accept, *self._place[1:], start_serving=False)
             server.close()
 
     @endpoint
     async def listen(self, destination: Any) -> None:
         """Accepts connections from now on; ranks with one address share what comes there."""
-        self._destination = destination.slice(**dict(runtime().context().message_rank))
+        self._destination = destination.slice(**dict(current_runtime().context().message_rank))
         shared = hasattr(socket, "SO_REUSEPORT")
         self._server = await asyncio.start_server(self._accept, *self._place[1:], reuse_port=shared)
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.tensor.checkpoints.nested import mapped
 from monarch_nb.tensor.groups.service import GROUPS
 from monarch_nb.tensor.propagation import one_piece_each, placed_otherwise
@@ -121,7 +121,7 @@ def _copied(tensor: DTensor) -> DTensor:
 def group_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, bool]:
     """A group of the ranks of a mesh, for nothing but files; and whether this is its first rank."""
     ranks = mesh.mesh.flatten().tolist()
-    member = runtime().feature(GROUPS).membership
+    member = current_runtime().feature(GROUPS).membership
     assert member is not None  # only ranks of a mesh save and load
     world = member.world
     name = f"checkpoints of {ranks}"

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from monarch_nb.runtime import Actor, Instance, current, endpoint, runtime
+from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
 from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
@@ -112,7 +112,7 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(runtime(), self._progress, lambda: self._busy, self._usage, self._values)
+        self._member = Membership(current_runtime(), self._progress, lambda: self._busy, self._usage, self._values)
         self._busy = 0  # number of the current run, 0 if idle
         self._run_numbers = count(1)
         self._sessions: dict[int, Session] = {}

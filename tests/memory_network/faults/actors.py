@@ -16,7 +16,7 @@ from monarch_nb.actor import (
     heal_mesh,
     send,
 )
-from monarch_nb.runtime import runtime
+from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster
 
 SOON = 10.0  # real seconds; nothing here takes as long
@@ -39,7 +39,7 @@ class Worker(Actor):
         """Does it, and answers so much later."""
         self.done.append(item)
         key, receiver = Channel[None].open()
-        runtime().later(seconds, lambda: key.send(None))
+        current_runtime().later(seconds, lambda: key.send(None))
         receiver.recv().get()
         return current_rank().rank, item
 
@@ -96,7 +96,7 @@ class AsyncWorker(Actor):
     async def rest(self, item: Any, seconds: float) -> tuple[int, Any]:
         self.done.append(item)
         key, receiver = Channel[None].open()
-        runtime().later(seconds, lambda: key.send(None))
+        current_runtime().later(seconds, lambda: key.send(None))
         await receiver.recv()
         return current_rank().rank, item
 

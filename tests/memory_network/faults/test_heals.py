@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, current_rank, endpoint, heal_mesh
-from monarch_nb.runtime import runtime, when_done
+from monarch_nb.runtime import current_runtime, when_done
 from monarch_nb.supervision import HealError
 from monarch_nb.testing import Cluster, NetworkFaults, cluster
 from tests.memory_network.faults.actors import ADVERBS, LEASE, SOON, Adverb, Worker, outcome, workers
@@ -126,7 +126,7 @@ def test_calls_fail_of_a_death_only_once_healing_is_possible(late: int) -> None:
         made.partition(2)
         pending = mesh.do.call("x")  # it finds the process dead when it comes there
         failed: list[set[int]] = []
-        when_done(pending, lambda _: failed.append(runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
+        when_done(pending, lambda _: failed.append(current_runtime().supervisor.failed(mesh._state.uid)))  # type: ignore[attr-defined]
         made.kill(procs.slice(hosts=2))
         made.mend()
         with pytest.raises(SupervisionError, match="signal 9"):
@@ -244,4 +244,4 @@ def test_ranks_can_be_killed_by_the_heal_itself(two: Cluster, kill: str) -> None
     if kill == "slice":
         two.advance(1000)
     assert two.result(mesh.history.call()).values() == left
-    assert runtime() is not None
+    assert current_runtime() is not None
