@@ -14,9 +14,9 @@ from monarch_nb.wire import parse_address
 
 __all__ = ["RouteTable", "TransferTable", "routes", "transfers"]
 
-MOVED = ("source", "target", "mover", "moved", "transfers", "at the moment")
-OFFERED = ("memory on offer of", "buffers", "bytes")
-NOTHING = "nothing has moved between the memory of processes so far, and none is on offer: see monarch.rdma"
+MOVED = ("source", "target", "mover", "moved", "transfers", "rate")
+OFFERED = ("registered memory of", "buffers", "bytes")
+NOTHING = "no transfers between processes yet, and no registered memory: see monarch.rdma"
 _HEADS = ("process", "mover", "read", "written", "transfers", "bytes/s", "why not a better one")
 
 

@@ -21,7 +21,7 @@ def transfers_html(transfers: "TransferTable") -> str:
     moved, offered = transfers.moved, transfers.offered
     if not moved and not offered:
         return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
-    parts = [heading("Transfers", f"{counted(len(moved), 'way')}")]
+    parts = [heading("Transfers", f"{counted(len(moved), 'route')}")]
     names = sorted({name for row in moved for name in row[:2]})
     if 1 < len(names) <= _MOST:
         parts.append(_matrix(names, moved))
@@ -33,13 +33,13 @@ def transfers_html(transfers: "TransferTable") -> str:
 
 
 def _matrix(names: Sequence[str], moved: Sequence[tuple[str, ...]]) -> str:
-    ways = {(source, target): (size, mover) for source, target, mover, size, *_ in reversed(moved)}
+    routes = {(source, target): (size, mover) for source, target, mover, size, *_ in reversed(moved)}
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     rows = []
     for source in names:
         cells = (
-            f'<td title="{escape(ways[source, target][1])}">{escape(ways[source, target][0])}</td>'
-            if (source, target) in ways
+            f'<td title="{escape(routes[source, target][1])}">{escape(routes[source, target][0])}</td>'
+            if (source, target) in routes
             else "<td></td>"
             for target in names
         )

@@ -1,4 +1,4 @@
-// Which way bytes go: a matrix of the processes, from rows to columns, and every way in words.
+// Where bytes go: a matrix of the processes, from rows to columns, and a table of the routes.
 
 import type { Transfer } from "../cluster/state";
 import { eachFrame, h } from "../page/dom";
@@ -8,7 +8,7 @@ import type { View } from "./view";
 import "./transfers.css";
 
 const MOST = 16; // processes in the matrix
-const COLUMNS = ["source", "target", "mover", "moved", "transfers", "at the moment"];
+const COLUMNS = ["source", "target", "mover", "moved", "transfers", "rate"];
 const NOTHING = "no transfers between processes yet: see monarch.rdma";
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
@@ -20,10 +20,10 @@ function size(count: number): string {
   return `${unit ? Number(value.toPrecision(3)) : value} ${UNITS[unit]}`;
 }
 
-/** `transfers` is what there was at first. */
+/** `transfers` holds the transfers at the time of the display. */
 export interface TransferOptions {
   transfers?: Record<string, Transfer>;
-  /** Only what there is now, as in the panel; in a cell what has ended stays as it was last. */
+  /** Shows current transfers only, as in the panel; in a cell, the last state of what has ended stays. */
   current?: boolean;
 }
 
@@ -37,7 +37,7 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
     const over = cluster.live && !options.current && written.length > 2 && now === "{}";
     written = now;
     root.classList.toggle("mnb-over", over);
-    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all of it ended at ${clock(cluster.now())}; this is the last state` }));
+    if (over) root.prepend(h("div", { class: "mnb-over-since", role: "status", text: `all processes ended at ${clock(cluster.now())}; this is their last state` }));
     else root.replaceChildren(...drawn(Object.values(known)));
   };
   const frames = eachFrame(draw);
@@ -56,42 +56,42 @@ export const transferView: View<TransferOptions> = (cluster, root, options) => {
 };
 
 function drawn(all: readonly Transfer[]): HTMLElement[] {
-  const ways = all.filter((one) => one.mover).sort((a, b) => b.bytes - a.bytes);
-  const offered = all.filter((one) => !one.mover).sort((a, b) => b.bytes - a.bytes);
+  const routes = all.filter((transfer) => transfer.mover).sort((a, b) => b.bytes - a.bytes);
+  const offered = all.filter((transfer) => !transfer.mover).sort((a, b) => b.bytes - a.bytes);
   if (!all.length) return [h("div", { class: "mnb-dim", text: NOTHING })];
-  const total = ways.reduce((sum, way) => sum + way.bytes, 0);
-  const rate = ways.reduce((sum, way) => sum + (way.rate ?? 0), 0);
-  const facts = [plural(ways.length, "way"), size(total), rate ? `${size(rate)}/s now` : "nothing moves now"].join(" · ");
+  const total = routes.reduce((sum, route) => sum + route.bytes, 0);
+  const rate = routes.reduce((sum, route) => sum + (route.rate ?? 0), 0);
+  const facts = [plural(routes.length, "route"), size(total), rate ? `${size(rate)}/s now` : "idle"].join(" · ");
   const parts: HTMLElement[] = [h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: "Transfers" }), h("span", { class: "mnb-dim", text: ` · ${facts}` })))];
-  const names = [...new Set(ways.flatMap((way) => [way.from, way.to ?? ""]))].sort();
-  if (names.length > 1 && names.length <= MOST) parts.push(legend(ways), matrix(names, ways));
-  if (ways.length) parts.push(tableOf(COLUMNS, ways.map(rowOf)));
-  if (offered.length) parts.push(tableOf(["memory on offer of", "buffers", "bytes"], offered.map((one) => [one.from, String(one.regions ?? 0), size(one.bytes)])));
+  const names = [...new Set(routes.flatMap((route) => [route.from, route.to ?? ""]))].sort();
+  if (names.length > 1 && names.length <= MOST) parts.push(legend(routes), matrix(names, routes));
+  if (routes.length) parts.push(tableOf(COLUMNS, routes.map(rowOf)));
+  if (offered.length) parts.push(tableOf(["registered memory of", "buffers", "bytes"], offered.map(({ from, regions, bytes }) => [from, String(regions ?? 0), size(bytes)])));
   return parts;
 }
 
-function rowOf(way: Transfer): (string | HTMLElement)[] {
-  const mover = h("span", {}, h("i", { class: "mnb-mover", "data-mover": way.mover }), way.mover);
-  return [way.from, way.to ?? "", mover, size(way.bytes), String(way.transfers ?? 0), way.rate ? `${size(way.rate)}/s` : ""];
+function rowOf(route: Transfer): (string | HTMLElement)[] {
+  const mover = h("span", {}, h("i", { class: "mnb-mover", "data-mover": route.mover }), route.mover);
+  return [route.from, route.to ?? "", mover, size(route.bytes), String(route.transfers ?? 0), route.rate ? `${size(route.rate)}/s` : ""];
 }
 
-function legend(ways: readonly Transfer[]): HTMLElement {
-  const movers = [...new Set(ways.map((way) => way.mover))].sort();
+function legend(routes: readonly Transfer[]): HTMLElement {
+  const movers = [...new Set(routes.map((route) => route.mover))].sort();
   return h("div", { class: "mnb-dim mnb-legend" }, "from rows to columns, by ", ...movers.map((mover) => h("span", {}, h("i", { class: "mnb-mover", "data-mover": mover }), mover)));
 }
 
-function matrix(names: readonly string[], ways: readonly Transfer[]): HTMLElement {
-  const most = Math.max(1, ...ways.map((way) => way.bytes));
-  const known = new Map(ways.map((way) => [JSON.stringify([way.from, way.to]), way] as const).reverse());
+function matrix(names: readonly string[], routes: readonly Transfer[]): HTMLElement {
+  const most = Math.max(1, ...routes.map((route) => route.bytes));
+  const known = new Map(routes.map((route) => [JSON.stringify([route.from, route.to]), route] as const).reverse());
   const number = (at: number): HTMLElement => h("span", { class: "mnb-number", "aria-hidden": "true", text: String(at + 1) }); // in place of a name where there is no room
   const head = h("tr", {}, h("th"), ...names.map((name, at) => h("th", { scope: "col", title: name }, number(at), h("span", { class: "mnb-name", text: name }))));
   const rows = names.map((from, at) => {
     const cells = names.map((to) => {
-      const way = known.get(JSON.stringify([from, to]));
-      if (!way) return h("td");
-      const share = 0.12 + 0.5 * Math.sqrt(way.bytes / most);
-      const title = `${from} → ${to}: ${size(way.bytes)} by ${way.mover}${way.rate ? `, ${size(way.rate)}/s` : ""}`;
-      return h("td", { title, "data-mover": way.mover, "data-moving": Boolean(way.rate), style: `--mnb-share: ${Math.round(100 * share)}%` }, h("span", { text: size(way.bytes) }));
+      const route = known.get(JSON.stringify([from, to]));
+      if (!route) return h("td");
+      const share = 0.12 + 0.5 * Math.sqrt(route.bytes / most);
+      const title = `${from} → ${to}: ${size(route.bytes)} by ${route.mover}${route.rate ? `, ${size(route.rate)}/s` : ""}`;
+      return h("td", { title, "data-mover": route.mover, "data-moving": Boolean(route.rate), style: `--mnb-share: ${Math.round(100 * share)}%` }, h("span", { text: size(route.bytes) }));
     });
     return h("tr", {}, h("th", { scope: "row", title: from }, number(at), from), ...cells);
   });
