@@ -216,7 +216,7 @@ class VirtualHost(MemoryHost):
 
     def _tell_lines(self, sendings: Iterable[Sending]) -> None:
         for name, chunk in sendings:
-            self._sender.tell(name, PROC_LOG, chunk)
+            self._sender.post(name, PROC_LOG, chunk)
 
     def _tail(self, request: Follow, asker: Asker[Done]) -> Done:
         for address in request.addresses:
@@ -259,7 +259,7 @@ class VirtualHost(MemoryHost):
             host=self.host, pid=1, procs=(), python=sys.version.split()[0], version=__version__, incarnation=1,
             lease_s=60.0,
         )  # fmt: skip
-        self._sender.tell(controller, verbs.HOST_JOINS, state)
+        self._sender.post(controller, verbs.HOST_JOINS, state)
 
 
 class _Outlet(MemoryTransport):

@@ -44,7 +44,7 @@ class ClassVersions:
         message = self._newest.get(uid)
         if message is not None:
             try:
-                self._runtime.tell(holder, NEW_CLASS, message)
+                self._runtime.post(holder, NEW_CLASS, message)
             except UnreachableError:
                 return
 

@@ -54,7 +54,7 @@ class JoinedHost(RemoteHost):
             return
         if not self.lost:
             try:
-                self.runtime.tell(self._agent, verbs.BEAT, Done())
+                self.runtime.post(self._agent, verbs.BEAT, Done())
             except Exception:
                 self.cut()
         self.runtime.later(self._pause, self._beat)

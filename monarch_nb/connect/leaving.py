@@ -183,7 +183,7 @@ class Leaving:
         runtime.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
         self._held.pop(state.uid, None)
         self.hosts.update(host for host in state.hosts if host in runtime.part(Routes).local)
-        runtime.part(MeshEvents).tell(MeshStopped(state))
+        runtime.part(MeshEvents).publish(MeshStopped(state))
 
     # -- what is kept of a mesh before it is left ---------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Leaving:
             if told.get(host) == plain:
                 continue
             told.pop(host, None)
-            self._runtime.tell(agent_of(host), verbs.HOLD, hold)
+            self._runtime.post(agent_of(host), verbs.HOLD, hold)
             if not hold.parts:
                 told[host] = plain
 

@@ -83,7 +83,7 @@ class LocalHost:
         """
         self._leaving = self._killed = True
         with contextlib.suppress(TransportError):
-            self.runtime.tell(agent_of(self.host), verbs.LEAVE, Done())
+            self.runtime.post(agent_of(self.host), verbs.LEAVE, Done())
 
     def cut(self) -> None:
         """No connection leads to it that could break."""

@@ -172,7 +172,7 @@ class RemoteHost:
         """
         self.end()
         with contextlib.suppress(TransportError):
-            self.runtime.tell(self._agent, verbs.LEAVE, Done())
+            self.runtime.post(self._agent, verbs.LEAVE, Done())
         fail_requests(self.runtime, (self._agent,), reason)
         self.runtime.later(_LEAVE_S, lambda: self.runtime.node.forget(self.host, reason, self.incarnation))
 
@@ -310,7 +310,7 @@ class RemoteHost:
                 self._returning.set()
                 self._returning = None
             self._calm(time.monotonic())
-            self.runtime.part(MeshEvents).tell(HostBack(self.host))
+            self.runtime.part(MeshEvents).publish(HostBack(self.host))
             return
 
     # -- how it is asked, which depend on how it is reached -----------------------------------------------------------

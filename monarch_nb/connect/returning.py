@@ -163,7 +163,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     lives.announce()
     watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # who has ended since is told again
     for state in (procs, *actors):
-        events.tell(MeshStarting(state))
+        events.publish(MeshStarting(state))
     notes = first.parts.get(NOTES, b"")
     runtime.part(Leaving).came_back(mesh, notes, (first.grant, first.turn))
     notices = {answer.host: answer.notices for answer in answers if answer.notices}

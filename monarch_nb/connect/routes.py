@@ -231,7 +231,7 @@ class Routes:
         attached = tuple(self.attached.values())
         for other in (*self.local, *(remote.host for remote in attached if not remote.lost)):
             if other not in gone:
-                self._runtime.tell(agent_of(other), verbs.LOST, lost)
+                self._runtime.post(agent_of(other), verbs.LOST, lost)
 
     def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
         return request(self._runtime, agent_of(host), verbs.HOSTS, hosts)

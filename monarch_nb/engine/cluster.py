@@ -321,7 +321,7 @@ class Cluster:
                 self._lost.discard(name)
                 for node in (self._node, *(host.node for host in self._hosts.values())):
                     node.learn(name)
-                self._runtime.part(MeshEvents).tell(HostBack(name))
+                self._runtime.part(MeshEvents).publish(HostBack(name))
         self.settle()
 
     # -- time -------------------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class Cluster:
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._runtime.tell(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
+                    self._runtime.post(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
 
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.runtime for host in self._hosts.values() for worker in tuple(host.workers.values())]

@@ -117,17 +117,26 @@ def compose(
     logs = parts.add(MeshLogs, MeshLogs(runtime, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
-    notices = parts.add(HostNotices, HostNotices(runtime, driver, events.tell, role.notice))
-    watcher = parts.add(ProcessWatcher, ProcessWatcher(runtime, driver, events.tell, notices))
+    notices = parts.add(HostNotices, HostNotices(runtime, driver, events.publish, role.notice))
+    watcher = parts.add(ProcessWatcher, ProcessWatcher(runtime, driver, events.publish, notices))
     versions = parts.add(ClassVersions, ClassVersions(runtime))
     updates = parts.add(ReferenceUpdates, ReferenceUpdates(runtime, driver, watcher, versions))
     registry = parts.add(
         MeshRegistry,
         MeshRegistry(
-            runtime, driver, watcher, updates, tell=events.tell, revive=role.revive, runner=RUNNER, python=role.python
+            runtime,
+            driver,
+            watcher,
+            updates,
+            publish=events.publish,
+            revive=role.revive,
+            runner=RUNNER,
+            python=role.python,
         ),
     )
-    stopper = parts.add(MeshStopper, MeshStopper(runtime, driver, updates, disown=registry.disown, tell=events.tell))
+    stopper = parts.add(
+        MeshStopper, MeshStopper(runtime, driver, updates, disown=registry.disown, publish=events.publish)
+    )
     parts.add(
         MeshHealer,
         MeshHealer(
@@ -136,13 +145,13 @@ def compose(
             updates=updates,
             versions=versions,
             stopper=stopper,
-            tell=events.tell,
+            publish=events.publish,
             await_host=role.await_host,
         ),
     )
     parts.add(
         MeshResizer,
-        MeshResizer(runtime, driver, registry=registry, updates=updates, stopper=stopper, tell=events.tell),
+        MeshResizer(runtime, driver, registry=registry, updates=updates, stopper=stopper, publish=events.publish),
     )
     parts.add(Handover, Handover(runtime, driver, registry, watcher, updates, events))
     if not role.is_worker:

@@ -176,7 +176,7 @@ class MemoryHost:
             pid = self._pids[address] = next(_pids)
             worker.start()
             started = p.Started(address=address, pid=pid, how="memory")
-            self._sender.tell_all(p.observers(self._watchers[address], spec.owner), verbs.PROC_STARTED, started)
+            self._sender.post_all(p.observers(self._watchers[address], spec.owner), verbs.PROC_STARTED, started)
             addresses.append(address)
         return p.Spawning(tuple(addresses))
 
@@ -184,7 +184,7 @@ class MemoryHost:
         for address in request.addresses:
             exited = self._exits.get(address)
             if exited is not None:
-                self._sender.tell(asker.src, verbs.PROC_EXITED, exited)
+                self._sender.post(asker.src, verbs.PROC_EXITED, exited)
                 continue
             self._watchers.setdefault(address, set()).add(asker.src)
             if address not in self.workers:
@@ -195,7 +195,7 @@ class MemoryHost:
         if address not in self.workers and address not in self._exits:
             why = f"not known on host {self.host}: never started here, or ended long ago"
             unknown = p.Exited(address=address, host=self.host, reason=why, at=wall.time())
-            self._sender.tell_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
+            self._sender.post_all(self._watchers.pop(address, set()), verbs.PROC_EXITED, unknown)
 
     def _status(self, _: Done, asker: Asker[p.HostState]) -> p.HostState:
         return p.HostState(host=self.host, pid=0, procs=(), python=sys.version.split()[0], version=__version__)
@@ -220,7 +220,7 @@ class MemoryHost:
 
     def _host_lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
         for address in tuple(self.workers):
-            self._sender.tell(address, verbs.HOST_LOST, request)
+            self._sender.post(address, verbs.HOST_LOST, request)
         for host, reason in request.hosts.items():
             self.node.forget(host, reason)
             self._caster.host_lost(host, reason)
@@ -256,7 +256,7 @@ class MemoryHost:
     def warn(self, notice: p.Notice, controller: str) -> None:
         """Its engine is about to end it: all who use it hear of that, as the controller does."""
         watching = set().union(*self._watchers.values()) - self._exits.keys()
-        self._sender.tell_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
+        self._sender.post_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
 
     def die(self) -> None:
         """The machine is gone, with all on it; nobody is told."""
@@ -282,7 +282,7 @@ class MemoryHost:
         self._caster.proc_gone(address, reason)
         watchers = self._watchers.pop(address, set()) - self._exits.keys()
         self.node.forget(address, reason)
-        self._sender.tell_all(watchers, verbs.PROC_EXITED, exited)
+        self._sender.post_all(watchers, verbs.PROC_EXITED, exited)
         for other, worker in tuple(self.workers.items()):
             if worker.spec.owner == address:
                 worker.kill(reason)

@@ -106,7 +106,7 @@ class Dialler:
         self._soon(lambda: self._say(address))
 
     def _say(self, address: str) -> None:
-        self._sender.tell(address, verbs.HOST_JOINS, self._state())
+        self._sender.post(address, verbs.HOST_JOINS, self._state())
 
 
 class Agent:
@@ -210,7 +210,7 @@ class Agent:
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._liveness.start()
-        self._sender.tell_all(observers(child.watchers, child.spec.owner), PROC_STARTED, Started(
+        self._sender.post_all(observers(child.watchers, child.spec.owner), PROC_STARTED, Started(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
@@ -218,7 +218,7 @@ class Agent:
         """A process is gone, or never came to be: its watchers are told at once."""
         assert child.exit is not None
         self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
-        self._sender.tell_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
+        self._sender.post_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
         self._node.forget(child.address, child.exit.reason)
         folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)

@@ -55,9 +55,9 @@ class Gateway:
         """The connection to a host is gone: who reaches it through here may want to know."""
         for controller, hosts in self._behind.items():
             if host in hosts:
-                self._sender.tell(controller, verbs.HOST_CUT, p.Lost({host: word}))
+                self._sender.post(controller, verbs.HOST_CUT, p.Lost({host: word}))
 
     def gone(self, controller: str, why: str) -> None:
         """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
         for host in self._behind.pop(controller, ()):
-            self._sender.tell(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))
+            self._sender.post(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))

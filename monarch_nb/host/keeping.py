@@ -110,7 +110,7 @@ class Keeper:
                 self._logs.leave(child.address, before.address)
             child.watchers.add(asker.src)
         if before is not None:
-            self._sender.tell(before.address, verbs.STOLEN, p.Stolen(one.uid, wanted.holder))
+            self._sender.post(before.address, verbs.STOLEN, p.Stolen(one.uid, wanted.holder))
         self._grant(wanted.holder.address)
         self.comers.add(wanted.holder.address)
         self._tell_procs(one, wanted.holder.address)
@@ -162,7 +162,7 @@ class Keeper:
     def _tell_procs(self, one: Holding, owner: str) -> None:
         """All procs here: those of the mesh, and others that may refer to it."""
         news = p.NewOwner(meshes=one.meshes, owner=owner, turn=one.turn)
-        self._sender.tell_all((child.address for child in self._children.alive()), verbs.NEW_OWNER, news)
+        self._sender.post_all((child.address for child in self._children.alive()), verbs.NEW_OWNER, news)
 
     @staticmethod
     def _note(one: Holding) -> None:

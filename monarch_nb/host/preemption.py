@@ -118,7 +118,7 @@ class Preemption:
             return
         fresh = self._service.users() - self._told
         self._told |= fresh
-        self._sender.tell_all(fresh, HOST_NOTICE, self._as_it_is(notice))
+        self._sender.post_all(fresh, HOST_NOTICE, self._as_it_is(notice))
 
     def _as_it_is(self, notice: Notice) -> Notice:
         """With the seconds that are left now."""
@@ -137,7 +137,7 @@ class Preemption:
         log.warning("this host was to be taken away (%s), and is still here: it is as before", notice.by)
         over = msgspec.structs.replace(notice, over=True)
         self._over.append(over)
-        self._sender.tell_all(self._told & self._service.users(), HOST_NOTICE, over)
+        self._sender.post_all(self._told & self._service.users(), HOST_NOTICE, over)
 
 
 def grace(environment: Mapping[str, str]) -> float | None:

@@ -28,15 +28,15 @@ class AgentSender:
         self._node = node
         self.address = address
 
-    def tell(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
+    def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
         """Send one message; says whether it went out. Only those of the data lane may block."""
         header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
         return self._send(header, request, verb.lane)
 
-    def tell_all(self, addresses: Iterable[str], verb: Verb[Q, Any], request: Q) -> None:
+    def post_all(self, addresses: Iterable[str], verb: Verb[Q, Any], request: Q) -> None:
         """Send one message to each."""
         for dst in sorted(addresses):
-            self.tell(dst, verb, request)
+            self.post(dst, verb, request)
 
     def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         """Reply to a request, if it wants one."""

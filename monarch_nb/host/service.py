@@ -148,16 +148,16 @@ class Service:
 
     def ask_after(self, owner: str) -> None:
         """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
-        self._sender.tell(owner, verbs.PROC_PING, Done(), port=1)
+        self._sender.post(owner, verbs.PROC_PING, Done(), port=1)
         if parse_address(owner).is_proc and host_of(owner) != self._host:
-            self._sender.tell(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
+            self._sender.post(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
 
     def owner_ended(self, owner: str, why: str) -> None:
         """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
         self.owner_gone(owner, why)
         gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
         concerned = [child.address for child in self._children.alive() if child.spec.owner != NOBODY]
-        self._sender.tell_all(concerned, verbs.PROC_EXITED, gone)
+        self._sender.post_all(concerned, verbs.PROC_EXITED, gone)
 
     def owner_gone(self, owner: str, why: str) -> None:
         """Stop what a dead owner had, but for what is to be kept."""
@@ -183,12 +183,12 @@ class Service:
         if child.exit is None:
             child.watchers.add(watcher)
         else:
-            self._sender.tell(watcher, verbs.PROC_EXITED, child.exit)
+            self._sender.post(watcher, verbs.PROC_EXITED, child.exit)
 
     def _wait_no_longer(self, address: str) -> None:
         why = f"not known on host {self._host}: never started here, or ended long ago"
         unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
-        self._sender.tell_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
+        self._sender.post_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
     def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
         children = [child for address in request.addresses if (child := self._children.find(address)) is not None]
@@ -228,7 +228,7 @@ class Service:
 
     def _lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
-        self._sender.tell_all(
+        self._sender.post_all(
             (child.address for child in alive), verbs.HOST_LOST, request
         )  # before what comes back of it
         for host, reason in request.hosts.items():

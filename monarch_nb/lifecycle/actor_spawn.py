@@ -148,7 +148,7 @@ def spawn_actors(
     try:
         runtime.part(MeshRegistry).own(instance, state)
         birth.initialized = send_spawn(state, region, frames)
-        runtime.part(MeshEvents).tell(MeshStarting(state))
+        runtime.part(MeshEvents).publish(MeshStarting(state))
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise

@@ -45,7 +45,7 @@ class Handover:
     def notify_owner(self, process: str, end: ActorEnd) -> None:
         """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
         if process not in self._runtime.local.away:
-            self._runtime.tell(process, ACTOR_FAILED, end)
+            self._runtime.post(process, ACTOR_FAILED, end)
 
     def _changed(self, news: p.NewOwner, asker: Asker[p.Welcome]) -> p.Welcome:
         states = [state for uid in news.meshes if (state := self._runtime.meshes.get(uid)) is not None]
@@ -56,7 +56,7 @@ class Handover:
                 self._take_over(states, news)
             else:
                 self._runtime.local.away.update(state.owner_process for state in states)
-                self._events.tell(OwnerChanged(""))
+                self._events.publish(OwnerChanged(""))
         return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
@@ -83,7 +83,7 @@ class Handover:
                 self._updates.subscribe(state)
             except TransportError:
                 logger.debug("%s cannot be told of a reference", owner, exc_info=True)
-        self._events.tell(OwnerChanged(owner))
+        self._events.publish(OwnerChanged(owner))
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
         local = self._runtime.local

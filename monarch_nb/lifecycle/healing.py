@@ -59,13 +59,13 @@ class MeshHealer:
         updates: ReferenceUpdates,
         versions: ClassVersions,
         stopper: MeshStopper,
-        tell: Callable[[Event], None],
+        publish: Callable[[Event], None],
         await_host: Callable[[str, float], None],
     ) -> None:
         """`tell` is given what displays show; `await_host` blocks while a host that has come back cannot be used."""
         self._runtime, self._driver = runtime, driver
         self._updates, self._versions, self._stopper = updates, versions, stopper
-        self._tell, self._await_host = tell, await_host
+        self._publish, self._await_host = publish, await_host
         self._anew_with: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
         self._runtime.verbs.handle(HEAL_MESH, self._asked)
 
@@ -243,7 +243,7 @@ class MeshHealer:
                 if call is not None and await_hooks:
                     call.future.get()
             if state is not None:
-                self._tell(MeshHealed(state, tuple(back)))
+                self._publish(MeshHealed(state, tuple(back)))
 
     def _take_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
         """Meshes that grow have their new extent once all that is new is there, the actors as well; else never."""
@@ -258,7 +258,7 @@ class MeshHealer:
                     with each.lock:
                         each.region, each.pending_region, each.resized = each.pending_region or each.region, None, True
                         each.version += 1
-                    self._tell(MeshResized(each))
+                    self._publish(MeshResized(each))
 
     def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):

@@ -24,9 +24,9 @@ Show = Callable[[HostNoticed | HostKept | HostStory], None]
 class HostNotices:
     """Takes notices, on the reading thread; those of several hosts at once, as of all of a job, are told as one."""
 
-    def __init__(self, runtime: Runtime, driver: Driver, tell: Callable[[Event], None], show: Show) -> None:
+    def __init__(self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], show: Show) -> None:
         """`tell` is given what displays follow; `show` tells people at once."""
-        self._runtime, self._driver, self._tell, self._show = runtime, driver, tell, show
+        self._runtime, self._driver, self._publish, self._show = runtime, driver, publish, show
         self._known: dict[str, tuple[p.Notice, float]] = {}  # by host; when each came, by the monotonic clock
         self._told: dict[str, HostNoticed] = {}
         self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by whom, and whether it is over; by host
@@ -61,7 +61,7 @@ class HostNotices:
 
     def say(self, event: HostNoticed | HostKept | HostStory) -> None:
         """Tells something to displays and, in a controller, to people."""
-        self._tell(event)
+        self._publish(event)
         self._show_people(event)
 
     def _show_people(self, event: HostNoticed | HostKept | HostStory) -> None:
@@ -91,7 +91,7 @@ class HostNotices:
     def _over(self, by: str, hosts: Sequence[str]) -> None:
         for host in hosts:
             self._told.pop(host, None)
-            self._tell(HostKept(host, ""))
+            self._publish(HostKept(host, ""))
         if hosts:
             was = "was" if len(hosts) == 1 else "were"
             still = "is still there: it is" if len(hosts) == 1 else "are still there: they are"
@@ -118,7 +118,7 @@ class HostNotices:
         for host in hosts:
             mine = notices[host].seconds
             self._told[host] = HostNoticed(host, by, None if mine is None else wall + mine, text)
-            self._tell(self._told[host])
+            self._publish(self._told[host])
         self._show_people(HostNoticed(", ".join(hosts), by, until, text))
 
     def _text(self, by: str, hosts: Sequence[str], seconds: float | None) -> str:

@@ -251,7 +251,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         runtime.part(MeshRegistry).own(instance, state)
         spawn_spec.initialized = start(runtime, state, [(rank, 0) for rank in range(len(region))])
         mesh = ProcMesh(state, region)
-        runtime.part(MeshEvents).tell(MeshStarting(state))
+        runtime.part(MeshEvents).publish(MeshStarting(state))
         announce(mesh)
     except BaseException:  # Ctrl-C too: nobody will ever hold it
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")

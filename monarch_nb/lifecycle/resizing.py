@@ -44,11 +44,11 @@ class MeshResizer:
         registry: MeshRegistry,
         updates: ReferenceUpdates,
         stopper: MeshStopper,
-        tell: Callable[[Event], None],
+        publish: Callable[[Event], None],
     ) -> None:
         """`tell` is given what displays show."""
         self._runtime, self._driver = runtime, driver
-        self._registry, self._updates, self._stopper, self._tell = registry, updates, stopper, tell
+        self._registry, self._updates, self._stopper, self._publish = registry, updates, stopper, publish
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ending: dict[str, Future[None]] = {}  # what meshes have let go, whose places are used again
 
@@ -115,7 +115,7 @@ class MeshResizer:
                 state.layout = msgspec.structs.replace(layout, hosts=names)
                 state.resized, state.version = True, state.version + 1
             self._driver.feed(lambda machine: machine.move(self._registry.spec_of(state)))
-            self._tell(MeshResized(state))
+            self._publish(MeshResized(state))
 
     def _check(self, state: ProcState, what: str) -> None:
         if state.stopped is not None:
@@ -175,7 +175,7 @@ class MeshResizer:
                 each.region, each.resized, each.version = region, True, each.version + 1
             _place(each, region)
             self._registry.reshape(each, why)
-            self._tell(MeshResized(each))
+            self._publish(MeshResized(each))
 
 
 def _living(state: ProcState) -> list[ActorState]:

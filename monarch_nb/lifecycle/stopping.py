@@ -46,11 +46,11 @@ class MeshStopper:
         updates: ReferenceUpdates,
         *,
         disown: Callable[[MeshState, Sequence[str]], None],
-        tell: Callable[[Event], None],
+        publish: Callable[[Event], None],
     ) -> None:
         """`disown` forgets a mesh that was stopped long ago; `tell` is given what displays show of it."""
         self._runtime, self._driver, self._updates = runtime, driver, updates
-        self._disown, self._tell = disown, tell
+        self._disown, self._publish = disown, publish
         self._whole: dict[str, Future[None]] = {}
         self._former: deque[MeshState] = deque()
         self._forgetting = threading.Lock()
@@ -123,7 +123,7 @@ class MeshStopper:
                 state.stopped = reason
         self._updates.stopped(state, ranks, reason, over=False)
         under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
-        self._tell(MeshStopping(state))
+        self._publish(MeshStopping(state))
 
         def done(_: Future[Any]) -> None:
             try:
@@ -131,7 +131,7 @@ class MeshStopper:
                 if ranks is None:
                     self._let_go(state)
                 self._updates.stopped(state, ranks, reason, over=True)
-                self._tell(MeshStopped(state))
+                self._publish(MeshStopped(state))
                 if ranks is None:
                     self._forget_formers(state)
             finally:

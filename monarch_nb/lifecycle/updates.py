@@ -40,7 +40,7 @@ class ReferenceUpdates:
 
     def subscribe(self, state: MeshState) -> None:
         """Have the owner of a mesh tell this process."""
-        self._runtime.tell(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
+        self._runtime.post(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
 
     def announce(self, state: MeshState) -> None:
         """Tells everybody who holds a reference how a mesh is; waits for nobody."""
@@ -49,7 +49,7 @@ class ReferenceUpdates:
 
     def _tell_of(self, state: MeshState, holder: str) -> None:
         try:
-            self._runtime.tell(holder, UPDATE, self._update_of(state, ()))
+            self._runtime.post(holder, UPDATE, self._update_of(state, ()))
         except UnreachableError:
             self._holders[state.uid].discard(holder)
 
@@ -83,7 +83,7 @@ class ReferenceUpdates:
         message = Stopped(state.uid, None if ranks is None else tuple(ranks), reason, over)
         for process in tuple(self._holders.get(state.uid, ())):
             try:
-                self._runtime.tell(process, STOPPED, message)
+                self._runtime.post(process, STOPPED, message)
             except UnreachableError:
                 self._holders[state.uid].discard(process)
 
@@ -99,7 +99,7 @@ class ReferenceUpdates:
             self._tell_of(state, holder)
         self._versions.greet(holder, uid)
         if state.stopped is not None:
-            self._runtime.tell(holder, STOPPED, Stopped(uid, None, state.stopped, True))
+            self._runtime.post(holder, STOPPED, Stopped(uid, None, state.stopped, True))
 
     def _update(self, update: Update, asker: Asker[Done]) -> Done:
         state = self._runtime.meshes.get(update.uid)

@@ -26,10 +26,10 @@ class ProcessWatcher:
     """Takes what host agents tell of processes; on the reading thread."""
 
     def __init__(
-        self, runtime: Runtime, driver: Driver, tell: Callable[[Event], None], notices: HostNotices
+        self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], notices: HostNotices
     ) -> None:  # fmt: skip
         """`tell` is given what displays show of it."""
-        self._runtime, self._driver, self._tell, self._notices = runtime, driver, tell, notices
+        self._runtime, self._driver, self._publish, self._notices = runtime, driver, publish, notices
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
         self._losses: dict[str, int] = {}  # the number of the last one of each host
@@ -127,13 +127,13 @@ class ProcessWatcher:
         fail_requests(self._runtime, gone, reason)
         for address in gone:
             self._runtime.node.forget(address, reason, incarnation)
-        self._tell(HostLost(host))
+        self._publish(HostLost(host))
         return loss
 
     def found(self, started: p.Started) -> None:
         """A process of a mesh that this one has come back to."""
         self.pids[started.address] = started.pid
-        self._tell(ProcStarted(started.address, started.pid, started.log))
+        self._publish(ProcStarted(started.address, started.pid, started.log))
 
     def gone_meanwhile(self, gone: p.Exited) -> None:
         """A process of such a mesh has ended while nobody was there: that ends no script, which is told otherwise."""
@@ -150,7 +150,7 @@ class ProcessWatcher:
         self.pids[started.address] = started.pid
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
-        self._tell(ProcStarted(started.address, started.pid, started.log))
+        self._publish(ProcStarted(started.address, started.pid, started.log))
 
     def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
         self.unresponsive.pop(gone.address, None)
@@ -161,7 +161,7 @@ class ProcessWatcher:
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._runtime, (gone.address,), gone.reason)
         self._runtime.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
-        self._tell(ProcExited(gone.address, gone.reason))
+        self._publish(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
@@ -182,12 +182,12 @@ class ProcessWatcher:
     def _unresponsive(self, silent: p.Silent, asker: Asker[None]) -> None:
         for address, since in silent.since.items():
             self.unresponsive[address] = since
-            self._tell(ProcUnresponsive(address, since))
+            self._publish(ProcUnresponsive(address, since))
 
     def _responsive(self, silent: p.Silent, asker: Asker[None]) -> None:
         for address, since in silent.since.items():
             self.unresponsive.pop(address, None)
-            self._tell(ProcResponsive(address, since))
+            self._publish(ProcResponsive(address, since))
 
     def _ping(self, _: Done, asker: Asker[Done]) -> Done:
         return Done()

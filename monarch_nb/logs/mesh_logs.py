@@ -74,7 +74,7 @@ class MeshLogs:
         self.options = LogOptions()
         self.sources = Sources(runtime.meshes)
         self.positions = runtime.log_positions
-        self.receiver = LogReceiver(runtime.tell, self._claim)
+        self.receiver = LogReceiver(runtime.post, self._claim)
         runtime.verbs.handle(PROC_LOG, lambda chunk, asker: self.receiver.take(chunk, asker.src))
 
     def _claim(self, address: str) -> str:

@@ -288,7 +288,7 @@ class LogTailer(threading.Thread):
 
     def _send(self, tail: Tail, sendings: Iterable[Sending]) -> None:
         for name, chunk in sendings:
-            if not self._sender.tell(name, PROC_LOG, chunk):
+            if not self._sender.post(name, PROC_LOG, chunk):
                 tail.leave(name)
 
     def _forget_old(self, address: str) -> None:

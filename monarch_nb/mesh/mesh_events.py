@@ -167,7 +167,7 @@ class MeshEvents:
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = list(listeners)  # called on engine threads: they must not block
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Something happened; a display that stumbles keeps nobody from hearing of it."""
         for listener in tuple(self.listeners):
             try:

@@ -42,7 +42,7 @@ class MeshRegistry:
         watcher: Watcher,
         updates: Updates,
         *,
-        tell: Callable[[Event], None],
+        publish: Callable[[Event], None],
         revive: Callable[[Iterable[str]], None] = lambda hosts: None,
         runner: str,
         python: str | None = None,
@@ -52,7 +52,7 @@ class MeshRegistry:
         `runner` is what new processes run, as `module:function`.
         """
         self._runtime, self._driver, self._watcher, self._updates = runtime, driver, watcher, updates
-        self._tell = tell
+        self._publish = publish
         self.revive = revive
         self.runner = runner
         self.python = python  # the interpreter this process was asked to run with; its own follow
@@ -108,7 +108,7 @@ class MeshRegistry:
             return machine.own(instance.stream, self.spec_of(state), state.incarnations)
 
         self._driver.feed(register)
-        self._tell(MeshSpawned(state))
+        self._publish(MeshSpawned(state))
 
     def renew(
         self,

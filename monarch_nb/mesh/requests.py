@@ -78,7 +78,7 @@ def request(runtime: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]
     """Sends a request; the future gives the answer, or fails with RequestError."""
     asked = _Request(runtime, dst, verb)
     try:
-        runtime.tell(dst, verb, body, port=asked.number)
+        runtime.post(dst, verb, body, port=asked.number)
     except Exception as error:
         asked.fail(f"{dst} cannot be reached: {error}")
     return asked.future

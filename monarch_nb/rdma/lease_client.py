@@ -41,4 +41,4 @@ class LeaseClient:
     def release(self, handle: Handle, lease: int) -> None:
         """Returns a lease without blocking. It expires by itself if the message is lost."""
         with contextlib.suppress(TransportError):
-            self._runtime.tell(handle.process, RELEASE, Releasing(lease))
+            self._runtime.post(handle.process, RELEASE, Releasing(lease))

@@ -181,7 +181,7 @@ class Puts:
             asker.reply(verbs.Where("dropped"))
         for process in copies.holders():
             with contextlib.suppress(Exception):  # the process may have ended
-                self._end.runtime.tell(process, verbs.FORGET, verbs.Forget(entry[0]))
+                self._end.runtime.post(process, verbs.FORGET, verbs.Forget(entry[0]))
 
     def sweep(self) -> None:
         """Drops the values whose actors have ended."""
@@ -259,7 +259,7 @@ class Puts:
             self._held[stored.token] = file
             while len(self._held) > 1 and sum(held.length for held in self._held.values()) > settings.rdma_put_kept:
                 self._held.popitem(last=False)
-        self._end.runtime.tell(
+        self._end.runtime.post(
             stored.handle.process, verbs.HOLDS, verbs.Holds(stored.handle.number, own_identity(), file.fd)
         )
         return file

@@ -110,7 +110,7 @@ class TrafficReporter:
         home = self._runtime.part(MeshRegistry).started_by
         if home and home != self._runtime.address:
             try:
-                self._runtime.tell(home, verbs.MOVED, report)
+                self._runtime.post(home, verbs.MOVED, report)
             except TransportError:
                 return  # the controller is gone
             return

@@ -58,7 +58,7 @@ class Cancellation:
         def send() -> None:
             for rank in ranks:
                 try:
-                    runtime.tell(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
+                    runtime.post(procs.address(rank), CANCEL, Cancel(call, mesh, rank))
                 except Exception:  # gone, or not to be reached: its supervision knows
                     continue
 

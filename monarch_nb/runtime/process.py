@@ -104,7 +104,7 @@ class Runtime:
             sender.refuse,
             sender.check_size,
         )
-        self.tell, self.is_local, self.attach_inner_host = sender.tell, sender.is_local, sender.attach_inner_host
+        self.post, self.is_local, self.attach_inner_host = sender.post, sender.is_local, sender.attach_inner_host
         self.handle, self.undelivered, self.host_lost = arrivals.take, losses.lost, losses.host_lost
         self.host_actor, self.actor_ended, self.watch_gap = hosting.host_actor, hosting.ended, hosting.watch_gap
         self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later

@@ -103,7 +103,7 @@ class Sender:
         """Whether a message to an address stays in this process."""
         return dst == self._local.address or (self._inner is not None and dst.startswith(self._inner.host))
 
-    def tell(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> None:
+    def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> None:
         """Sends an engine message, whose answer comes to `port`. Raises UnreachableError."""
         header = Header(Kind.CONTROL, dst, self._local.address, method=verb.name, port=port)
         self._send_control(header, request, verb.lane)

@@ -115,7 +115,7 @@ class Waits:
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
-                self._runtime.tell(state.procs.address(rank), PROBE, probe)
+                self._runtime.post(state.procs.address(rank), PROBE, probe)
             except Exception:  # gone: who waits for it is told otherwise
                 continue
 
@@ -146,7 +146,7 @@ class Waits:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
-        self._runtime.tell(victim.process, END, Deadlock(victim.call, _story(circle)))
+        self._runtime.post(victim.process, END, Deadlock(victim.call, _story(circle)))
 
     def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
         """A wait of this process is part of a deadlock, and the one that ends."""

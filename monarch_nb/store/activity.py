@@ -187,7 +187,7 @@ class Reporter:
     def _send(self, watchers: tuple[str, ...], activity: Activity) -> None:
         for address in watchers:
             try:
-                self._runtime.tell(address, ACTIVITY, activity)
+                self._runtime.post(address, ACTIVITY, activity)
             except TransportError:
                 with self._lock:
                     self._watchers.discard(address)

@@ -112,7 +112,7 @@ class Collector:
     def _ask(self, address: str, *, on: bool) -> None:
         if self._watcher.pids.get(address):  # others are asked once they run
             try:
-                self._runtime.tell(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
+                self._runtime.post(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
             except TransportError:
                 return  # the process has ended
 

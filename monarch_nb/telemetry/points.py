@@ -105,7 +105,7 @@ class Points:
                 return
             points, self._waiting = self._waiting[-MOST:], []
         try:
-            self._runtime.tell(self._home(), REPORT, MetricPoints(points))
+            self._runtime.post(self._home(), REPORT, MetricPoints(points))
         except TransportError:
             return  # the owner has ended
 
@@ -118,7 +118,7 @@ class Points:
     def _arrived(self, message: MetricPoints, asker: Asker[None]) -> None:
         home = self._home()
         if home:
-            self._runtime.tell(home, REPORT, message)
+            self._runtime.post(home, REPORT, message)
         else:
             self._keep(message.points)
 

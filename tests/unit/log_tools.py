@@ -26,7 +26,7 @@ class Cluster:
             meshes={"p": self.procs},
             calls={},
             verbs=SimpleNamespace(handle=lambda *_: None),
-            tell=lambda *_: None,
+            post=lambda *_: None,
             log_positions=LogPositions(),
             local_hosts={"h"},
             later=lambda _, function: self.later.append(function),

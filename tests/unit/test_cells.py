@@ -75,14 +75,14 @@ def test_late_output_goes_to_the_cell_of_its_call() -> None:
 def test_output_of_no_call_goes_to_the_spawning_or_running_cell() -> None:
     kernel = Kernel()
     kernel.begin("spawning")
-    kernel.events.tell(MeshSpawned(kernel.procs))
+    kernel.events.publish(MeshSpawned(kernel.procs))
     kernel.begin("later")
     assert kernel.cells.of("h/p.0.0", "") == "spawning"
     kernel.ready = True
     assert kernel.cells.of("h/p.0.0", "") is None
     assert kernel.cells.of("h/p.0.0", "h/other.0.0:3") is None, "a call of another process"
     kernel.procs.stopped = "stopped by client"
-    kernel.events.tell(MeshStopped(kernel.procs))
+    kernel.events.publish(MeshStopped(kernel.procs))
     assert kernel.cells.of("h/p.0.0", "") == kernel.cells.of("h/gone.0.0", "") == "later"
 
 

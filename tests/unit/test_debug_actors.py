@@ -252,7 +252,7 @@ def test_stops_on_a_mesh_taken_over_leave_the_list() -> None:
     stopped(1)
     state = state_of(procs)
     state.stopped = "taken over by the kernel of other.ipynb"
-    current_runtime().part(MeshEvents).tell(MeshStopped(state))
+    current_runtime().part(MeshEvents).publish(MeshStopped(state))
     assert debug.table() == "nothing is stopped"
     state.stopped = None
     assert debug.controller().breakpoints.set_everywhere((), release=True) == {}

@@ -98,7 +98,7 @@ class World:
         if not self.deaf:
             self.clock.call_later(self.delay, lambda: self.monitor.pong(child))
 
-    def tell(self, receiver: str, verb: Verb[Any, None], body: Silent) -> None:
+    def post(self, receiver: str, verb: Verb[Any, None], body: Silent) -> None:
         self.told += [verb.name for _ in body.since]
         self.messages.append((receiver, verb.name, len(body.since)))
 

@@ -36,7 +36,7 @@ class Host:
         self.tailer = LogTailer(post, folder)
         self.log_file = Path(self.tailer.begin(ADDRESS, str(self.base), "workers"))
 
-    def tell(self, dst: str, verb: Verb[LogChunk, None], body: LogChunk) -> bool:
+    def post(self, dst: str, verb: Verb[LogChunk, None], body: LogChunk) -> bool:
         assert (dst, verb) == ("h/c", PROC_LOG)
         reachable = self.reachable
         self.chunks.put(body)

@@ -67,7 +67,7 @@ class Process:
             verbs=SimpleNamespace(handle=self._handle),
             part=lambda _: self.parts,
             later=lambda _, function: self.later.append(function),
-            tell=lambda dst, _, message: self.sent.append((dst, message.points)),
+            post=lambda dst, _, message: self.sent.append((dst, message.points)),
         )
         self.points = Points(runtime)
 

@@ -36,7 +36,7 @@ class Host:
     def users(self) -> set[str]:
         return set(self.using)
 
-    def tell_all(self, addresses: set[str], verb: Any, notice: Notice) -> None:
+    def post_all(self, addresses: set[str], verb: Any, notice: Notice) -> None:
         self.told += [(address, notice.seconds, notice.over) for address in sorted(addresses)]
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:

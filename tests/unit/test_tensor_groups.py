@@ -150,7 +150,7 @@ def test_a_repeated_word_to_go_on_hides_no_later_one() -> None:
         def feature(self, _: object) -> Any:
             return SimpleNamespace()
 
-        def tell(self, to: str, verb: object, body: RankFailed) -> None:
+        def post(self, to: str, verb: object, body: RankFailed) -> None:
             for number in (6, body.failure.number, 6):
                 member.go_on(GoOn("", -1, 0, number))
 

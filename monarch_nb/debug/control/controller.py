@@ -67,7 +67,7 @@ class Controller:
         home = self.runtime.part(MeshRegistry).started_by
         if home in ("", self.runtime.address):
             return False
-        self.runtime.tell(home, verb, message)
+        self.runtime.post(home, verb, message)
         return True
 
     def _is_stopped(self, record: Stopped, asker: Asker[None]) -> None:
@@ -76,7 +76,7 @@ class Controller:
         if not self._attended and not self.runtime.is_worker:
             self._attend(self)
         self.stopped.add(record)
-        self.runtime.part(MeshEvents).tell(_paused(record))
+        self.runtime.part(MeshEvents).publish(_paused(record))
         self._keep_leases()
 
     def _is_resumed(self, message: Over, asker: Asker[None]) -> None:
@@ -89,7 +89,7 @@ class Controller:
 
     def _report_resumed(self, record: Stopped | None) -> None:
         if record is not None:
-            self.runtime.part(MeshEvents).tell(RankResumed(record.session))
+            self.runtime.part(MeshEvents).publish(RankResumed(record.session))
 
     def _on_mesh_event(self, event: Event) -> None:
         match event:
@@ -135,7 +135,7 @@ class Controller:
     def _lease(self, addresses: Iterable[str]) -> None:
         for address in addresses:
             try:
-                self.runtime.tell(address, verbs.LEASE, m.Lease())
+                self.runtime.post(address, verbs.LEASE, m.Lease())
             except Exception:  # the process has ended: supervision reports it
                 continue
 

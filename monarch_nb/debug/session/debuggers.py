@@ -310,7 +310,7 @@ class Debuggers:
     def _send(self, verb: Verb[Q, None], message: Q) -> None:
         """Sends a message to the controller, or to the process on the way to it."""
         try:
-            self._runtime.tell(_home_of(self._runtime), verb, message)
+            self._runtime.post(_home_of(self._runtime), verb, message)
         except Exception:  # the controller has ended: the lease decides
             logger.debug("%s could not be sent", verb.name, exc_info=True)
 

@@ -116,4 +116,4 @@ class LivenessMonitor:
             for observer in observers(child.watchers, child.spec.owner):
                 by_receiver[observer][child.address] = since
         for receiver, since_by_address in by_receiver.items():
-            self._sender.tell(receiver, verb, Silent(since_by_address))
+            self._sender.post(receiver, verb, Silent(since_by_address))

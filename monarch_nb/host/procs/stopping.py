@@ -46,7 +46,7 @@ class ProcStopper:
             if child.state == "running":
                 child.state = "stopping"
                 if timeout_s > 0:
-                    self._sender.tell(child.address, PROC_STOP, ProcStop(reason, timeout_s))
+                    self._sender.post(child.address, PROC_STOP, ProcStop(reason, timeout_s))
         self._rounds.append(round_)
         if timeout_s > 0:
             round_.timer = self._loop.call_later(timeout_s, lambda: self._terminate(round_, grace_s))

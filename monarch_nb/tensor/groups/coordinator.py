@@ -254,6 +254,6 @@ class GroupCoordinator:
 
     def _send(self, rank: int, verb: Verb[Q, None], body: Q) -> None:
         try:
-            self._runtime.tell(self._address(rank), verb, body)
+            self._runtime.post(self._address(rank), verb, body)
         except UnreachableError:  # a lost process waits for nobody
             logger.debug("%s could not be sent %s", self._address(rank), verb.name, exc_info=True)

@@ -64,7 +64,7 @@ class Membership:
             return True
         if self.over is None:
             report = RankFailed(self.group, self._generation, self.world.rank, ranks, failure, begun)
-            self._runtime.tell(self._controller, FAILED, report)
+            self._runtime.post(self._controller, FAILED, report)
         with self._changed:
             self._changed.wait_for(
                 lambda: self.over is not None or self._failed_everywhere.get(failure.stream, -1) >= failure.number
@@ -86,7 +86,7 @@ class Membership:
 
         def check() -> None:
             if before and self._running() == before:
-                self._runtime.tell(self._controller, INTERRUPTED, report)
+                self._runtime.post(self._controller, INTERRUPTED, report)
 
         self._runtime.later(INTERRUPT_GRACE_S, check)
 
