@@ -24,9 +24,9 @@ from typing import Any
 import monarch_nb.actor
 from benchmarks.virtual_hosts import Member, VirtualCluster, VirtualHost
 from monarch_nb.actor import SupervisionError, heal_mesh
-from monarch_nb.connect import leaving, returning
+from monarch_nb.connect import mesh_attach, mesh_detach
 from monarch_nb.connect.joining import accept_hosts
-from monarch_nb.connect.leaving import Leaving
+from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.written import Written
 from monarch_nb.store.hub import store_of
@@ -145,7 +145,7 @@ def measure(hosts: int) -> Run:
             _fails(waiting)
         with run.cost(of, "a death healed"):
             heal_mesh(actors, timeout=SOON)
-            of.runtime.part(Leaving).keep_up()
+            of.runtime.part(Detacher).flush_holds()
         rack = range(1, 1 + min(RACK, max(1, hosts // 4)))
         with run.cost(of, "a rack dies"):
             waiting = actors.never.call()
@@ -187,10 +187,10 @@ def _leave_and_come_back(run: Run, of: VirtualCluster, procs: Any) -> None:
     of.can_be_dialled()
     with tempfile.TemporaryDirectory() as folder, _environment("XDG_STATE_HOME", folder):
         with run.cost(of, "detach"):
-            of.runtime.part(Leaving).detach(procs._state, SOON)
+            of.runtime.part(Detacher).detach(procs._state, SOON)
         with run.cost(of, "re-attach"):
-            returning.come_back(procs.name)
-            of.runtime.part(Leaving).keep_up()
+            mesh_attach.attach_mesh(procs.name)
+            of.runtime.part(Detacher).flush_holds()
 
 
 @contextlib.contextmanager
@@ -254,7 +254,7 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     logging.getLogger("monarch_nb").setLevel(logging.ERROR)
     monarch_nb.actor.unhandled_fault_hook = lambda failure: None
-    leaving._AGREE_S = returning._ANSWER_S = SOON  # they are of the wall clock, which virtual hosts share
+    mesh_detach._AGREE_S = mesh_attach._ANSWER_S = SOON  # they are of the wall clock, which virtual hosts share
     runs = []
     for hosts in options.hosts:
         runs.append(measure(hosts))

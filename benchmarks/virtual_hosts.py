@@ -16,7 +16,7 @@ from typing import Any
 from monarch_nb._about import __version__
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, Waits
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.host import protocol as p
@@ -316,7 +316,7 @@ class VirtualCluster(Cluster):
 
     def can_be_dialled(self) -> None:
         """From now on hosts could be found again by another controller: what has only dialled cannot be left."""
-        for host in self._runtime.part(Routes).attached.values():
+        for host in self._runtime.part(HostRoutes).attached.values():
             host.endpoint = f"tcp://{host.host}:1"  # type: ignore[attr-defined]
 
     def write(self, lines: int) -> None:
@@ -336,9 +336,9 @@ class VirtualCluster(Cluster):
             self._hosts[f"m{number}"].die()
         for number in numbers:
             name, why = f"m{number}", "its rack has no power"
-            self._runtime.part(Routes).attached[name].lost = why
+            self._runtime.part(HostRoutes).attached[name].lost = why
             loss = self._runtime.part(ProcessWatcher).host_lost(name, why, 1)
-            self._runtime.part(Routes).tell_lost(name, why, 1, loss)
+            self._runtime.part(HostRoutes).announce_lost(name, why, 1, loss)
         self.advance(0.1)
 
     def kill_rank(self, address: str) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         get_global_config,
         get_runtime_config,
     )
-    from monarch_nb.connect.kept import results
-    from monarch_nb.connect.returning import attach
+    from monarch_nb.connect.mesh_attach import attach
+    from monarch_nb.connect.stored_results import results
     from monarch_nb.distributed import (
         checkpoint,
         compile,  # noqa: A004 - as torch.compile
@@ -68,7 +68,7 @@ _HOMES = {
     "configured": "monarch_nb.config",
     "get_global_config": "monarch_nb.config",
     "get_runtime_config": "monarch_nb.config",
-    "attach": "monarch_nb.connect.returning",
+    "attach": "monarch_nb.connect.mesh_attach",
     "checkpoint": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
     "distribute": "monarch_nb.distributed",
@@ -76,7 +76,7 @@ _HOMES = {
     "heal_mesh": "monarch_nb.lifecycle",
     "module_to_mesh": "monarch_nb.distributed",
     "profile": "monarch_nb.profiling",
-    "results": "monarch_nb.connect.kept",
+    "results": "monarch_nb.connect.stored_results",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -80,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mesh(options: argparse.Namespace) -> int:
-    from monarch_nb.connect import AttachError, end_mesh, left_meshes, listing
+    from monarch_nb.connect import AttachError, detached_meshes, end_mesh, listing
 
     if options.verb in ("ls", "list"):
-        sys.stdout.write(f"{listing(left_meshes())}\n")
+        sys.stdout.write(f"{listing(detached_meshes())}\n")
         return 0
     try:
         sys.stdout.write(f"{end_mesh(options.name, steal=options.steal)}\n")

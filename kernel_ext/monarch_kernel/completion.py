@@ -3,7 +3,7 @@
 from typing import Any
 
 from monarch_nb.code import local_modules
-from monarch_nb.connect import left_meshes
+from monarch_nb.connect import detached_meshes
 from monarch_nb.runtime import Actor
 
 from .actors import is_actor_class
@@ -136,7 +136,7 @@ class Completion(LineCompletion):
     @staticmethod
     def _left(before: list[str]) -> list[str]:
         try:
-            names = [mesh.name for mesh in left_meshes() if mesh.name not in before]
+            names = [mesh.name for mesh in detached_meshes() if mesh.name not in before]
         except OSError:
             names = []
         return [*dict.fromkeys(names), *(["--steal"] if before and "--steal" not in before else [])]

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from monarch_nb.config import configure
-from monarch_nb.connect import Leaving, Results, Return, come_back, left_meshes, listing, results
+from monarch_nb.connect import AttachedMesh, Detacher, Results, attach_mesh, detached_meshes, listing, results
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.runtime import ActorState, ProcState, Runtime, current_runtime
 from monarch_nb.settings import DurationError, parse_duration, settings
@@ -48,16 +48,16 @@ class Notebook:
 
     def __init__(self, front: Front, session: Session, runtime: Runtime) -> None:
         self._front, self._session = front, session
-        self._leaving = runtime.part(Leaving)
+        self._leaving = runtime.part(Detacher)
         name = PurePath(os.environ.get("JPY_SESSION_NAME", "")).name
-        self._leaving.call_itself(f"the kernel of {name}" if name else "another kernel")
-        self._leaving.tellers.append(self._notes)
-        front.ending.append(self._leaving.keep_up)
+        self._leaving.set_description(f"the kernel of {name}" if name else "another kernel")
+        self._leaving.note_sources.append(self._notes)
+        front.ending.append(self._leaving.flush_holds)
 
     def close(self) -> None:
         """Stops storing names."""
-        self._leaving.tellers.remove(self._notes)
-        self._front.ending.remove(self._leaving.keep_up)
+        self._leaving.note_sources.remove(self._notes)
+        self._front.ending.remove(self._leaving.flush_holds)
 
     def _notes(self, meshes: tuple[str, ...]) -> bytes:
         variables = {name: uid for name, uid in self._session.variables().items() if uid in meshes}
@@ -81,7 +81,7 @@ def _of(mesh: Mesh, part: Part) -> Mesh:
     return ProcMesh(state, region) if isinstance(state, ProcState) else ActorMesh(cast(ActorState, state), region)
 
 
-def bind(session: Session, back: Return) -> list[str]:
+def bind(session: Session, back: AttachedMesh) -> list[str]:
     """Gives the meshes that were attached their former names; returns the variables that hold something else."""
     try:
         notes = json_decoder(Notes).decode(back.notes) if back.notes else Notes()
@@ -123,7 +123,7 @@ class LeavingMagics(Magics):
             if names or "--lease" in options:
                 raise UsageError("%detach: --keep is for all meshes: %detach --keep 1h")
             configure(mesh_keep=_duration("--keep", options["--keep"]))
-            current_runtime().part(Leaving).refresh()
+            current_runtime().part(Detacher).refresh()
             kept = settings.mesh_keep > 0
             after = f"live on for {options['--keep']} after this kernel" if kept else "end with this kernel"
             sys.stdout.write(f"processes {after}\n")
@@ -134,7 +134,7 @@ class LeavingMagics(Magics):
         meshes = [self._session.find(name) for name in names]
         for name, mesh in zip(names, meshes, strict=True):
             procs = state_of(mesh).procs if isinstance(mesh, ActorMesh) else state_of(mesh)
-            current_runtime().part(Leaving).detach(procs, parse_duration(lease) / 1e9)
+            current_runtime().part(Detacher).detach(procs, parse_duration(lease) / 1e9)
             sys.stdout.write(f"{name} is left for {lease}: %attach {procs.name} comes back to it\n")
 
     @line_magic
@@ -149,15 +149,15 @@ class LeavingMagics(Magics):
         """
         names, options = _read(line, (), ("--steal",))
         if not names:
-            sys.stdout.write(f"{listing(left_meshes())}\n")
+            sys.stdout.write(f"{listing(detached_meshes())}\n")
             return None
         for name in names:
             if name in {state.name for state in self._session.meshes().values()}:
                 sys.stdout.write(f"{name} is here\n")
                 continue
-            back = come_back(name, steal="--steal" in options)
+            back = attach_mesh(name, steal="--steal" in options)
             taken = bind(self._session, back)
-            sys.stdout.write(f"{back.story.text()}\n")
+            sys.stdout.write(f"{back.report.text()}\n")
             for variable in taken:
                 sys.stdout.write(f"the variable {variable} holds something else, and stays as it is\n")
         return self._session.find(names[-1])

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from monarch_nb.connect.downtime import DowntimeReport, listing
     from monarch_nb.connect.hosts import AttachError, attach_hosts
     from monarch_nb.connect.joining import accept_hosts
-    from monarch_nb.connect.kept import Result, ResultLostError, Results, results
-    from monarch_nb.connect.leaving import DetachError, Leaving
+    from monarch_nb.connect.mesh_attach import AttachedMesh, attach_mesh, detached_meshes, end_mesh
+    from monarch_nb.connect.mesh_detach import Detacher, DetachError
     from monarch_nb.connect.own_hosts import local_hosts, prestart, shutdown, shutdown_context
-    from monarch_nb.connect.returning import Return, come_back, end_mesh, left_meshes
-    from monarch_nb.connect.story import Story, listing
+    from monarch_nb.connect.stored_results import Result, ResultLostError, Results, results
     from monarch_nb.connect.transports import enable_transport
     from monarch_nb.connect.worker_loop import (
         UNUSED_WORDS,
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = [
     "UNUSED_WORDS",
     "AttachError",
+    "AttachedMesh",
     "DetachError",
-    "Leaving",
+    "Detacher",
+    "DowntimeReport",
     "Result",
     "ResultLostError",
     "Results",
-    "Return",
-    "Story",
     "accept_hosts",
     "attach",
     "attach_hosts",
+    "attach_mesh",
     "attach_to_workers",
-    "come_back",
+    "detached_meshes",
     "enable_transport",
     "end_mesh",
-    "left_meshes",
     "listing",
     "local_hosts",
     "prestart",
@@ -57,10 +57,10 @@ __getattr__ = lazy_names(
     {
         "hosts": ("AttachError", "attach_hosts"),
         "joining": ("accept_hosts",),
-        "leaving": ("DetachError", "Leaving"),
-        "kept": ("Result", "ResultLostError", "Results", "results"),
-        "returning": ("Return", "come_back", "end_mesh", "left_meshes"),
-        "story": ("Story", "listing"),
+        "mesh_detach": ("DetachError", "Detacher"),
+        "stored_results": ("Result", "ResultLostError", "Results", "results"),
+        "mesh_attach": ("AttachedMesh", "attach_mesh", "end_mesh", "detached_meshes"),
+        "downtime": ("DowntimeReport", "listing"),
         "own_hosts": ("local_hosts", "prestart", "shutdown", "shutdown_context"),
         "transports": ("enable_transport",),
         "worker_loop": (

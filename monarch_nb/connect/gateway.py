@@ -1,10 +1,10 @@
-"""Hosts that this process cannot dial: reached through one that it can, which dials them in its place."""
+"""Hosts that this process cannot dial, reached through a gateway: a host whose agent dials them."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import AttachedHost, Routes, Tunnel
+from monarch_nb.connect.routes import ExternalHost, HostRoutes, Tunnel
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import Found
@@ -13,43 +13,43 @@ from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import Keys, UnreachableError
 from monarch_nb.wire import Asker, Done, agent_of
 
-_MARGIN_S = 5.0  # for the gateway's own answer, beyond what it may take to find out
+_MARGIN_S = 5.0  # for the gateway's reply, beyond the time-out of its own attempt
 _ASK_S = 0.5  # for a connection; an answer on it may take longer
 
 
 class Gateway:
-    """The host whose agent leads there."""
+    """A host whose agent dials others for this process."""
 
-    def __init__(self, runtime: Runtime, remote: AttachedHost, address: str) -> None:
+    def __init__(self, runtime: Runtime, remote: ExternalHost, address: str) -> None:
         self.remote = remote
         self.agent = agent_of(remote.host)
-        self.address = address  # as it was given
+        self.address = address  # as given by the user
         self._runtime = runtime
         if verbs.HOST_CUT.name not in runtime.verbs:
             runtime.verbs.handle(verbs.HOST_CUT, self._cut)
 
     def _cut(self, lost: p.Lost, asker: Asker[None]) -> None:
-        """It has lost its connection to hosts; reading thread."""
+        """Handles that the gateway has lost its connection to hosts; reading thread."""
         for host in lost.hosts:
-            remote = self._runtime.part(Routes).attached.get(host)
-            if remote is not None and remote.behind:
+            remote = self._runtime.part(HostRoutes).attached.get(host)
+            if remote is not None and remote.via_gateway:
                 remote.cut()
 
     @property
     def up(self) -> bool:
-        """Whether it can be spoken to."""
-        return not self.remote.lost and (self.remote.near or self._runtime.node.connected(self.agent))
+        """Whether it is connected."""
+        return not self.remote.lost and (self.remote.is_local or self._runtime.node.connected(self.agent))
 
     def ask(self, endpoint: str, timeout: float) -> p.Introduced:
-        """What it finds at an endpoint; from then on it leads there. Blocks."""
+        """Has the gateway connect to an endpoint and returns what it found there. Blocks."""
         question = p.Introduce(endpoint, timeout)
         try:
             return request(self._runtime, self.agent, verbs.INTRODUCE, question).get(timeout + _MARGIN_S)
         except (TimeoutError, RuntimeError) as error:
-            return p.Introduced(error=f"the gateway {self.address} cannot tell who is at {endpoint}: {error}")
+            return p.Introduced(error=f"the gateway {self.address} cannot find out who is at {endpoint}: {error}")
 
     def introduce(self, endpoints: Sequence[str], timeout: float) -> list[Found]:
-        """Who answers at each endpoint, or what is wrong there; blocks."""
+        """Returns the host, or the error, at each endpoint; blocks."""
         if not endpoints:
             return []
 
@@ -64,37 +64,39 @@ class Gateway:
 class GatewayHost(RemoteHost):
     """A host behind a gateway; `endpoint` is where the gateway dials it."""
 
-    behind = True
+    via_gateway = True
 
     def __init__(self, runtime: Runtime, endpoint: str, state: p.HostState, gateway: Gateway, lease: float | None,
                  ) -> None:  # fmt: skip
         super().__init__(runtime, endpoint, state, gateway.remote.keys, False, lease)
         self.gateway = gateway
-        self._answer: p.Introduced | None = None  # what the gateway has just said
+        self._answer: p.Introduced | None = None  # the gateway's last answer
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
-        """Whether it is the host we know, in good order; the key is the gateway's own."""
-        return super().is_still(endpoint, incarnation, self.keys) and self.runtime.part(Routes).gateway is self.gateway
+        """Whether it is the same healthy host; the key is the gateway's own."""
+        return (
+            super().is_still(endpoint, incarnation, self.keys) and self.runtime.part(HostRoutes).gateway is self.gateway
+        )
 
-    def dials(self, other: AttachedHost) -> bool:
-        """Whether this host's agent can dial that one's: perhaps those that the same gateway can."""
+    def dials(self, other: ExternalHost) -> bool:
+        """Whether this host's agent can dial the other one: assumed for hosts behind the same gateway."""
         return isinstance(other, GatewayHost) and super().dials(other)
 
     def join(self) -> Future[Done]:
-        """Makes it reachable from here. Resolves when the agent has taken our lease."""
+        """Makes it reachable from here. Resolves when the agent has accepted the lease."""
         self.runtime.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
         return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     @property
     def _tunnel(self) -> Tunnel | None:
-        return None  # its endpoint is the gateway's matter
+        return None  # the gateway dials its endpoint
 
     def _connected(self) -> bool:
         return self.gateway.up
 
     @property
     def _vouched(self) -> bool:
-        return False  # that the gateway is there says nothing of the host
+        return False  # that the gateway is there proves nothing about the host
 
     def _knock(self) -> bool | None:
         if not self.gateway.up:
@@ -107,5 +109,5 @@ class GatewayHost(RemoteHost):
         answer = self._answer = self.gateway.ask(self.endpoint, _ASK_S)
         return answer.state
 
-    def _way_lost(self) -> str:
+    def _route_lost(self) -> str:
         return f"the gateway {self.gateway.address} to it is lost" if self.gateway.remote.lost else ""

@@ -1,4 +1,4 @@
-"""Hosts that a user started: attached over TCP, and left running when the controller goes."""
+"""Hosts that a user started: attached over TCP, and left running when the controller ends."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from os import PathLike, fspath
 
 from monarch_nb.connect.gateway import Gateway, GatewayHost
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host import protocol as p
 from monarch_nb.host.introduction import Found, introduce
 from monarch_nb.host.packages import differences
@@ -33,7 +33,7 @@ class AttachError(RuntimeError):
 
     @classmethod
     def of(cls, text: str) -> "AttachError":
-        """What is wrong with a mesh rather than with one of its hosts."""
+        """Makes an error about a mesh rather than about one of its hosts."""
         return cls({"": RuntimeError(text)}, 1)
 
 
@@ -46,14 +46,13 @@ def attach_hosts(
     insecure_loopback: bool = False,
     timeout: float = 10.0,
 ) -> HostMesh:
-    """A mesh, with dimension `hosts`, of hosts on which `monarch-nb agent --tcp ... --key ... --keep` runs.
+    """Returns a mesh, with dimension `hosts`, of hosts where `monarch-nb agent --tcp ... --key ... --keep` runs.
 
-    `endpoints` are theirs ("tcp://node7:22222"), `key` is the key file they were started with. Blocks until all have
-    told who they are; a host that does not listen yet is waited for, up to `timeout` seconds. When this process has
-    been out of touch for `lease` seconds (else what the agent was started with, 60), what it spawned there is stopped,
-    and here the host counts as lost; the agents live on.
-    Raises AttachError, TrustError (no key for a TCP endpoint; with `insecure_loopback` 127.0.0.1 and ::1 may do
-    without), or ValueError for what is no endpoint.
+    `endpoints` are their addresses ("tcp://node7:22222"), `key` is the key file they were started with. Blocks until
+    all have answered; a host that does not listen yet is waited for, up to `timeout` seconds. When this process has
+    been disconnected for `lease` seconds (by default what the agent was started with, 60), what it spawned there is
+    stopped, and the host counts as lost here; the agents live on. Raises AttachError, TrustError (no key for a TCP
+    endpoint; with `insecure_loopback` 127.0.0.1 and ::1 need none), or ValueError for an invalid endpoint.
     """
     if isinstance(endpoints, str):
         raise ValueError("attach_hosts takes a list of endpoints, such as ['tcp://node7:22222']")
@@ -71,31 +70,31 @@ def reach_hosts(
     endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, lease: float | None, timeout: float,
     given_up: Callable[[], bool] = lambda: False,
 ) -> list[str]:  # fmt: skip
-    """The hosts at these endpoints, which are attached, all or none; blocks until it is `given_up`. AttachError."""
-    found, errors = look_at(endpoints, keys, insecure_loopback, timeout, given_up)
+    """Attaches the hosts at these endpoints, all or none; blocks until it is `given_up`. Raises AttachError."""
+    found, errors = inspect_endpoints(endpoints, keys, insecure_loopback, timeout, given_up)
     if errors:
         raise AttachError(errors, len(endpoints))
-    take_in(current_runtime(), found, keys, insecure_loopback, lease, timeout)
+    attach_found(current_runtime(), found, keys, insecure_loopback, lease, timeout)
     return [found[endpoint].host for endpoint in endpoints]
 
 
-def look_at(
+def inspect_endpoints(
     endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float,
     given_up: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, p.HostState], dict[str, Exception]]:  # fmt: skip
-    """Which hosts are at these endpoints, and what is wrong at the others, by endpoint. Blocks. Raises TrustError."""
+    """Returns the hosts and the errors at these endpoints, by endpoint. Blocks. Raises TrustError."""
     answers = _introduce(endpoints, keys, insecure_loopback, timeout, given_up)
     found: dict[str, p.HostState] = {}
     errors: dict[str, Exception] = {}
     for endpoint, state in zip(endpoints, answers, strict=True):
-        tunnel = current_runtime().part(Routes).tunnels.get(endpoint)
+        tunnel = current_runtime().part(HostRoutes).tunnels.get(endpoint)
         if isinstance(state, TransportError) and not isinstance(state, TrustError) and tunnel is not None:
             errors[endpoint] = UnreachableError(tunnel.wrong(state, _KNOCK_S))
             continue
         wrong = (
             state
             if isinstance(state, TransportError)
-            else objection(endpoint, state, tuple(found.values())) or _double(endpoint, state)
+            else objection(endpoint, state, tuple(found.values())) or _conflict(endpoint, state)
         )
         if wrong is not None:
             errors[endpoint] = wrong
@@ -104,49 +103,49 @@ def look_at(
     return found, errors
 
 
-def take_in(
+def attach_found(
     runtime: Runtime, found: Mapping[str, p.HostState], keys: Keys | None, insecure_loopback: bool,
     lease: float | None, timeout: float,
 ) -> None:  # fmt: skip
-    """The hosts that were found at endpoints are used from now on. Blocks until they have agreed."""
+    """Attaches hosts that were found at endpoints. Blocks until they have agreed."""
     joined = []
     for endpoint, state in found.items():
-        old = runtime.part(Routes).attached.get(state.host)
+        old = runtime.part(HostRoutes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
         if isinstance(old, RemoteHost):
             old.retire(state.incarnation)
         elif old is not None:
             old.end()
-        if _leads_to(endpoint):
-            gateway = runtime.part(Routes).gateway
+        if _is_behind_gateway(endpoint):
+            gateway = runtime.part(HostRoutes).gateway
             assert isinstance(gateway, Gateway)
             remote: RemoteHost = GatewayHost(runtime, endpoint, state, gateway, lease)
         else:
             remote = RemoteHost(runtime, endpoint, state, keys, insecure_loopback, lease)
-        runtime.part(Routes).attached[state.host] = remote
+        runtime.part(HostRoutes).attached[state.host] = remote
         runtime.part(HostNotices).attached(state.host)
         joined.append(remote.join())
     for answer in joined:
         answer.get(timeout)
-    runtime.part(Routes).settle([state.host for state in found.values()], timeout)
+    runtime.part(HostRoutes).settle([state.host for state in found.values()], timeout)
 
 
-def refused(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
+def refusals(states: Sequence[p.HostState], take: Callable[[Sequence[p.HostState]], object]
             ) -> list[tuple[p.HostState, Exception]]:  # fmt: skip
-    """Takes hosts in, all at once; where that fails, one by one: those that do not agree, and why. Blocks."""
+    """Takes hosts in, all at once or, if that fails, one by one; returns those that failed, with the errors. Blocks."""
     try:
         take(states)
     except (RuntimeError, TimeoutError) as error:
         if len(states) == 1:
             return [(states[0], error)]
-        return [each for state in states for each in refused((state,), take)]
+        return [each for state in states for each in refusals((state,), take)]
     return []
 
 
-def _double(endpoint: str, state: p.HostState) -> Exception | None:
-    """What is wrong where two agents call themselves by one name, and the one that is attached lives."""
-    known = current_runtime().part(Routes).attached.get(state.host)
+def _conflict(endpoint: str, state: p.HostState) -> Exception | None:
+    """Returns an error if an agent has the name of an attached host that is alive."""
+    known = current_runtime().part(HostRoutes).attached.get(state.host)
     if known is None or known.lost or known.incarnation == state.incarnation or known.endpoint == endpoint:
         return None
     if not current_runtime().node.connected(agent_of(state.host)):
@@ -158,7 +157,7 @@ def _double(endpoint: str, state: p.HostState) -> Exception | None:
 
 
 def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
-    """The key of a job, from its file. Raises TrustError."""
+    """Reads the key of a job from its file. Raises TrustError."""
     if key is None or isinstance(key, Keys):
         return key
     try:
@@ -170,21 +169,21 @@ def read_key(key: "Keys | str | PathLike[str] | None") -> Keys | None:
         ) from None
 
 
-def _leads_to(endpoint: str) -> bool:
-    """Whether a gateway is to dial it."""
-    gateway = current_runtime().part(Routes).gateway
+def _is_behind_gateway(endpoint: str) -> bool:
+    """Whether a gateway dials this endpoint."""
+    gateway = current_runtime().part(HostRoutes).gateway
     return gateway is not None and gateway.remote.endpoint != endpoint
 
 
 def _introduce(
     endpoints: Sequence[str], keys: Keys | None, insecure_loopback: bool, timeout: float, given_up: Callable[[], bool]
 ) -> list[Found]:
-    """Who answers at each endpoint, as this process finds out, or its gateway."""
-    gateway = current_runtime().part(Routes).gateway
+    """Returns the host, or the error, at each endpoint, as found by this process or by its gateway."""
+    gateway = current_runtime().part(HostRoutes).gateway
     if not isinstance(gateway, Gateway):
         return introduce(endpoints, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
-    own = [endpoint for endpoint in endpoints if not _leads_to(endpoint)]
-    far = [endpoint for endpoint in endpoints if _leads_to(endpoint)]
+    own = [endpoint for endpoint in endpoints if not _is_behind_gateway(endpoint)]
+    far = [endpoint for endpoint in endpoints if _is_behind_gateway(endpoint)]
     by_endpoint = dict(zip(far, gateway.introduce(far, timeout), strict=True))
     if own:
         answers = introduce(own, keys, insecure_loopback=insecure_loopback, timeout=timeout, given_up=given_up)
@@ -193,13 +192,13 @@ def _introduce(
 
 
 def objection(endpoint: str, state: p.HostState, others: Sequence[p.HostState]) -> Exception | None:
-    """Why the host that answers there cannot take part."""
-    told, stops = differences(endpoint, state)
+    """Returns why the host that answers there cannot be attached."""
+    reason, stops = differences(endpoint, state)
     if stops:
-        return RuntimeError(told)
-    if told:
-        log.warning("%s", told)
-    if state.host in current_runtime().part(Routes).local or any(state.host == other.host for other in others):
+        return RuntimeError(reason)
+    if reason:
+        log.warning("%s", reason)
+    if state.host in current_runtime().part(HostRoutes).local or any(state.host == other.host for other in others):
         return ValueError(
             f"{endpoint} is host {state.host}, which is attached already: list it once, or start its "
             "agent with --host and another id"

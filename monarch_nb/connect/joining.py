@@ -1,4 +1,4 @@
-"""Hosts that dial this process, where nobody can dial them: taken in at one TCP endpoint."""
+"""Hosts that dial this process, for networks where nobody can dial them; they join at one TCP endpoint."""
 
 import logging
 import threading
@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from os import PathLike
 
-from monarch_nb.connect.hosts import AttachError, objection, read_key, refused
+from monarch_nb.connect.hosts import AttachError, objection, read_key, refusals
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import AttachedHost, Routes
+from monarch_nb.connect.routes import ExternalHost, HostRoutes
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.host import HostMesh, host_labels
@@ -19,37 +19,37 @@ from monarch_nb.wire import Asker, Done, agent_of, counted
 
 log = logging.getLogger(__name__)
 
-_BEAT_S = 1.0  # between words to a host: that its connection is gone is only seen when something is written to it
-_BEATS = 1000  # of these words a second, however many hosts there are
+_BEAT_S = 1.0  # between messages to a host: a broken connection shows only when something is written to it
+_BEATS = 1000  # messages per second, for any number of hosts
 _ASK_S = 3.0
 _JOIN_S = 10.0
-_CALL_S = 5.0  # from an agent's question whom to join until its connection stands
+_CALL_S = 5.0  # from an agent's request to join until its connection stands
 
 
 class JoinedHost(RemoteHost):
-    """A host that has dialled; it dials again when its connection breaks."""
+    """A host that dials this process, and dials again when its connection breaks."""
 
-    dials_nobody = True
+    dials_only_controller = True
 
     def __init__(self, runtime: Runtime, state: p.HostState, calls: str, keys: Keys | None, lease: float | None,
                  ) -> None:  # fmt: skip
         super().__init__(runtime, "", state, keys, False, lease)
-        self.calls = calls  # the endpoint at which this process takes it in
-        runtime.later(self._pause, self._beat)
+        self.calls = calls  # the endpoint of this process that it dials
+        runtime.later(self._pause, self._send_beat)
 
-    def dials(self, other: AttachedHost) -> bool:
-        """Whether this host's agent can dial that one's: perhaps, but only this process is known to be in reach."""
+    def dials(self, other: ExternalHost) -> bool:
+        """Whether this host's agent can dial the other one: unknown, so no."""
         return False
 
     def join(self) -> Future[Done]:
-        """Resolves when the agent has taken our lease."""
+        """Resolves when the agent has accepted the lease."""
         return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
 
     @property
     def _pause(self) -> float:
-        return max(_BEAT_S, len(self.runtime.part(Routes).attached) / _BEATS)
+        return max(_BEAT_S, len(self.runtime.part(HostRoutes).attached) / _BEATS)
 
-    def _beat(self) -> None:
+    def _send_beat(self) -> None:
         if self._ended.is_set() or self.runtime.closed:
             return
         if not self.lost:
@@ -57,13 +57,13 @@ class JoinedHost(RemoteHost):
                 self.runtime.post(self._agent, verbs.BEAT, Done())
             except Exception:
                 self.cut()
-        self.runtime.later(self._pause, self._beat)
+        self.runtime.later(self._pause, self._send_beat)
 
     def _lose(self, reason: str) -> None:
         super()._lose(reason)
-        self.runtime.node.learn(self.host)  # it is heard again, if it calls
+        self.runtime.node.learn(self.host)  # accepts its messages again if it dials
 
-    def _unheard(self) -> str:
+    def _silence_reason(self) -> str:
         return f"it closed its connection and has not dialled again for {self.lease:g} s"
 
     def _knock(self) -> bool | None:
@@ -77,7 +77,7 @@ class JoinedHost(RemoteHost):
 
 
 class Reception:
-    """Where hosts join."""
+    """The endpoint at which hosts join."""
 
     def __init__(self, runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> None:
         self.at = at
@@ -85,10 +85,10 @@ class Reception:
         self.refused: dict[str, Exception] = {}
         self._runtime = runtime
         self._new: dict[str, p.HostState] = {}
-        self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent of each name that was told to join
+        self._asked: dict[str, tuple[p.HostState, float]] = {}  # the last agent by name that was accepted, and when
         self._changed = threading.Condition()
-        runtime.verbs.handle(verbs.WHO, self._who)
-        runtime.verbs.handle(verbs.HOST_JOINS, self._joins)
+        runtime.verbs.handle(verbs.WHO, self._on_identify)
+        runtime.verbs.handle(verbs.HOST_JOINS, self._on_joined)
         try:
             self.endpoint = runtime.node.listen(at, keys, insecure_loopback)
         except BaseException:
@@ -97,14 +97,14 @@ class Reception:
             raise
 
     def belongs_to(self, runtime: Runtime) -> bool:
-        """Whether it takes hosts in for this process as it is now, not for one that has left its cluster."""
+        """Whether it accepts hosts for this runtime, not for one that this process has shut down."""
         return self._runtime is runtime
 
-    def _who(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
-        """Somebody wants to join; reading thread."""
-        attached = self._runtime.part(Routes).attached.get(state.host)
+    def _on_identify(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
+        """Handles a host's request to join; reading thread."""
+        attached = self._runtime.part(HostRoutes).attached.get(state.host)
         is_back = isinstance(attached, JoinedHost)
-        wrong = self._double(state, attached)
+        wrong = self._conflict(state, attached)
         if wrong is None and not is_back:
             wrong = objection(f"host {state.host}", state, ())
         with self._changed:
@@ -117,14 +117,14 @@ class Reception:
                 self.refused[state.host] = wrong
         return p.Who(self._runtime.address, "" if wrong is None else str(wrong))
 
-    def _double(self, state: p.HostState, attached: AttachedHost | None) -> Exception | None:
-        """What is wrong where two agents call themselves by one name, and the first of them lives."""
+    def _conflict(self, state: p.HostState, attached: ExternalHost | None) -> Exception | None:
+        """Returns an error if an agent has the name of a host that has joined and is alive."""
         if attached is not None and not isinstance(attached, JoinedHost):
-            return None  # that is objected to anyway
+            return None  # `objection` covers it
         first, asked_at = self._asked.get(state.host, (state, 0.0))
         if first.incarnation == state.incarnation:
             return None
-        calls = time.monotonic() - asked_at < _CALL_S  # it has been told to, and does in a moment
+        calls = time.monotonic() - asked_at < _CALL_S  # accepted a moment ago, and about to connect
         if not calls and not self._runtime.node.connected(agent_of(state.host)):
             return None
         return ValueError(
@@ -132,14 +132,14 @@ class Reception:
             "an id of its own (monarch-nb agent --host), or that one has to end first"
         )
 
-    def _joins(self, state: p.HostState, asker: Asker[None]) -> None:
+    def _on_joined(self, state: p.HostState, asker: Asker[None]) -> None:
         with self._changed:
-            if not isinstance(self._runtime.part(Routes).attached.get(state.host), JoinedHost):
+            if not isinstance(self._runtime.part(HostRoutes).attached.get(state.host), JoinedHost):
                 self._new[state.host] = state
             self._changed.notify_all()
 
     def take(self, count: int, timeout: float) -> list[p.HostState]:
-        """So many that have joined, in that order; blocks. Raises AttachError, with what is known of the others."""
+        """Takes the first `count` hosts that have joined; blocks. Raises AttachError, which covers the others."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(self._new) < count and (left := deadline - time.monotonic()) > 0:
@@ -155,14 +155,14 @@ class Reception:
             return [self._new.pop(host) for host in tuple(self._new)[:count]]
 
     def await_host(self, host: str, timeout: float) -> p.HostState | None:
-        """This one, once it has joined; None if it does not. Blocks."""
+        """Returns this host once it has joined, or None after the time-out. Blocks."""
         with self._changed:
             self._changed.wait_for(lambda: host in self._new, timeout)
             return self._new.pop(host, None)
 
     def admit(self, states: Sequence[p.HostState], lease: float | None) -> list[str]:
-        """These hosts are used from now on: their ids. Blocks until they have agreed."""
-        routes, joined = self._runtime.part(Routes), []
+        """Attaches these hosts and returns their ids. Blocks until they have agreed."""
+        routes, joined = self._runtime.part(HostRoutes), []
         for state in states:
             remote = routes.attached[state.host] = JoinedHost(self._runtime, state, self.endpoint, self.keys, lease)
             joined.append(remote.join())
@@ -186,13 +186,13 @@ def accept_hosts(
     insecure_loopback: bool = False,
     timeout: float = 60.0,
 ) -> HostMesh:
-    """A mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the TCP endpoint `at`.
+    """Returns a mesh, with dimension `hosts`, of the first `count` hosts that dial this process at the endpoint `at`.
 
-    For hosts that nobody can dial: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there.
-    Others that dial are kept for the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
-    reach those of other hosts by way of this process. Blocks up to `timeout` seconds. The first call makes this process
-    listen, at the same endpoint until `shutdown_context()`.
-    Raises AttachError when fewer have come, TrustError without a key, TransportError if nothing can listen there.
+    For hosts that nobody can dial: `monarch-nb agent --dial tcp://HERE:22222 --key FILE --keep` runs there. Further
+    hosts that dial are available to the next call. `key` and `lease` are as for `attach_hosts`. Processes on such hosts
+    reach those of other hosts through this process. Blocks up to `timeout` seconds. From the first call on this process
+    listens at that endpoint, until `shutdown_context()`. Raises AttachError if fewer hosts have come, TrustError
+    without a key, TransportError if it cannot listen.
     """
     if count < 1:
         raise ValueError(f"count={count!r} must be at least 1")
@@ -204,7 +204,7 @@ def accept_hosts(
 
 
 def _reception_at(runtime: Runtime, at: str, keys: Keys | None, insecure_loopback: bool) -> Reception:
-    """The one of this process. Raises ValueError where it is at another endpoint."""
+    """Returns this process's reception. Raises ValueError if it is at another endpoint."""
     global _reception
     reception = _reception
     if reception is None or not reception.belongs_to(runtime):
@@ -217,9 +217,9 @@ def _reception_at(runtime: Runtime, at: str, keys: Keys | None, insecure_loopbac
 
 
 def readmit(runtime: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
-    """Takes in hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled here.
+    """Attaches hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled.
 
-    Gives what is wrong with those that have not within `timeout` seconds, or do not agree.
+    Returns the errors of those that have not within `timeout` seconds, or do not agree.
     """
     try:
         reception = _reception_at(runtime, at, keys, keys is None)
@@ -230,4 +230,4 @@ def readmit(runtime: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, 
     late = f"it has not dialled {at} within {timeout:g} s: its agent has ended, or dials elsewhere"
     errors: dict[str, Exception] = {host: UnreachableError(late) for host in hosts if found[host] is None}
     states = [state for state in found.values() if state is not None]
-    return errors | {state.host: error for state, error in refused(states, lambda part: reception.admit(part, None))}
+    return errors | {state.host: error for state, error in refusals(states, lambda part: reception.admit(part, None))}

@@ -1,4 +1,4 @@
-"""Hosts on this machine whose agents somebody else started: reached through run folders, watched by process id."""
+"""Hosts on this machine with agents that this process has not started: reached through run folders, watched by pid."""
 
 import contextlib
 import os
@@ -6,33 +6,34 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_nb._private import is_private
-from monarch_nb.connect.routes import AttachedHost, Routes
+from monarch_nb.connect.routes import ExternalHost, HostRoutes
+from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
-from monarch_nb.host import verbs
 from monarch_nb.host.folders import host_of_folder
 from monarch_nb.host.linux import has_pidfd
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.requests import RequestError, fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
+from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, UnreachableError
-from monarch_nb.wire import Done, agent_of
+from monarch_nb.wire import Done, agent_of, host_name, parse_address
 
-_LOOK_S = 0.02  # between looks for a socket that is not there yet
-_ANSWER_S = 3.0  # after which the path is looked at again
-_PULSE_S = 0.5  # between looks at a process, where the system does not tell of its end
+_LOOK_S = 0.02  # between checks for a socket
+_ANSWER_S = 3.0  # after which the path is checked again
+_PULSE_S = 0.5  # between checks of a process, where the system has no pidfd
 
 
 class LocalHost:
-    """One such host; what is told of it and what can be asked of it is as of a remote one."""
+    """A host on this machine; offers the same as a remote one."""
 
-    behind = False  # no gateway leads to it
-    dials_nobody = False
-    near = True  # all processes of this machine reach its processes directly
-    keys = None  # it has its own, which are not known here
+    via_gateway = False
+    dials_only_controller = False
+    is_local = True
+    keys = None  # its own, unknown here
 
     def __init__(self, runtime: Runtime, folder: Path, state: p.HostState) -> None:
         self.runtime = runtime
@@ -42,20 +43,20 @@ class LocalHost:
         self.host = state.host
         self.incarnation = state.incarnation
         self.pid = state.pid
-        self.lost = ""  # why, once it is
-        self._leaving = False  # its end is what we want
-        self._killed = False  # and comes by somebody else's hand
+        self.lost = ""  # the reason, once it is lost
+        self._leaving = False  # whether its end is intended
+        self._killed = False  # whether somebody else kills it
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
         return f"<host {self.host} in {self.folder}{', lost: ' + self.lost if self.lost else ''}>"
 
-    def dials(self, other: AttachedHost) -> bool:
-        """Its agent has no key for others."""
+    def dials(self, other: ExternalHost) -> bool:
+        """False: its agent has no key for others."""
         return False
 
     def join(self) -> Future[Done]:
-        """Has the agent notice this process's end, and this process the agent's. Resolves when the agent has agreed."""
+        """Has the agent watch this process, and watches the agent. Resolves when the agent has agreed."""
         self.runtime.local_hosts.add(self.host)
         threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
         return request(self.runtime, agent_of(self.host), verbs.LEASE, p.Lease(pid=os.getpid()))
@@ -77,28 +78,28 @@ class LocalHost:
         return ended
 
     def give_up(self, reason: str) -> None:
-        """Who started its agent ends it: no failure. Whoever still waits for an answer of it is told then.
+        """Called when whoever started its agent ends it, which is no failure; pending requests fail then.
 
-        It hears that this process leaves: SIGTERM, by which some engines kill, is no notice to a host that nobody uses.
+        Tells the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
         self._leaving = self._killed = True
         with contextlib.suppress(TransportError):
             self.runtime.post(agent_of(self.host), verbs.LEAVE, Done())
 
     def cut(self) -> None:
-        """No connection leads to it that could break."""
+        """Does nothing: no connection leads to it."""
 
     def await_return(self, seconds: float) -> None:
-        """It does not come back: another agent there is another host."""
+        """Returns at once: it does not come back, and another agent there is another host."""
 
     def end(self) -> None:
-        """It is no longer ours to watch."""
+        """Stops watching it."""
         self._ended.set()
 
     def _watch(self) -> None:
         try:
             fd = os.pidfd_open(self.pid) if has_pidfd() else -1
-        except OSError:  # gone already
+        except OSError:  # ended already
             self._lose()
             return
         try:
@@ -136,14 +137,14 @@ class LocalHost:
             return
         loss = self.runtime.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
         self._forget(self.lost)
-        self.runtime.part(Routes).tell_lost(self.host, self.lost, self.incarnation, loss)
+        self.runtime.part(HostRoutes).announce_lost(self.host, self.lost, self.incarnation, loss)
 
 
 def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Path:
-    """The run folder of the agent that listens at a path, or behind the link there.
+    """Returns the run folder of the agent that listens at a path, or behind the link there.
 
     Blocks until there is one; raises UnreachableError once `deadline` (monotonic) has passed or it is given up, and
-    TrustError for one that others could have made.
+    TrustError for a folder that others could have made.
     """
     link = os.path.abspath(path)
     while not os.path.exists(link):
@@ -165,23 +166,71 @@ def find_folder(path: str, deadline: float, given_up: Callable[[], bool]) -> Pat
     return socket.parent
 
 
-def meet(runtime: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> LocalHost:
-    """The host that listens at a path; blocks until it has answered, or raises as `find_folder` does."""
+def connect_local_host(runtime: Runtime, path: str, deadline: float, given_up: Callable[[], bool]) -> LocalHost:
+    """Connects to the host that listens at a path; blocks until it has answered. Raises as `find_folder` does."""
     while True:
         folder = find_folder(path, deadline, given_up)
         host = host_of_folder(folder)
         if not host:
             raise UnreachableError(f"ipc://{path} leads to {folder}, which is not named after a host")
-        if host == runtime.host or host in runtime.part(Routes).local:
+        if host == runtime.host or host in runtime.part(HostRoutes).local:
             raise ValueError(f"ipc://{path} is host {host}, which this process has started itself")
         runtime.node.learn(host, run_folder=folder)
         asked = request(runtime, agent_of(host), verbs.STATUS, Done())
         left = deadline - time.monotonic()
         try:
             state = asked.get(max(0.5, min(left, _ANSWER_S)))
-        except (TimeoutError, RequestError):  # one that is about to end; another may take its place
+        except (TimeoutError, RequestError):  # one that is about to end; another may replace it
             if left < 0 or given_up():
                 raise UnreachableError(f"the worker at ipc://{path} has not answered in time") from None
             continue
-        known = runtime.part(Routes).attached.get(host)
+        known = runtime.part(HostRoutes).attached.get(host)
         return known if isinstance(known, LocalHost) and not known.lost else LocalHost(runtime, folder, state)
+
+
+_lock = threading.Lock()
+_without_agent: set[str] = set()  # hosts without an agent: programs that have spawned nothing on this machine
+
+
+def connect_named_hosts(runtime: Runtime, hosts: Iterable[str], name: str) -> None:
+    """Connects to named hosts if they are on this machine; blocks until their agents have answered.
+
+    For references that a process was handed outside of a message, such as by a parent to a child of `multiprocessing`,
+    which is a controller by itself. The agent of a worker knows all routes. Raises UnreachableError for a host that is
+    neither on this machine nor attached.
+    """
+    if not parse_address(runtime.address).is_controller:
+        return
+    with _lock:
+        unknown = [host for host in dict.fromkeys(hosts) if not _is_reachable(runtime, host)]
+        met = [host for host in unknown if _connect_if_agent(runtime, host, name)]
+    if met:
+        runtime.part(HostRoutes).settle(met, settings.message_delivery_timeout)
+
+
+def _is_reachable(runtime: Runtime, host: str) -> bool:
+    return (
+        host == runtime.host
+        or host in runtime.part(HostRoutes).local
+        or host in runtime.part(HostRoutes).attached
+        or host in _without_agent
+    )
+
+
+def _connect_if_agent(runtime: Runtime, host: str, name: str) -> bool:
+    """Connects to a host on this machine; False if it has no agent."""
+    folder = find_run_folder(host)
+    if folder is None:
+        raise UnreachableError(
+            f"{name} has a part on host {host_name(host)}, which is not on this machine and has not been attached by "
+            "this process: attach it here first (attach_hosts, attach_to_workers)"
+        )
+    if not (folder / "agent").exists():
+        runtime.node.learn(host, run_folder=folder)
+        _without_agent.add(host)
+        return False
+    limit = settings.message_delivery_timeout
+    local = connect_local_host(runtime, str(folder / "agent"), time.monotonic() + limit, lambda: runtime.closed)
+    runtime.part(HostRoutes).attached[host] = local
+    local.join().get(limit)
+    return True

@@ -1,4 +1,4 @@
-"""How a notebook kernel, or a script, becomes the controller: its runtime, and the host agents it starts."""
+"""The controller's own host agents, their start and end, and the end of the program."""
 
 import logging
 import os
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.connect.leaving import Leaving
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host import verbs
 from monarch_nb.host.ahead import Ahead, BegunWith, agent_environment, begun_with
 from monarch_nb.host.folders import clear_run_folder, new_host_id, release, remove_run_folder, run_folder_for
@@ -40,7 +40,7 @@ from monarch_nb.wire import Done, agent_of, counted, parse_address
 
 logger = logging.getLogger(__name__)
 
-EXIT_SECONDS = 2.0  # for the clean-up of all that a program leaves behind
+EXIT_SECONDS = 2.0  # for cleaning up all that a program leaves behind
 INTERRUPTED_SECONDS = 0.3  # the same, where Ctrl-C has ended the program
 
 
@@ -51,14 +51,14 @@ class LocalAgents:
         self.running: dict[str, AgentHandle] = {}  # by host
         self.lock = threading.RLock()
         self._runtime = runtime
-        self._coming = ahead  # it may not listen yet
-        self._unused: dict[str, BegunWith] = {}  # hosts nobody has used yet: what their agents were started with
-        self._died: set[str] = set()  # hosts of this process whose agent is gone
+        self._coming = ahead  # may not listen yet
+        self._unused: dict[str, BegunWith] = {}  # by host that has not been used: what its agent was started with
+        self._died: set[str] = set()  # hosts of this process whose agent has ended
 
     def ensure(self) -> None:
         """Starts the agent of this host, if this is a controller and it does not run yet; blocks about 0.2 s.
 
-        One that was started ahead is replaced if what it should have been started with has changed since.
+        An agent that was started ahead is replaced if what it was started with has changed since.
         """
         runtime = self._runtime
         if runtime.host in self.running and not self._unused:
@@ -73,10 +73,10 @@ class LocalAgents:
                 if runtime.host not in self.running:
                     self._start(runtime.host, Path(run_folder_for(runtime.host)))
 
-        _aside(ensure)
+        _in_background(ensure)
 
     def prestart(self) -> None:
-        """Has the agent of this host started in the background: the first spawn finds it."""
+        """Starts the agent of this host in the background, ahead of the first spawn."""
 
         def start() -> None:
             with self.lock:
@@ -86,13 +86,13 @@ class LocalAgents:
                 try:
                     self._start(self._runtime.host, Path(run_folder_for(self._runtime.host)))
                     self._unused[self._runtime.host] = begun
-                except Exception as error:  # who needs it tries again, and is told
+                except Exception as error:  # the first use tries again, and raises
                     logger.info("the host agent could not be started ahead: %s", error)
 
         threading.Thread(target=start, name="monarch-prestart", daemon=True).start()
 
     def add(self, count: int) -> list[str]:
-        """Starts agents of new hosts on this machine; blocks. Their names."""
+        """Starts agents of new hosts on this machine and returns their names; blocks."""
         hosts: list[str] = []
 
         def start() -> None:
@@ -102,11 +102,11 @@ class LocalAgents:
                     self._start(host, Path(run_folder_for(host)))
                     hosts.append(host)
 
-        _aside(start)
+        _in_background(start)
         return hosts
 
     def revive(self, hosts: Iterable[str]) -> None:
-        """Starts the agents of local hosts again that have died; they keep their names."""
+        """Restarts agents of local hosts that have died; the hosts keep their names."""
         dead = [host for host in hosts if host in self._died]
 
         def start() -> None:
@@ -116,10 +116,10 @@ class LocalAgents:
                         self._start(host, Path(run_folder_for(host)))
 
         if dead:
-            _aside(start)
+            _in_background(start)
 
     def give_up(self) -> list[AgentHandle]:
-        """This process leaves: it has no agents any more. Those that it had."""
+        """Removes and returns all agents of this process, which is leaving."""
         handles = list(self.running.values())
         self.running.clear()
         self._unused.clear()
@@ -143,32 +143,32 @@ class LocalAgents:
         self._died.discard(host)
         runtime.node.learn(host, run_folder=folder, incarnation=handle.incarnation)
         runtime.local_hosts.add(host)
-        runtime.part(Routes).local[host] = handle.incarnation
-        runtime.part(Routes).settle((), 0.0)  # else what others send to processes here is refused by agents of theirs
+        runtime.part(HostRoutes).local[host] = handle.incarnation
+        runtime.part(HostRoutes).settle((), 0.0)  # else agents of other programs refuse what is sent to processes here
         threading.Thread(target=self._watch, args=(handle,), name="monarch-agent-watch", daemon=True).start()
 
     def _watch(self, handle: AgentHandle) -> None:
-        """An agent that dies takes its processes along: tell at once."""
+        """Reports the end of an agent, and so of its processes, at once."""
         status = handle.wait()
         runtime = self._runtime
-        with self.lock:  # whoever wants a new agent waits till all know of the end of this one
+        with self.lock:  # a new agent starts only after the end of this one has been announced
             if runtime.closed or self.running.get(handle.host) is not handle:
                 return
             del self.running[handle.host]
             self._died.add(handle.host)
-            runtime.part(Routes).local.pop(handle.host, None)
+            runtime.part(HostRoutes).local.pop(handle.host, None)
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             reason = f"its host agent (process {handle.pid}) ended with {how}"
             loss = runtime.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
-            runtime.part(Routes).tell_lost(handle.host, reason, handle.incarnation, loss)
+            runtime.part(HostRoutes).announce_lost(handle.host, reason, handle.incarnation, loss)
             if handle.host == runtime.host:
                 clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)
             else:
                 remove_run_folder(handle.run_folder)
 
 
-def _aside(function: Callable[[], None]) -> None:
-    """Runs it on a thread of its own: an interrupt ends the wait for it, and leaves no agent half started."""
+def _in_background(function: Callable[[], None]) -> None:
+    """Runs a function on a thread of its own: an interrupt ends the wait, and leaves no agent half started."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -186,18 +186,18 @@ def _aside(function: Callable[[], None]) -> None:
 
 def ensure_host(runtime: Runtime) -> None:
     """Starts the agent of this host, if this process is its controller and it does not run yet; blocks about 0.2 s."""
-    if not runtime.is_worker:  # whose agent has started it
+    if not runtime.is_worker:  # else its agent has started it
         runtime.part(LocalAgents).ensure()
 
 
 def prestart(runtime: Runtime) -> None:
-    """Has the agent of this host started in the background, unless `host_prestart` is off."""
+    """Starts the agent of this host in the background, unless `host_prestart` is off."""
     if settings.host_prestart:
         runtime.part(LocalAgents).prestart()
 
 
 def local_hosts(count: int, name: str = "hosts") -> HostMesh:
-    """`count` hosts that are all this machine, with an agent each: to try what needs several."""
+    """Returns a mesh of `count` hosts on this machine, each with its own agent, for trying out several hosts."""
     runtime = current_runtime()
     ensure_host(runtime)
     hosts = [runtime.host, *runtime.part(LocalAgents).add(count - 1)]
@@ -222,7 +222,7 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
             own: dict[str, AgentHandle] = {} if runtime.is_worker else runtime.part(LocalAgents).running
             handles = [handle for host in hosts if (handle := own.pop(host, None)) is not None]
             for handle in handles:
-                runtime.part(Routes).local.pop(handle.host, None)
+                runtime.part(HostRoutes).local.pop(handle.host, None)
                 if handle.host == runtime.host:  # this process listens in its run folder, which the next agent shares
                     stopped.exception(settings.mesh_terminate_timeout)
                     handle.kill()
@@ -231,13 +231,13 @@ def shutdown_hosts(hosts: Sequence[str]) -> "Future[None]":
                 else:
                     handle.close()
             remotes = [
-                remote for host in hosts if (remote := runtime.part(Routes).attached.pop(host, None)) is not None
+                remote for host in hosts if (remote := runtime.part(HostRoutes).attached.pop(host, None)) is not None
             ]
             if remotes:
                 stopped.exception(settings.mesh_terminate_timeout)
-            behind = [remote for remote in remotes if remote.behind]
-            others = [remote for remote in remotes if not remote.behind]
-            for part in (behind, others):  # those behind a gateway before it
+            via_gateway = [remote for remote in remotes if remote.via_gateway]
+            others = [remote for remote in remotes if not remote.via_gateway]
+            for part in (via_gateway, others):  # hosts behind a gateway before the gateway
                 asked = [remote.shutdown() for remote in part]
                 for answer in asked:
                     answer.exception(settings.mesh_terminate_timeout)
@@ -256,7 +256,7 @@ def stop_hosts(
 ) -> "Future[Any]":
     """Stops the proc meshes of this process that have a part on these hosts; the agents live on.
 
-    With the `identity` of a host mesh only those that were spawned on that one.
+    With the `identity` of a host mesh only those that were spawned on it.
     """
     runtime = current_runtime()
     stops = [
@@ -269,31 +269,31 @@ def stop_hosts(
 
 
 def at_exit() -> None:
-    """The program ends: so does what it has started."""
+    """Ends what the program has started, when the program ends."""
     runtime = started()
     if runtime is not None:
         unhandled.end_quietly()
         if settings.mesh_keep > 0 and not runtime.is_worker:
-            runtime.part(Leaving).detach_all("the program that held it has ended")
+            runtime.part(Detacher).detach_all("the program that held it has ended")
         shutdown()
 
 
 def give_up_hosts(hosts: Sequence[str], reason: str) -> None:
-    """Hosts are about to be killed by who started them: what is there counts as stopped, not as failed.
+    """Treats what runs on hosts that are about to be killed by whoever started them as stopped, not as failed.
 
-    Does not block; calls that wait for them end once they are gone, or at once where that cannot be seen from here.
+    Does not block; calls that wait for them end once they are gone, or at once where that cannot be observed from here.
     """
     runtime = current_runtime()
     runtime.part(HostNotices).give_up(hosts)
     stop_hosts(hosts, reason)
     for host in hosts:
-        attached = runtime.part(Routes).attached.pop(host, None)
+        attached = runtime.part(HostRoutes).attached.pop(host, None)
         if attached is not None:
             attached.give_up(reason)
 
 
 def shutdown(patience: float | None = None) -> None:
-    """Ends everything this controller has started, and leaves; a later call begins anew.
+    """Ends everything this controller has started, and leaves; a later call starts a new context.
 
     Actors have `patience` seconds to clean up, by default 2, or 0.3 where Ctrl-C has ended the program.
     """
@@ -303,7 +303,7 @@ def shutdown(patience: float | None = None) -> None:
     agents = runtime.part(LocalAgents)
     with agents.lock:
         handles = agents.give_up()
-        remotes = runtime.part(Routes).clear()
+        remotes = runtime.part(HostRoutes).clear()
     kept, unretrieved.leaving = unretrieved.leaving, True
     try:
         _leave(runtime, handles, remotes, _exit_patience() if patience is None else patience)
@@ -322,7 +322,7 @@ def _leave(runtime: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[A
     for cell in tuple(runtime.cells.values()):
         cell.stop("its process ends")
     for cell in tuple(runtime.cells.values()):
-        if cell.executor.thread.ident is not None:  # else it has not begun, and will not
+        if cell.executor.thread.ident is not None:  # else it has not started, and will not
             cell.executor.thread.join(3.0)
     for remote in remotes:
         remote.end()
@@ -330,7 +330,7 @@ def _leave(runtime: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[A
             remote.leave()
     runtime.part(MeshLogs).close()
     runtime.close()
-    outlived = runtime.part(Leaving).hosts
+    outlived = runtime.part(Detacher).hosts
     for handle in handles:
         if handle.host in outlived:
             handle.let_go()
@@ -344,9 +344,9 @@ def _leave(runtime: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[A
 
 
 def shutdown_context(host_timeout: float | None = None) -> "Future[None]":
-    """Ends what this process has started and leaves the cluster. Blocks until it is done.
+    """Ends what this process has started and leaves the cluster. Blocks until that is done.
 
-    Hosts have `host_timeout` seconds. Raises ValueError, before anything has ended, for what is no number of seconds.
+    Hosts have `host_timeout` seconds. Raises ValueError for an invalid number of seconds, before anything has ended.
     """
     if host_timeout is not None and not 0 <= host_timeout < 2**63:
         raise ValueError(f"host_timeout must be None or a number of seconds >= 0, not {host_timeout}")

@@ -1,4 +1,4 @@
-"""What makes a mesh usable by another controller: written by the one that may leave it, read by the one that comes."""
+"""The record from which another controller can use a mesh: written by its owner, read by the one that attaches it."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from monarch_nb.mesh.reference import ActorForm, ProcForm, actor_form, proc_form
 from monarch_nb.runtime import ActorState, Held, MeshState, ProcState, Runtime
 from monarch_nb.wire import decode, encode, error_line, msgpack_decoder
 
-PROCS = "procs"  # the part of the procs; those of actors go under the uids of their meshes
-NOTES = "notes"  # what the notebook has to say of it
+PROCS = "procs"  # the part of the processes; those of actors have the uids of their meshes
+NOTES = "notes"  # of the notebook
 
 
 class RecordError(RuntimeError):
-    """A mesh cannot be used by this process; the text says what of it, and why."""
+    """A mesh cannot be used by this process; the text says which part of it, and why."""
 
 
 def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
-    """A mesh of processes and all actors on it. Raises what cannot be pickled."""
+    """Serializes a mesh of processes and all actors on it. Raises what cannot be pickled."""
     spawn_spec = procs.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
     how = (
@@ -44,7 +44,7 @@ def parts_of(runtime: Runtime, procs: ProcState) -> dict[str, bytes]:
 
 
 def _giver(procs: ProcState) -> tuple[str, tuple[str, ...], str, str] | None:
-    """Who gives its hosts: the name and hosts of the host mesh, what people call the job, and how it is had again."""
+    """Returns the origin of its hosts: name and hosts of the host mesh, the job's description, and how to load it."""
     record = record_with("" if procs.spawn_spec is None else procs.spawn_spec.host_mesh, procs.hosts)
     if record is None or record.source is None or not (written := record.source.written()):
         return None
@@ -67,7 +67,7 @@ def _unpacked(runtime: Runtime, name: str, part: bytes) -> Any:
 
 
 def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcState:
-    """The mesh of processes, which this process owns from now on. Raises RecordError."""
+    """Restores the mesh of processes, which this process owns from then on. Raises RecordError."""
     form, how, giver = _unpacked(runtime, name, parts[PROCS])
     held: ProcForm = form
     common, layout = held
@@ -84,7 +84,7 @@ def procs_from(runtime: Runtime, name: str, parts: dict[str, bytes]) -> ProcStat
 
 
 def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> list[ActorState]:
-    """The meshes of actors on it, in the order they were spawned. Raises RecordError."""
+    """Restores the meshes of actors on it, in the order they were spawned. Raises RecordError."""
     found = []
     for uid, part in parts.items():
         if uid in (PROCS, NOTES) or not part:
@@ -112,7 +112,7 @@ def _made(runtime: Runtime, record: Any, common: Any, **own: Any) -> Any:
 
 
 def _take(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> None:
-    """It may have been known here: then all handles of it work again."""
+    """Takes over ownership; if the mesh was known here before, all its handles work again."""
     with state.lock:
         state.owner_process, state.stopped, state.spawn_spec = runtime.address, None, spawn_spec
     state.renew(common[4], common[5])

@@ -1,4 +1,4 @@
-"""One attached host: is its agent still the one we know, and does the connection stand?"""
+"""One attached host, and the thread that watches it while its connection is broken or it is lost."""
 
 import contextlib
 import logging
@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from monarch_nb.connect.routes import AttachedHost, Routes, Tunnel, is_loopback
+from monarch_nb.connect.routes import ExternalHost, HostRoutes, Tunnel, is_loopback
 from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
@@ -21,31 +21,31 @@ from monarch_nb.wire import Done, Header, agent_of, host_name, host_of
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_AWAY_S = 1.0  # between looks at a host that is lost; grows to
+_AWAY_S = 1.0  # between checks of a lost host; grows to
 _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
 _KNOCK_S = 1.0
-_LEAVE_S = 0.1  # for a last word to go out
-REFUSED_S = 5.0  # a machine that answers, but at whose port nobody listens any more for that long, lost its agent
+_LEAVE_S = 0.1  # for a last message to go out
+REFUSED_S = 5.0  # a machine that answers, but where nobody listens at the port for that long, has lost its agent
 _making = threading.Lock()
 
 
-class Cut:
-    """One cut, since `now`. Times are those of a monotonic clock, in seconds; no I/O."""
+class OutageTimer:
+    """Decides when a host with a broken connection is lost. Times are of a monotonic clock, in seconds; no I/O."""
 
     def __init__(self, now: float, lease: float) -> None:
         self._lease = lease
-        self._heard_at = now
+        self._answered_at = now
         self._refused_at: float | None = None
 
     def silent(self, now: float, vouched: bool) -> bool:
-        """Whether the lease is over: `vouched` says that something of that machine answers now."""
+        """Whether the lease is over; `vouched` says that something of that machine answers now."""
         if vouched:
-            self._heard_at = now
-        return now - self._heard_at >= self._lease
+            self._answered_at = now
+        return now - self._answered_at >= self._lease
 
     def refused(self, now: float, listens: bool | None) -> bool:
-        """Whether its agent has ended, as nobody listens there any more; None where that cannot be seen from here."""
+        """Whether its agent has ended, as nobody listens there any more; `listens` is None where that is unknown."""
         if listens is not False:
             self._refused_at = None
         elif self._refused_at is None:
@@ -53,42 +53,42 @@ class Cut:
         return self._refused_at is not None and now - self._refused_at >= min(REFUSED_S, self._lease)
 
 
-class LateEvent:
-    """Like `threading.Event`, whose waiting room is made when somebody comes to wait."""
+class LazyEvent:
+    """Like `threading.Event`, but creates the real event only when a thread waits."""
 
-    __slots__ = ("_is_set", "_room")
+    __slots__ = ("_event", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        self._room: threading.Event | None = None
+        self._event: threading.Event | None = None
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether it is set."""
         return self._is_set
 
     def set(self) -> None:
-        """It has happened; whoever waits goes on."""
+        """Sets it and wakes all waiting threads."""
         with _making:
             self._is_set = True
-            room = self._room
-        if room is not None:
-            room.set()
+            event = self._event
+        if event is not None:
+            event.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until it has happened, or for so many seconds; whether it has."""
+        """Blocks until it is set, or until the time-out; returns whether it is set."""
         with _making:
             if self._is_set:
                 return True
-            room = self._room = self._room or threading.Event()
-        return room.wait(timeout)
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
 
 
 class RemoteHost:
-    """Watched by a thread of its own, but only while the connection is cut or the host is lost."""
+    """Watched by a thread of its own, but only while the connection is broken or the host is lost."""
 
-    near = False  # reached over the network, whatever machine it is
-    behind = False  # a gateway leads to it
-    dials_nobody = False  # its agent reaches all others by way of this process
+    is_local = False
+    via_gateway = False
+    dials_only_controller = False
 
     def __init__(
         self,
@@ -107,16 +107,16 @@ class RemoteHost:
         self.keys = keys
         self.insecure = insecure
         self.lease = lease or state.lease_s  # seconds without a connection after which the host counts as lost
-        self.lost = ""  # why, while it is
+        self.lost = ""  # the reason, while it is lost
         self._wanted_lease = lease
-        self._ended = LateEvent()
+        self._ended = LazyEvent()
         self._lock = threading.Lock()
         self._patrol: threading.Thread | None = None
         self._cut_at = 0.0
-        self._end_reason = ""  # what who started its agent says of its end
-        # A way that a user has opened, such as by `ssh -L`: nobody can say more of it.
-        self._others = Tunnel(f"the other end of {endpoint}") if _leads_away(endpoint, state) else None
-        self._held: list[tuple[Header, str]] = []  # seldom any: an empty deque takes ten times the memory
+        self._end_reason = ""  # of its agent's end, from whoever started it
+        # A tunnel that the user has opened, such as by `ssh -L`, of which nothing more is known.
+        self._foreign_tunnel = Tunnel(f"the other end of {endpoint}") if _is_forwarded(endpoint, state) else None
+        self._held: list[tuple[Header, str]] = []  # rarely any: an empty deque takes ten times the memory
         self._returning: threading.Event | None = (
             None  # set once a new incarnation of the agent, which is there, can be used
         )
@@ -125,19 +125,19 @@ class RemoteHost:
         return f"<host {self.host} at {self.endpoint or 'its own call'}{', lost: ' + self.lost if self.lost else ''}>"
 
     def is_still(self, endpoint: str, incarnation: int, keys: Keys | None) -> bool:
-        """Whether it is the host we know, in good order."""
+        """Whether it is the same healthy host."""
         return not self.lost and (self.endpoint, self.incarnation, self.keys) == (endpoint, incarnation, keys)
 
-    def dials(self, other: AttachedHost) -> bool:
-        """Whether this host's agent can dial that one's where we do, with its own key."""
-        if not isinstance(other, RemoteHost) or not other.endpoint or other.behind > self.behind:
+    def dials(self, other: ExternalHost) -> bool:
+        """Whether this host's agent can dial the other one where this process does, with its own key."""
+        if not isinstance(other, RemoteHost) or not other.endpoint or other.via_gateway > self.via_gateway:
             return False
         far = is_loopback(other.endpoint) and not is_loopback(self.endpoint)
-        far = far or other.endpoint in self.runtime.part(Routes).tunnels
+        far = far or other.endpoint in self.runtime.part(HostRoutes).tunnels
         return other is not self and not far and self.keys == other.keys
 
     def join(self) -> Future[Done]:
-        """Makes it reachable from here. Resolves when the agent has taken our lease."""
+        """Makes it reachable from here. Resolves when the agent has accepted the lease."""
         self.runtime.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
@@ -156,19 +156,19 @@ class RemoteHost:
         return ended
 
     def retire(self, incarnation: int) -> None:
-        """Somebody else watches it from now on; `incarnation` is which one of the agent that is."""
+        """Hands it over to another watcher; `incarnation` is that of its current agent."""
         if incarnation != self.incarnation and not self.lost:
             self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
         self.end()
 
     def end(self) -> None:
-        """It is no longer ours to watch."""
+        """Stops watching it."""
         self._ended.set()
 
     def give_up(self, reason: str) -> None:
-        """Who started its agent is about to kill it: that is no failure. Whoever waits for an answer of it is told.
+        """Called when its agent is about to be killed by whoever started it: no failure, but pending requests fail.
 
-        It hears that this process leaves: SIGTERM, by which some engines kill, is no notice to a host that nobody uses.
+        Tells the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
         self.end()
         with contextlib.suppress(TransportError):
@@ -177,21 +177,21 @@ class RemoteHost:
         self.runtime.later(_LEAVE_S, lambda: self.runtime.node.forget(self.host, reason, self.incarnation))
 
     def ends(self, reason: str) -> None:
-        """Who started its agent says that it has ended: it is lost as soon as it does not answer, for that reason.
+        """Called when whoever started its agent reports its end: the host is lost as soon as its agent does not answer.
 
-        An agent that answers is not lost, whatever is said of it: its engine may leave it some seconds.
+        An agent that answers is not lost: a scheduler may report its end some seconds early.
         """
         self._end_reason = reason
         self.cut()
 
     def await_return(self, seconds: float) -> None:
-        """Blocks while the host is lost although its agent, which was started anew, is there already."""
+        """Blocks while the host is still marked as lost although its restarted agent is there."""
         returning = self._returning
         if returning is not None:
             returning.wait(seconds)
 
     def cut(self) -> None:
-        """A connection to it broke; reading thread."""
+        """Handles a broken connection to it; reading thread."""
         with self._lock:
             self._cut_at = self._cut_at or time.monotonic()
             if self._patrol is None and not self._ended.is_set():
@@ -199,7 +199,7 @@ class RemoteHost:
                 self._patrol.start()
 
     def undelivered(self, header: Header, reason: str) -> None:
-        """A message to it is lost: whoever minds is told once it is known what became of the host; reading thread."""
+        """Holds a lost message until it is known what became of the host; reading thread."""
         self._held.append((header, reason))
         self.cut()
 
@@ -209,8 +209,8 @@ class RemoteHost:
 
     @property
     def _tunnel(self) -> Tunnel | None:
-        """What leads there, if its endpoint is one of this machine."""
-        return self.runtime.part(Routes).tunnels.get(self.endpoint) or self._others
+        """The tunnel to it, if its endpoint is one of this machine."""
+        return self.runtime.part(HostRoutes).tunnels.get(self.endpoint) or self._foreign_tunnel
 
     @property
     def _where(self) -> str:
@@ -220,21 +220,21 @@ class RemoteHost:
     # -- the patrol -------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while not self._over():
+        while not self._is_watch_over():
             try:
                 self._until_up()
-                self._tell()
+                self._report_undelivered()
                 if self.lost:
                     self._until_back()
             except Exception:
                 log.exception("watching host %s", self.host)
                 self._ended.wait(_AWAY_S)
 
-    def _tell(self) -> None:
+    def _report_undelivered(self) -> None:
         while self._held:
             self.runtime.undelivered(*self._held.pop(0))
 
-    def _over(self) -> bool:
+    def _is_watch_over(self) -> bool:
         with self._lock:
             calm = not self.lost and self._cut_at == 0.0 and not self._held
             if calm or self._ended.is_set() or self.runtime.closed:
@@ -248,13 +248,13 @@ class RemoteHost:
 
     def _until_up(self) -> None:
         """Returns when the same agent answers again, or the host is lost."""
-        cut = Cut(self._cut_at or time.monotonic(), self.lease)
+        cut = OutageTimer(self._cut_at or time.monotonic(), self.lease)
         while not (self.lost or self._ended.wait(_LOOK_S)) and not self.runtime.closed:
             now = time.monotonic()
             state = self._ask() if self._connected() else None
             if state is not None:
                 if (state.host, state.incarnation) == (self.host, self.incarnation):
-                    self._calm(now)
+                    self._recovered(now)
                     return
                 self._returning = threading.Event()
                 self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
@@ -262,18 +262,18 @@ class RemoteHost:
             if self._end_reason and not self._connected():  # a machine under load may need long for an answer
                 self._lose(self._end_reason)
                 return
-            if way_lost := self._way_lost():
-                self._lose(way_lost)
+            if route_lost := self._route_lost():
+                self._lose(route_lost)
                 return
             if cut.silent(now, self._vouched):
-                self._lose(self._unheard())
+                self._lose(self._silence_reason())
                 return
             if cut.refused(now, self._knock()):
                 self._lose(f"its agent has ended: nobody listens at {self._where} any more")
                 return
 
-    def _calm(self, since: float) -> None:
-        """All is well again, unless there was another cut meanwhile."""
+    def _recovered(self, since: float) -> None:
+        """Ends the outage, unless the connection has broken again meanwhile."""
         with self._lock:
             self._cut_at = 0.0 if self._connected() else since
 
@@ -283,10 +283,10 @@ class RemoteHost:
         self.lost = reason
         log.warning("host %s is lost: %s", host_name(self.host), reason)
         loss = self.runtime.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        self.runtime.part(Routes).tell_lost(self.host, reason, self.incarnation, loss)
+        self.runtime.part(HostRoutes).announce_lost(self.host, reason, self.incarnation, loss)
 
     def _until_back(self) -> None:
-        """Returns when the host can be used again, for procs that are spawned or healed from now on."""
+        """Returns when the host can be used again, for processes that are spawned or healed from now on."""
         pause = 0.0
         while not self._ended.wait(pause) and not self.runtime.closed:
             pause = min(_AWAY_MAX_S, 1.5 * pause or _AWAY_S)
@@ -301,35 +301,35 @@ class RemoteHost:
             try:
                 joined = self.join()
                 if same:
-                    self.leave().get(_HELLO_S)  # what lived on there was given up here
+                    self.leave().get(_HELLO_S)  # stops what still runs there, which was given up here
                 joined.get(_HELLO_S)
-                self.runtime.part(Routes).rejoin(self, _HELLO_S)
+                self.runtime.part(HostRoutes).rejoin(self, _HELLO_S)
             except (TimeoutError, RuntimeError):
                 continue
             if self._returning is not None:
                 self._returning.set()
                 self._returning = None
-            self._calm(time.monotonic())
+            self._recovered(time.monotonic())
             self.runtime.part(MeshEvents).publish(HostBack(self.host))
             return
 
-    # -- how it is asked, which depend on how it is reached -----------------------------------------------------------
+    # -- how it is reached, for subclasses to override ----------------------------------------------------------------
 
     def _connected(self) -> bool:
         return self.runtime.node.connected(self._agent)
 
     @property
     def _vouched(self) -> bool:
-        """Whether its machine answers, as libzmq's heartbeats tell, though its agent may not."""
+        """Whether its machine answers libzmq's heartbeats, though its agent may not answer."""
         return self._connected()
 
-    def _unheard(self) -> str:
+    def _silence_reason(self) -> str:
         trouble = self._tunnel.trouble() if self._tunnel is not None else ""
-        told = f"no connection to its agent at {self._where} for {self.lease:g} s"
-        return f"{told}: {trouble}" if trouble else told
+        silence = f"no connection to its agent at {self._where} for {self.lease:g} s"
+        return f"{silence}: {trouble}" if trouble else silence
 
-    def _way_lost(self) -> str:
-        """Why nobody can reach it any more, if so."""
+    def _route_lost(self) -> str:
+        """Returns why it cannot be reached any more, if so."""
         return ""
 
     def _knock(self) -> bool | None:
@@ -338,15 +338,15 @@ class RemoteHost:
             return knock(self.endpoint, _KNOCK_S)
         if tunnel.knock is not None:
             return tunnel.knock(_KNOCK_S)
-        return knock(self.endpoint, _KNOCK_S) or None  # a refusal is this end's
+        return knock(self.endpoint, _KNOCK_S) or None  # a refusal comes from the near end
 
     def _ask(self) -> p.HostState | None:
         [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)
         return found if isinstance(found, p.HostState) else None
 
 
-def _leads_away(endpoint: str, state: p.HostState) -> bool:
-    """Whether an endpoint of this machine is the end of a way to an agent that does not run here."""
+def _is_forwarded(endpoint: str, state: p.HostState) -> bool:
+    """Whether an endpoint of this machine leads to an agent on another one."""
     if not (state.pid and endpoint.startswith("tcp://") and is_loopback(endpoint)) or state.pid == os.getpid():
         return False
     try:
@@ -359,15 +359,15 @@ def _leads_away(endpoint: str, state: p.HostState) -> bool:
 
 
 def await_return(runtime: Runtime, host: str, seconds: float) -> None:
-    """Blocks while an attached host is lost although its agent, which was started anew, is there already."""
-    remote = runtime.part(Routes).attached.get(host)
+    """Blocks while an attached host is still marked as lost although its restarted agent is there."""
+    remote = runtime.part(HostRoutes).attached.get(host)
     if isinstance(remote, RemoteHost):
         remote.await_return(seconds)
 
 
 def undelivered(runtime: Runtime, header: Header, reason: str) -> None:
-    """A message of this process will not arrive; reading thread."""
-    remote = runtime.part(Routes).attached.get(host_of(header.dst))
+    """Handles a message of this process that will not arrive; reading thread."""
+    remote = runtime.part(HostRoutes).attached.get(host_of(header.dst))
     mine = isinstance(lost_here(reason), DescriptorLimitError)  # whatever became of the host
     if isinstance(remote, RemoteHost) and not (remote.lost or runtime.closed or mine):
         remote.undelivered(header, reason)
@@ -376,7 +376,7 @@ def undelivered(runtime: Runtime, header: Header, reason: str) -> None:
 
 
 def connection(runtime: Runtime, address: str, up: bool) -> None:
-    """What the transport tells of TCP connections; reading thread."""
-    remote = runtime.part(Routes).attached.get(host_of(address))
+    """Handles a change of a TCP connection, reported by the transport; reading thread."""
+    remote = runtime.part(HostRoutes).attached.get(host_of(address))
     if isinstance(remote, RemoteHost) and not up:
         remote.cut()

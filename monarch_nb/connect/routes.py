@@ -1,4 +1,4 @@
-"""Routes between hosts: what agents are told of each other, and of hosts that are gone."""
+"""HostRoutes between hosts: what host agents are sent about other hosts, and about lost ones."""
 
 import contextlib
 import ipaddress
@@ -17,56 +17,56 @@ from monarch_nb.transport import Keys, split
 from monarch_nb.wire import Done, agent_of
 
 _PATIENCE_S = 1.0
-_TOGETHER_S = 0.02  # hosts that are lost within that time are told of in one message
+_TOGETHER_S = 0.02  # losses within that time go into one message
 
 
 @dataclass(frozen=True)
 class Tunnel:
-    """A way that an engine has opened from an endpoint of this machine: what is seen here says nothing of its end."""
+    """A tunnel that a job has opened from an endpoint of this machine, which tells nothing about its far end."""
 
-    to: str  # in words: which port of which machine, and through what
-    knock: Callable[[float], bool | None] | None = None  # whether somebody listens there, as `transport.knock` says
-    trouble: Callable[[], str] = lambda: ""  # why nothing passes just now
-    written: str = ""  # how another process opens such a one
+    to: str  # its far end for people: the port and machine, and what carries it
+    knock: Callable[[float], bool | None] | None = None  # whether the far end listens, as `transport.knock` returns it
+    trouble: Callable[[], str] = lambda: ""  # why nothing passes at present
+    written: str = ""  # how another process opens such a tunnel
 
     def wrong(self, seen: object, seconds: float) -> str:
-        """Why nobody answers through it, of which `seen` was seen at this end. Blocks up to so many seconds."""
+        """Returns why nobody answers through it; `seen` is the error at this end. Blocks up to `seconds`."""
         listens = True if self.knock is None else self.knock(seconds)
         return f"{self.to}: {self.trouble() or (seen if listens is not False else 'nobody listens there')}"
 
 
-class AttachedHost(Protocol):
-    """A host that somebody else started, as routes see it."""
+class ExternalHost(Protocol):
+    """A host whose agent this process has not started, as routes see it."""
 
     host: str
     incarnation: int
     endpoint: str
-    lost: str  # why, while it is
+    lost: str  # the reason, while it is lost
 
     @property
     def keys(self) -> Keys | None:
-        """The keys with which it is dialled."""
+        """The keys to dial it with."""
 
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         """Whether all processes of this machine reach it directly."""
 
     @property
-    def behind(self) -> bool:
-        """Whether a gateway leads to it."""
+    def via_gateway(self) -> bool:
+        """Whether it is reached through a gateway."""
 
     @property
-    def dials_nobody(self) -> bool:
-        """Whether its agent reaches all others by way of this process."""
+    def dials_only_controller(self) -> bool:
+        """Whether its agent reaches all other hosts through this process."""
 
-    def dials(self, other: "AttachedHost") -> bool:
-        """Whether its agent reaches that one's by itself."""
+    def dials(self, other: "ExternalHost") -> bool:
+        """Whether its agent can dial the other one."""
 
     def cut(self) -> None:
-        """A connection to it broke."""
+        """Called when a connection to it breaks."""
 
     def await_return(self, seconds: float) -> None:
-        """Blocks while it is lost although its agent, which was started anew, is there already."""
+        """Blocks while it is still marked as lost although its restarted agent is there."""
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
@@ -75,17 +75,17 @@ class AttachedHost(Protocol):
         """Ends the agent and all processes there."""
 
     def give_up(self, reason: str) -> None:
-        """Who started its agent is about to kill it: that is no failure."""
+        """Called when its agent is about to be killed by whoever started it, which is no failure."""
 
     def end(self) -> None:
-        """It is no longer ours to watch."""
+        """Stops watching it."""
 
 
 class GatewayRoute(Protocol):
-    """A host whose agent dials others in place of this process."""
+    """A host whose agent dials other hosts for this process."""
 
     @property
-    def remote(self) -> AttachedHost:
+    def remote(self) -> ExternalHost:
         """The host."""
 
     @property
@@ -94,133 +94,134 @@ class GatewayRoute(Protocol):
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """Its address as given by the user."""
 
 
-class Routes:
-    """The hosts that one process knows, and what their agents are told of each other."""
+class HostRoutes:
+    """The hosts that one process knows, and what it has announced to their agents."""
 
-    def __init__(self, runtime: Runtime, opens: Callable[[str], str]) -> None:
-        """`opens` opens a tunnel anew, of which another process has written down how, and gives its end here."""
-        self.attached: dict[str, AttachedHost] = {}  # by id
-        self.local: dict[str, int] = {}  # hosts whose agents this process has started, and their incarnations
-        # Endpoints of this machine that lead elsewhere: others cannot dial them, but open such a tunnel, as is written.
+    def __init__(self, runtime: Runtime, open_tunnel: Callable[[str], str]) -> None:
+        """`open_tunnel` opens a tunnel that another process has recorded, and returns its end on this machine."""
+        self.attached: dict[str, ExternalHost] = {}  # by id
+        self.local: dict[str, int] = {}  # incarnations of the agents that this process has started, by host
+        # Tunnels by their endpoint on this machine: others cannot dial it, but open their own.
         self.tunnels: dict[str, Tunnel] = {}
-        self.opens = opens
-        # What is to be done with a host that was lost before it is used again; they block.
+        self.open_tunnel = open_tunnel
+        # Called, and may block, before a host that was lost is used again.
         self.reclaims: list[Callable[[str], None]] = []
         self._runtime = runtime
         self._gateway: GatewayRoute | None = None
-        self._told: dict[str, int] = {}  # hosts whose agents know that all others are reached by way of this process
-        self._gone: dict[str, tuple[str, int, int]] = {}  # hosts whose loss is about to be told, all in one message
-        self._telling = threading.Lock()
-        self._settling = threading.Lock()  # else two hosts that come back at once are not told of each other
+        # Hosts whose agents know that this process leads to all others, and the incarnations of these agents.
+        self._announced: dict[str, int] = {}
+        self._lost_hosts: dict[str, tuple[str, int, int]] = {}  # to be announced in one message
+        self._losses_lock = threading.Lock()
+        self._settle_lock = threading.Lock()  # else two hosts that come back at once miss each other
 
     @property
     def gateway(self) -> GatewayRoute | None:
-        """What dials, in place of this process, hosts that are attached."""
+        """The host that dials, for this process, the hosts that it attaches."""
         return self._gateway
 
-    def lead_through(self, gateway: GatewayRoute) -> None:
-        """Hosts that are attached from now on are dialled by that one."""
+    def set_gateway(self, gateway: GatewayRoute) -> None:
+        """Has hosts that are attached from now on dialled by a gateway."""
         self._gateway = gateway
 
-    def clear(self) -> list[AttachedHost]:
-        """This process leaves: it knows no hosts any more. Those that were attached."""
+    def clear(self) -> list[ExternalHost]:
+        """Removes all hosts; returns those that were attached."""
         attached = list(self.attached.values())
         self.attached.clear()
         self.local.clear()
-        self._told.clear()
+        self._announced.clear()
         self._gateway = None
         return attached
 
-    def announce(self, coming: AttachedHost | None = None) -> dict[str, Future[Done]]:
-        """Tells every agent how it reaches the others: directly where it can, else by way of this process.
+    def announce(self, coming: ExternalHost | None = None) -> dict[str, Future[Done]]:
+        """Sends every agent its routes to the others: direct where it can dial them, else through this process.
 
-        `coming` is a host that was lost, and counts as there.
+        `coming` is a lost host that is to be announced as present.
         """
         runtime, gateway = self._runtime, self._gateway
         living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
         here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}
-        here.update({remote.host: remote.endpoint for remote in living if remote.near})
-        through = {remote.host: runtime.address for remote in living if not remote.near}
+        here.update({remote.host: remote.endpoint for remote in living if remote.is_local})
+        through = {remote.host: runtime.address for remote in living if not remote.is_local}
         asked = {}
         if len(here) > 1 or through:
-            own = {remote.host for remote in living if remote.behind}  # the gateway has found these itself
+            own = {remote.host for remote in living if remote.via_gateway}  # the gateway has connected these itself
             for host in here:
                 leads = gateway is not None and gateway.remote.host == host
                 vias = {other: via for other, via in through.items() if not (leads and other in own)}
-                asked[host] = self._tell(host, p.Hosts(here, vias, incarnations))
+                asked[host] = self._send_hosts(host, p.Hosts(here, vias, incarnations))
         for remote in living:
-            if remote.near:
+            if remote.is_local:
                 continue
             host = remote.host
-            if remote.dials_nobody:
-                if host not in self._told or self._told[host] != remote.incarnation or coming is not None:
-                    self._told[host] = remote.incarnation
+            if remote.dials_only_controller:
+                if host not in self._announced or self._announced[host] != remote.incarnation or coming is not None:
+                    self._announced[host] = remote.incarnation
                     back = {} if coming is None or coming is remote else {coming.host: coming.incarnation}
-                    asked[host] = self._tell(host, p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back))
+                    asked[host] = self._send_hosts(host, p.Hosts({}, dict.fromkeys(("", *back), runtime.address), back))
                 continue
             leads = gateway is not None and gateway.remote is remote
             endpoints = {
                 other.host: other.endpoint
                 for other in living
-                if not other.near and (remote.dials(other) or (leads and other.behind))
+                if not other.is_local and (remote.dials(other) or (leads and other.via_gateway))
             }
             vias = {other: runtime.address for other in (*here, *through) if other not in endpoints and other != host}
             endpoints.pop(host, None)
-            if gateway is not None and remote.behind:
+            if gateway is not None and remote.via_gateway:
                 vias[gateway.remote.host] = gateway.agent  # which has dialled it
-            asked[host] = self._tell(host, p.Hosts(endpoints, vias, incarnations))
+            asked[host] = self._send_hosts(host, p.Hosts(endpoints, vias, incarnations))
         return asked
 
     def settle(self, hosts: Iterable[str], timeout: float) -> None:
-        """Tells the routes, and waits until these hosts have heard: what is sent now finds them.
+        """Announces routes and waits until these hosts have confirmed, so that messages sent from now on reach them.
 
-        All others are waited for, too, but no longer than a second.
+        Waits for the other hosts too, but at most a second.
         """
-        with self._settling:
+        with self._settle_lock:
             self._settle(hosts, timeout, None)
 
-    def rejoin(self, remote: AttachedHost, timeout: float) -> None:
-        """A host that was lost counts as there again, once all who are in touch have heard of it, and it of them."""
-        self._tell_gone()  # that comes before
+    def rejoin(self, remote: ExternalHost, timeout: float) -> None:
+        """Marks a lost host as present, once it and all connected hosts have confirmed each other's routes."""
+        self._send_losses()  # first
         for reclaim in self.reclaims:
             reclaim(remote.host)
-        with self._settling:
+        with self._settle_lock:
             self._settle((remote.host,), timeout, remote)
             remote.lost = ""
 
-    def _settle(self, hosts: Iterable[str], timeout: float, coming: AttachedHost | None) -> None:
+    def _settle(self, hosts: Iterable[str], timeout: float, coming: ExternalHost | None) -> None:
         answers = self.announce(coming)
         for host in hosts:
             if host in answers:
                 answers.pop(host).get(timeout)
         deadline = time.monotonic() + _PATIENCE_S
         for answer in answers.values():
-            with contextlib.suppress(TimeoutError):  # another host may be out of touch: that is not the matter here
+            with contextlib.suppress(TimeoutError):  # another host may be unreachable, which does not matter here
                 answer.exception(max(0.0, deadline - time.monotonic()))
 
-    def tell_lost(self, host: str, reason: str, incarnation: int, loss: int) -> None:
-        """Tells all other agents, and through them all processes, that a host is gone; `incarnation` is its agent's.
-        `loss` is the number of that loss.
+    def announce_lost(self, host: str, reason: str, incarnation: int, loss: int) -> None:
+        """Announces the loss of a host to all other agents, and through them to all processes.
 
-        In a moment: what is lost at once, as with the power of a rack, is told at once.
+        `incarnation` is that of its agent, `loss` the number of the loss. Hosts that are lost together, as with the
+        power of a rack, are announced in one message.
         """
-        with self._telling:
-            first = not self._gone
-            self._gone[host] = (reason, incarnation, loss)
+        with self._losses_lock:
+            first = not self._lost_hosts
+            self._lost_hosts[host] = (reason, incarnation, loss)
         if first:
-            self._runtime.later(_TOGETHER_S, self._tell_gone)
+            self._runtime.later(_TOGETHER_S, self._send_losses)
         if self._gateway is not None and self._gateway.remote.host == host:
             for remote in tuple(self.attached.values()):
-                if remote.behind:
+                if remote.via_gateway:
                     remote.cut()
 
-    def _tell_gone(self) -> None:
-        with self._telling:
-            gone, self._gone = self._gone, {}
+    def _send_losses(self) -> None:
+        with self._losses_lock:
+            gone, self._lost_hosts = self._lost_hosts, {}
         if not gone or self._runtime.closed:
             return
         lost = p.Lost(
@@ -233,12 +234,12 @@ class Routes:
             if other not in gone:
                 self._runtime.post(agent_of(other), verbs.LOST, lost)
 
-    def _tell(self, host: str, hosts: p.Hosts) -> Future[Done]:
+    def _send_hosts(self, host: str, hosts: p.Hosts) -> Future[Done]:
         return request(self._runtime, agent_of(host), verbs.HOSTS, hosts)
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint means this machine itself, wherever it is said."""
+    """Whether an endpoint is an address of the machine that dials it."""
     name = split(endpoint)[0]
     try:
         return ipaddress.ip_address(name).is_loopback

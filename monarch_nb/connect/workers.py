@@ -1,15 +1,16 @@
-"""Workers as a mesh of hosts: attached in the background, over TCP and on this machine alike."""
+"""Workers as a mesh of hosts, attached in the background over TCP and on this machine alike."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from monarch_nb.connect.gateway import Gateway
 from monarch_nb.connect.hosts import AttachError, objection, reach_hosts
-from monarch_nb.connect.local_host import meet
+from monarch_nb.connect.local_host import connect_local_host
 from monarch_nb.connect.own_hosts import give_up_hosts
-from monarch_nb.connect.routes import Routes
-from monarch_nb.connect.threads import begun
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
 from monarch_nb.routing.addresses import Endpoint, parse_dialled
@@ -21,12 +22,12 @@ from monarch_nb.transport import Keys
 def attach_to_workers(
     *, private_key: PrivateKey = None, ca: CA, workers: "Sequence[str | Future[str]]", name: str | None = None
 ) -> HostMesh:
-    """A mesh, with dimension `hosts`, of the hosts where workers run: `run_worker_loop_forever` at these addresses.
+    """Returns a mesh, with dimension `hosts`, of the hosts where `run_worker_loop_forever` runs at these addresses.
 
-    Does not block: hosts are connected in the background, and waited for where they have not come up yet, up to the
-    setting `mesh_attach_config_timeout`, or until the mesh is given up. `initialized` tells how it went: it fails with
-    AttachError, which names each host that cannot be reached. Spawning on the mesh waits until all are there.
-    Raises AddressError, and TrustError without a key for an address that needs one.
+    Does not block: hosts are connected in the background. Those that have not started yet are waited for, up to the
+    setting `mesh_attach_config_timeout`, or until the mesh is given up. `initialized` is a future of the outcome: it
+    fails with AttachError, which names each host that cannot be reached. Spawning on the mesh waits until all are
+    there. Raises AddressError, and TrustError without a key for an address that needs one.
     """
     if isinstance(workers, str) or not workers:
         raise ValueError("attach_to_workers takes a list of addresses, such as ['tcp://node7:22222']")
@@ -50,23 +51,23 @@ def attach_to_workers(
         except BaseException as error:
             fail_future(hosts, error)
             return
-        if ended and not runtime.closed:  # in the last moment: what nobody wants is let go
+        if ended and not runtime.closed:  # given up in the last moment
             give_up_hosts(hosts.get(0), ended[0])
 
-    begun(attach)
+    run_in_thread(attach)
     return HostMesh(mesh, hosts, host_labels([str(each) for each in wanted]), owned=True, ended=ended)
 
 
 def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> None:
-    """Reaches the workers that are attached from now on through the one at `addr`, the gateway, which dials them.
+    """Reaches workers that are attached from now on through the one at `addr`, the gateway, which dials them.
 
-    For a client outside of a cluster: it needs to reach that worker alone, and nobody needs to reach it. Processes of
-    this machine are as before. `private_key` is the job's key, as in `attach_to_workers`. Blocks until the gateway has
-    answered. The same again does nothing.
-    Raises AttachError where it does not answer, RuntimeError for another one than before.
+    For a client outside of a cluster: it needs to reach only that worker, and nobody needs to reach it. Processes of
+    this machine are reached as before. `private_key` is the job's key, as in `attach_to_workers`. Blocks until the
+    gateway has answered. Repeating the call does nothing.
+    Raises AttachError if it does not answer, RuntimeError for a second gateway.
     """
     endpoint = local_name(parse_dialled(addr), read_keys(private_key, ca))
-    routes = current_runtime().part(Routes)
+    routes = current_runtime().part(HostRoutes)
     if routes.gateway is not None:
         if routes.gateway.address == endpoint.url:
             return
@@ -76,15 +77,15 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
         )
     hosts = attach_to_workers(private_key=private_key, ca=ca, workers=[endpoint.url], name="gateway")
     hosts.initialized.get()
-    routes.lead_through(Gateway(current_runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
+    routes.set_gateway(Gateway(current_runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
 
 
 def _endpoint(text: str, keys: Keys | None) -> Endpoint:
     endpoint = parse_dialled(text)
-    if current_runtime().part(Routes).gateway is None or endpoint.scheme == "ipc":
+    if current_runtime().part(HostRoutes).gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint, keys)
         check_trust(endpoint, keys)
-    return endpoint  # else the gateway, which dials it with its own key, will say
+    return endpoint  # else the gateway, which dials it with its own key, checks
 
 
 def _attach(
@@ -113,28 +114,28 @@ def _attach(
     ]
     if far:
         jobs.append(partial(_far, far, keys, deadline, given_up))
-    for answer in [begun(job) for job in jobs]:
+    for answer in [run_in_thread(job) for job in jobs]:
         try:
             hosts.update(answer.get())
         except AttachError as error:
             errors.update(error.errors)
     if errors:
         raise AttachError(errors, len(wanted))
-    runtime.part(Routes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
+    runtime.part(HostRoutes).settle(hosts.values(), max(1.0, deadline - time.monotonic()))
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
 def _near(runtime: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
-    through = runtime.part(Routes).gateway
+    through = runtime.part(HostRoutes).gateway
     if through is not None and through.address == endpoint.url and not through.remote.lost:
-        return {endpoint.url: through.remote.host}  # it is spoken to already, whatever has become of that path
+        return {endpoint.url: through.remote.host}  # connected already, whatever has become of that path
     try:
-        local = meet(runtime, endpoint.path, deadline, given_up)
-        if runtime.part(Routes).attached.get(local.host) is not local:
+        local = connect_local_host(runtime, endpoint.path, deadline, given_up)
+        if runtime.part(HostRoutes).attached.get(local.host) is not local:
             wrong = objection(endpoint.url, local.state, ())
             if wrong is not None:
                 raise wrong
-            runtime.part(Routes).attached[local.host] = local
+            runtime.part(HostRoutes).attached[local.host] = local
             local.join().get(max(1.0, deadline - time.monotonic()))
     except Exception as error:
         raise AttachError({endpoint.url: error}, 1) from error
@@ -145,3 +146,23 @@ def _far(endpoints: list[str], keys: Keys | None, deadline: float, given_up: Cal
     wait = max(1.0, deadline - time.monotonic())
     hosts = reach_hosts(endpoints, keys, keys is None, None, wait, given_up)
     return dict(zip(endpoints, hosts, strict=True))
+
+
+T = TypeVar("T")
+
+
+def run_in_thread(function: Callable[[], T], name: str = "monarch-attach") -> Future[T]:
+    """Runs a function on a daemon thread; returns a future of its result.
+
+    Threads of a pool would keep the program from ending.
+    """
+    future: Future[T] = pending_future()
+
+    def run() -> None:
+        try:
+            resolve_future(future, function())
+        except BaseException as error:
+            fail_future(future, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

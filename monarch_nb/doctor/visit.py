@@ -8,7 +8,7 @@ from os import PathLike
 
 from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.connect.hosts import objection, read_key
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
 from monarch_nb.doctor.finding import Finding
 from monarch_nb.doctor.judgement import judge
@@ -49,13 +49,13 @@ def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str,
 def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
     """Looks at this machine and at all hosts that are attached."""
     hosts, first = {"this machine": this_host()}, {}
-    for host, remote in tuple(current_runtime().part(Routes).attached.items()):
+    for host, remote in tuple(current_runtime().part(HostRoutes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
             first[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
         else:
             hosts[name] = HostMesh.of_host(host)
-            first[name] = [] if remote.near else [_key(getattr(remote, "keys", None) is not None)]
+            first[name] = [] if remote.is_local else [_key(getattr(remote, "keys", None) is not None)]
     findings = visit(hosts, timeout)
     return {name: [*first.get(name, ()), *findings.get(name, ())] for name in (*hosts, *first)}
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from monarch_nb.code.class_versions import ClassVersions
-from monarch_nb.connect.leaving import Leaving
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
@@ -113,7 +113,7 @@ def compose(
         root_id=role.root_id,
         is_worker=role.is_worker,
     )
-    parts.add(Routes, Routes(runtime, _open_tunnel))
+    parts.add(HostRoutes, HostRoutes(runtime, _open_tunnel))
     logs = parts.add(MeshLogs, MeshLogs(runtime, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
@@ -155,7 +155,7 @@ def compose(
     )
     parts.add(Handover, Handover(runtime, driver, registry, watcher, updates, events))
     if not role.is_worker:
-        parts.add(Leaving, Leaving(runtime))
+        parts.add(Detacher, Detacher(runtime))
     this_proc = ThisProc(runtime, registry)
     parts.add(Operations, operations(runtime))  # type: ignore[type-abstract]
     parts.add(Controllers, Controllers(runtime, registry))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.connect.leaving import Leaving
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.logs import MeshLogs
@@ -76,11 +76,11 @@ class ProcessOperations:
 
     def detach(self, state: ProcState, lease: object) -> None:
         """Leaves a mesh of processes with all on it; blocks until its hosts look after it."""
-        self._runtime.part(Leaving).detach(state, parse_duration(lease) / 1e9)
+        self._runtime.part(Detacher).detach(state, parse_duration(lease) / 1e9)
 
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
-        self._runtime.part(Leaving).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
+        self._runtime.part(Detacher).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
 
     def source_of(self, written: str) -> HostSource:
         """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""
@@ -96,9 +96,9 @@ class ProcessOperations:
         """Makes hosts of this machine known that a reference names. Raises UnreachableError for others."""
         if self._runtime.is_worker:  # its agent knows how every host is reached
             return
-        from monarch_nb.connect.reaching import reach
+        from monarch_nb.connect.local_host import connect_named_hosts
 
-        reach(self._runtime, hosts, name)
+        connect_named_hosts(self._runtime, hosts, name)
 
     def own_host(self) -> tuple[str, str | None]:
         """The id of this process's host, whose agent is started if need be, and the interpreter for processes there."""
@@ -124,7 +124,7 @@ class ProcessOperations:
 
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
         """Those of them that cannot be reached, as far as is known, and why; a worker attaches none and knows none."""
-        routes = self._runtime.part(Routes)
+        routes = self._runtime.part(HostRoutes)
         if self._runtime.is_worker:
             return {}
         here = {*routes.attached, *routes.local, *self._runtime.local_hosts}
@@ -134,14 +134,16 @@ class ProcessOperations:
 
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
-        routes = self._runtime.part(Routes)
-        far = [host for host in hosts if host in routes.attached and not routes.attached[host].near]
+        routes = self._runtime.part(HostRoutes)
+        far = [host for host in hosts if host in routes.attached and not routes.attached[host].is_local]
         if len(hosts) == 1 or not far:
             return "localhost"
         if hosts[0] not in far:
             return socket.gethostname()
         scheme, _, rest = routes.attached[hosts[0]].endpoint.partition("://")
-        return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" and not routes.attached[hosts[0]].behind else ""
+        return (
+            rest.rpartition(":")[0].strip("[]") if scheme == "tcp" and not routes.attached[hosts[0]].via_gateway else ""
+        )
 
     def shut_down_hosts(self, hosts: Sequence[str]) -> Future[None]:
         """Ends these hosts' agents and all processes there."""
@@ -167,10 +169,10 @@ class ProcessOperations:
         """Brings folders to hosts; gives what is to be warned of. Blocks."""
         from monarch_nb.code.workspace import sync
 
-        routes = self._runtime.part(Routes)
+        routes = self._runtime.part(HostRoutes)
 
         def shares_files(host: str) -> bool:
-            return host == self._runtime.host or host in routes.local or routes.attached[host].near
+            return host == self._runtime.host or host in routes.local or routes.attached[host].is_local
 
         return sync(name, hosts, python, workspace, auto_reload, shares_files).notes
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from monarch_nb.connect.own_hosts import give_up_hosts
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host.command import check_environment
 from monarch_nb.job.adapter import (
     HERE,
@@ -243,7 +243,7 @@ class AdapterJob(JobTrait):
 
     def _present(self) -> Progress:
         """How the hosts are by now, with those that came later and those that have gone since."""
-        attached = current_runtime().part(Routes).attached
+        attached = current_runtime().part(HostRoutes).attached
         there, stories = dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
             there.update(arrival.joined)
@@ -427,7 +427,7 @@ class AdapterJob(JobTrait):
         for same in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
             same._give_up()  # itself, too
         if (runtime := started()) is not None:  # what was attached by name, and by no job of this program
-            give_up_hosts([host for host in hosts if host in runtime.part(Routes).attached], _KILLED)
+            give_up_hosts([host for host in hosts if host in runtime.part(HostRoutes).attached], _KILLED)
         agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
         if agents:
             job = self.running(agents)

@@ -12,7 +12,7 @@ from msgspec import structs
 from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
 from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
@@ -236,7 +236,7 @@ class Arrival:
 
     def _lead(self, ready: Mapping[str, Seen]) -> None:
         """Has the others dialled by one of the hosts, or by what leads to one, where the job was asked to."""
-        if self._runtime.part(Routes).gateway is not None:
+        if self._runtime.part(HostRoutes).gateway is not None:
             return
         gateway = self._job.options.get("attach_to", "")
         if not gateway and self._job.options.get("through_first"):
@@ -277,7 +277,7 @@ class Arrival:
             if not address.startswith("tcp://"):
                 if os.path.exists(address.rpartition("ipc://")[2]):
                     return address
-            elif self._runtime.part(Routes).gateway is not None or knock(address, _KNOCK_S):
+            elif self._runtime.part(HostRoutes).gateway is not None or knock(address, _KNOCK_S):
                 return address
         return ""
 
@@ -331,7 +331,7 @@ class Arrival:
                     ended[name] = host, now.story
             words = said_once({name: story for name, (_, story) in ended.items()})
             for name, (host, _) in ended.items():
-                remote = self._runtime.part(Routes).attached.get(host)
+                remote = self._runtime.part(HostRoutes).attached.get(host)
                 # One that is not among them any more was let go meanwhile.
                 if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
                     remote.ends(f"{name} {words[name]}")

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from monarch_nb.connect import own_hosts
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, mesh_of
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
@@ -230,7 +230,7 @@ class JobHosts:
             for arrival in self._job.arrivals:
                 arrival.forget(hosts)
             self._went.update(hosts)
-            routes = current_runtime().part(Routes)
+            routes = current_runtime().part(HostRoutes)
             for host in hosts:
                 if (remote := routes.attached.get(host)) is not None and remote.lost:
                     routes.attached.pop(host).give_up("it was replaced")

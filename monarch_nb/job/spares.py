@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.lifecycle.notices import tell_people
@@ -54,7 +54,7 @@ class Spares:
 
     def waiting(self) -> dict[str, str]:
         """The ids of those that can be used now, by name. Does not block."""
-        attached = self._runtime.part(Routes).attached
+        attached = self._runtime.part(HostRoutes).attached
         with self._lock:
             there = {name: host for name, arrival in self._coming.items() if (host := _joined(arrival, self._mesh))}
         return {name: host for name, host in there.items() if host in attached and not attached[host].lost}
@@ -110,7 +110,7 @@ class Spares:
         if isinstance(event, HostLost):
             with self._lock:
                 names = [name for name, each in self._coming.items() if _joined(each, self._mesh) == event.host]
-            remote = self._runtime.part(Routes).attached.get(event.host)
+            remote = self._runtime.part(HostRoutes).attached.get(event.host)
             for name in names:
                 self._gone(name, f"(host {event.host}) is lost: {remote.lost if remote is not None else 'it is gone'}")
 

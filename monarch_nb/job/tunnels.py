@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from monarch_nb.connect.routes import Routes, Tunnel
+from monarch_nb.connect.routes import HostRoutes, Tunnel
 from monarch_nb.job.adapter import Running
 from monarch_nb.runtime import current_runtime
 
@@ -20,4 +20,4 @@ class Written(msgspec.Struct, frozen=True):
 def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
     """An endpoint of this machine leads to a host: others cannot dial it, but can open such a way themselves."""
     written = msgspec.json.encode(Written(job, name, joins)).decode()
-    current_runtime().part(Routes).tunnels[endpoint] = replace(tunnel, written=written)
+    current_runtime().part(HostRoutes).tunnels[endpoint] = replace(tunnel, written=written)

@@ -1,4 +1,4 @@
-"""What happens to meshes, processes and hosts, told to whoever shows it."""
+"""Events of meshes, processes and hosts, published to displays and other listeners."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -162,13 +162,13 @@ Listener = Callable[[Event], None]
 
 
 class MeshEvents:
-    """Those of one process."""
+    """Publishes the events of one process to listeners."""
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = list(listeners)  # called on engine threads: they must not block
 
     def publish(self, event: Event) -> None:
-        """Something happened; a display that stumbles keeps nobody from hearing of it."""
+        """Calls all listeners with an event; a listener that raises does not affect the others."""
         for listener in tuple(self.listeners):
             try:
                 listener(event)

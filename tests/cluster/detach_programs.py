@@ -14,7 +14,7 @@ import monarch_nb as monarch
 from monarch_nb.actor import Actor, ActorError, current_rank, endpoint, this_host
 from monarch_nb.connect import (
     AttachError,
-    Leaving,
+    Detacher,
     ResultLostError,
     accept_hosts,
     attach,
@@ -189,7 +189,7 @@ def nap(key: str, *endpoints: str) -> None:
 def hold(key: str = "", *endpoints: str) -> None:
     """Spawns, here or on hosts of others, and waits to be killed."""
     spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers") if endpoints else None)
-    current_runtime().part(Leaving).keep_up()  # as at the end of a cell
+    current_runtime().part(Detacher).flush_holds()  # as at the end of a cell
     say("holds")
     signal.pause()
 
@@ -232,7 +232,7 @@ def hold_busy(_: str = "") -> None:
     """Spawns, has a call under way, and waits until somebody has taken the mesh over."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
     _, counter = spawn()
-    current_runtime().part(Leaving).keep_up()
+    current_runtime().part(Detacher).flush_holds()
     under_way = counter.wait_for.call(os.environ["GATE"])
     say("holds")
     try:
@@ -314,7 +314,7 @@ def fall(_: str = "") -> None:
     late: Any = procs.spawn("late", Counter, 100)
     late.add.call(0).get()
     keeper.ask.call_one().get()
-    current_runtime().part(Leaving).keep_up()
+    current_runtime().part(Detacher).flush_holds()
     Path(armed).touch()
     say("heals")
     monarch.heal_mesh(procs.slice(gpus=1), kill=True)

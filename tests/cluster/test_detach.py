@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_nb.connect import left_meshes
+from monarch_nb.connect import detached_meshes
 from monarch_nb.host import folders
 from monarch_nb.host.preemption import END
 from monarch_nb.transport import Keys
@@ -77,7 +77,7 @@ def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Pa
     assert second.said("pids") == [pids]
     assert second.said("counts") == [["16", "16"]]
     assert second.said("slice") == [["17"]]
-    told = 'counter.wait_for() ended on gpus=0-1, which nobody has heard; monarch.results("counter") has it'
+    told = 'counter.wait_for() ended on gpus=0-1, with no controller to receive it; monarch.results("counter") has it'
     assert any(told in line for line in second.lines), second.lines
     assert second.said("result") == [["wait_for", "0", "1", str(place / "gate"), str(place / "gate")]]
     assert not any(map(alive, map(int, pids)))
@@ -228,7 +228,7 @@ def test_meshes_on_joined_hosts_are_attached_over_tcp_by_key(
     assert waited == ["wait_for", "0", "1", str(place / "gate"), str(place / "gate")]
     assert failed[:3] == ["fail_at", "0", "1"]
     assert "failed on 1 of 2 ranks: hosts=1" in " ".join(failed), failed
-    told = "counter.fail_at() raised ValueError: not this one on hosts=1, which nobody has heard"
+    told = "counter.fail_at() raised ValueError: not this one on hosts=1, with no controller to receive it"
     assert any(told in line for line in second.lines), second.lines
 
 
@@ -240,9 +240,9 @@ def test_a_killed_controller_holds_no_mesh_before_its_hosts_notice(
     endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
     first = Controller(place, "hold", str(key), *endpoints, MONARCH_NB_MESH_KEEP="60s")
     first.until("holds")
-    assert [mesh.holder is None for mesh in left_meshes()] == [False]
+    assert [mesh.holder is None for mesh in detached_meshes()] == [False]
     first.kill()
-    [mesh] = left_meshes()
+    [mesh] = detached_meshes()
     assert (mesh.holder, mesh.why) == (None, f"the program detach_programs.py (process {first.process.pid}) has ended")
     come_back(place, first)  # it needs no steal=True, for the 60 s of a lease
     swept()  # the run folder of the one that was killed

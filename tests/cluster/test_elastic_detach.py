@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 FIRST = """
 import os, signal, sys
 import monarch_nb as monarch
-from monarch_nb.connect import Leaving
+from monarch_nb.connect import Detacher
 from monarch_nb.job import ProcessJob
 from monarch_nb.runtime import current_runtime
 from tests.cluster.detach_programs import Counter
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     counter = procs.spawn("counter", Counter, 10)
     counter.add.call(5).get()
     if "early" in sys.argv:
-        current_runtime().part(Leaving).keep_up()
+        current_runtime().part(Detacher).flush_holds()
     procs.grow(hosts=2)
     counter.add.call(1).get()
     procs.shrink(hosts=[1])
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     if "leave" in sys.argv:
         procs.detach("60s")
     else:
-        current_runtime().part(Leaving).keep_up()
+        current_runtime().part(Detacher).flush_holds()
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

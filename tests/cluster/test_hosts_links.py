@@ -17,7 +17,7 @@ import monarch_nb.actor
 from monarch_nb import config
 from monarch_nb.actor import MeshFailure, SupervisionError, current_runtime
 from monarch_nb.connect import attach_hosts, remote_host, shutdown
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
@@ -111,7 +111,7 @@ def test_a_cut_longer_than_the_lease_fails_the_host_which_heals(
 
 def back(hosts: Any) -> None:
     """Wait until every host can be used again."""
-    wait_until(lambda: not any(current_runtime().part(Routes).attached[host].lost for host in hosts.host_ids))
+    wait_until(lambda: not any(current_runtime().part(HostRoutes).attached[host].lost for host in hosts.host_ids))
 
 
 @pytest.mark.slow
@@ -258,5 +258,5 @@ def test_hosts_with_restarted_agents_talk_to_each_other_after_a_heal(
 
 
 def _is_back(agent: HostProcess) -> bool:
-    host = current_runtime().part(Routes).attached[agent.host]
+    host = current_runtime().part(HostRoutes).attached[agent.host]
     return not host.lost and host.pid == agent.pid

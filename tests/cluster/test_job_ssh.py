@@ -189,10 +189,10 @@ def test_a_program_killed_while_starting_a_job_leaves_nothing(server: SSHServer)
 
 
 def remotes() -> list[Any]:
-    from monarch_nb.connect.routes import Routes
+    from monarch_nb.connect.routes import HostRoutes
     from monarch_nb.runtime import current_runtime
 
-    return list(current_runtime().part(Routes).attached.values())
+    return list(current_runtime().part(HostRoutes).attached.values())
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from monarch_nb.actor import (
     this_host,
 )
 from monarch_nb.connect import AttachError
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host.bootstrap import command
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.runtime import current_runtime
@@ -175,7 +175,7 @@ def test_a_host_that_does_not_redial_is_lost_until_it_returns(
             waiting.get(SOON)
         wait_until(lambda: not alive(pid))
         proxy.mend()
-        wait_until(lambda: not current_runtime().part(Routes).attached[dialler.host].lost)
+        wait_until(lambda: not current_runtime().part(HostRoutes).attached[dialler.host].lost)
         heal_mesh(members)
         assert len(members.where.call().get(SOON)) == 1
         hosts.shutdown().get(SOON)
@@ -203,7 +203,7 @@ def test_two_agents_of_one_name_have_it_one_after_the_other(
         with pytest.raises(AttachError, match="an id of its own"):
             accept_hosts(1, at=elsewhere, key=key, timeout=0.1)
         assert members.where.call().get(SOON).values() == before, "nothing happens to the first"
-        host = current_runtime().part(Routes).attached["h0a0a0a"]
+        host = current_runtime().part(HostRoutes).attached["h0a0a0a"]
         was = host.incarnation
         first.process.kill()
         wait_until(lambda: host.incarnation != was and not host.lost)

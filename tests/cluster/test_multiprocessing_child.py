@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.connect.reaching import reach
+from monarch_nb.connect.local_host import connect_named_hosts
 from monarch_nb.runtime import current_runtime
 from monarch_nb.transport import UnreachableError
 from tests.cluster.fault_tools import ROOT
@@ -96,4 +96,4 @@ def test_a_killed_child_process_ends_only_the_meshes_it_spawned(where: str, tmp_
 
 def test_a_reference_to_a_host_that_is_nowhere_near_says_so() -> None:
     with pytest.raises(UnreachableError, match=r"far has a part on host h0nowhere.* attach it here first"):
-        reach(current_runtime(), ["h0nowhere"], "far")
+        connect_named_hosts(current_runtime(), ["h0nowhere"], "far")

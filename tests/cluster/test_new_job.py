@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, SupervisionError, endpoint
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job import (
     AdapterJob,
     Agent,
@@ -198,7 +198,7 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
     racks.taken, racks.looks = True, 0
     until(lambda: racks.looks > 0, "the engine's word was read")
     assert where.mark.call_one().get(SOON) == "r", "its agent answers"
-    agent = current_runtime().part(Routes).attached[trainers.host_ids[0]]
+    agent = current_runtime().part(HostRoutes).attached[trainers.host_ids[0]]
     os.kill(agent.pid, signal.SIGKILL)  # else it reports its own end
     for machine in racks.machines.values():
         machine.kill()

@@ -67,9 +67,9 @@ def lost(console: Console) -> list[str]:
 
 
 LOST = (
-    "from monarch_nb.connect.routes import Routes\n"
+    "from monarch_nb.connect.routes import HostRoutes\n"
     "from monarch_nb.runtime import current_runtime\n"
-    "[remote.lost for remote in current_runtime().part(Routes).attached.values() if remote.lost]"
+    "[remote.lost for remote in current_runtime().part(HostRoutes).attached.values() if remote.lost]"
 )
 COUNTS = "counters.add.call().get(90).values()"
 
@@ -133,9 +133,9 @@ def test_tunnels_cut_past_the_lease_lose_the_host_with_the_reason(machines: Mach
 
 
 LEASE = """
-from monarch_nb.connect.routes import Routes
+from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.runtime import current_runtime
-for remote in current_runtime().part(Routes).attached.values():
+for remote in current_runtime().part(HostRoutes).attached.values():
     remote.lease = remote._wanted_lease = 6.0
     remote.join().get(20)
 """

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_nb.connect import AttachError, come_back, left_meshes, listing
+from monarch_nb.connect import AttachError, attach_mesh, detached_meshes, listing
 from monarch_nb.host import mesh_files
 from monarch_nb.host.mesh_files import MeshFile, Way, has_ended, own_system
 from monarch_nb.host.protocol import Holder
@@ -49,11 +49,11 @@ def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
 
 def test_a_mesh_is_held_until_its_holder_is_killed_then_left(other: Any) -> None:
     write(holder=holder(other.pid), keep=3600.0)
-    assert "held by the notebook a.ipynb" in listing(left_meshes())
+    assert "held by the notebook a.ipynb" in listing(detached_meshes())
     other.kill()  # which nobody has waited for
     while not has_ended(holder(other.pid)):
         time.sleep(0.01)
-    [mesh] = left_meshes()
+    [mesh] = detached_meshes()
     assert (mesh.holder, mesh.former, mesh.secret) == (None, "k/c", "s")
     assert "held by" not in listing([mesh])
     assert f"the notebook a.ipynb (process {other.pid}) has ended; " in listing([mesh])
@@ -75,25 +75,25 @@ def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(other: Any) -
     path = write(holder=holder(other.pid))
     other.kill()
     other.wait()
-    assert left_meshes() == []
+    assert detached_meshes() == []
     told = mesh_files.read(path)
     assert told is not None
     assert (told.secret, told.ways) == ("", ())
     with pytest.raises(AttachError, match=r"fleet is gone: it has ended with its program: .* has ended; spawn it anew"):
-        come_back("fleet")
+        attach_mesh("fleet")
     assert not path.exists(), "who asked was told"
 
 
 def test_an_expired_lease_or_a_killed_agent_leaves_nothing_listed(tmp_path: Path) -> None:
     now = time.time()
     write(left_at=now - 9, until=now + 9, why="it was detached")
-    assert len(left_meshes()) == 1
+    assert len(detached_meshes()) == 1
     write(left_at=now - 900, until=now - 600, why="it was detached")
-    assert left_meshes() == []
+    assert detached_meshes() == []
     write(f"ipc://{tmp_path}", left_at=now, until=now + 900, why="it was detached")
     with socket.socket(socket.AF_UNIX) as agent:
         agent.bind(str(tmp_path / "agent"))
         agent.listen()
-        assert len(left_meshes()) == 1
+        assert len(detached_meshes()) == 1
     assert (tmp_path / "agent").exists(), "as SIGKILL leaves it"
-    assert left_meshes() == []
+    assert detached_meshes() == []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 from urllib.parse import urlencode
 
-from monarch_nb.connect.routes import Routes, Tunnel
+from monarch_nb.connect.routes import HostRoutes, Tunnel
 from monarch_nb.host.bound import end_bound, start_bound
 from monarch_nb.job.adapter import (
     Agent,
@@ -210,7 +210,7 @@ class Kubernetes(JobAdapter):
         if way is not None and way[0].poll() is None:
             return (way[1],)
         inside = not job.options.get("through_first") or job.options.get("attach_to")
-        if inside or current_runtime().part(Routes).gateway is not None:
+        if inside or current_runtime().part(HostRoutes).gateway is not None:
             return joins
         return (self._forward(job, name, joins[0]),)
 

@@ -1,11 +1,10 @@
-"""What has happened to a mesh while nobody was there, told once to who comes back."""
+"""The report of what has happened to a mesh while it had no controller, given once to the one that attaches it."""
 
 import time
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from monarch_nb.connect.lives import Ended
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import MeshFile
@@ -13,22 +12,30 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration
 from monarch_nb.shape import places_of
-from monarch_nb.supervision import hosts_text, notice_text
+from monarch_nb.supervision import Cause, hosts_text, notice_text
 from monarch_nb.wire import counted, host_name, parse_address
 
-_LINES = 12  # last lines that are told
-_PAST_S = 1.0  # for what was written to come
+_LINES = 12  # last lines of output to include
+_PAST_S = 1.0  # for written output to arrive
 
 
-class Story(Struct, frozen=True):
-    """In lines of text: what is back, what happened, and the last lines that were written meanwhile."""
+class RankEnd(Struct, frozen=True):
+    """A rank of an actor mesh that has ended."""
+
+    mesh: str
+    rank: int
+    cause: Cause
+
+
+class DowntimeReport(Struct, frozen=True):
+    """A summary, events, and the last lines of output."""
 
     head: str
     events: tuple[str, ...]
     lines: tuple[str, ...]
 
     def text(self) -> str:
-        """All of it."""
+        """Returns the whole report."""
         parts = [self.head]
         if self.events:
             parts += ["meanwhile:", *(f"  {event}" for event in self.events)]
@@ -37,18 +44,18 @@ class Story(Struct, frozen=True):
         return "\n".join(parts)
 
 
-def story_of(
+def downtime_report(
     runtime: Runtime,
     procs: ProcState,
     actors: Sequence[ActorState],
     answer: p.Attached,
     exits: Sequence[p.Exited],
     welcomes: Mapping[str, p.Welcome],
-    ended: Sequence[Ended] = (),
+    ended: Sequence[RankEnd] = (),
     unreached: Mapping[str, str] = {},
     notices: Mapping[str, Sequence[p.Notice]] = {},
-) -> Story:
-    """What a mesh's hosts and processes have told of the time since it was left."""
+) -> DowntimeReport:
+    """Builds the report from the answers of a mesh's hosts and processes."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
     events = [
         *_ends(procs, exits), *_failed(states, ended), *_missed(states, welcomes), *_running(states, welcomes),
@@ -59,7 +66,9 @@ def story_of(
     how_many = f"{living} of {len(procs.region)} procs" if living < len(procs.region) else _procs(len(procs.region))
     since = _since(answer)
     head = f"{procs.name} is back: {how_many}{with_them}; {since}"
-    return Story(head, tuple(told for _, told in sorted(events)), tuple(_lines(runtime, procs, answer, welcomes)))
+    return DowntimeReport(
+        head, tuple(text for _, text in sorted(events)), tuple(_lines(runtime, procs, answer, welcomes))
+    )
 
 
 def _procs(count: int) -> str:
@@ -74,31 +83,31 @@ def _since(answer: p.Attached) -> str:
 
 
 def _ends(procs: ProcState, exits: Sequence[p.Exited]) -> list[tuple[float, str]]:
-    told = []
+    events = []
     for gone in exits:
         if not gone.expected:
             rank = parse_address(gone.address).rank
             where = places_of(procs.region, [rank]) or f"rank {rank}"
             how = gone.reason.removeprefix("the process this actor was running on failed: ")
             ended = f"{procs.name} {where} ended: {how}"
-            told.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
-    return told
+            events.append((gone.at, f"{clock(gone.at)} {ended}; heal_mesh brings it back"))
+    return events
 
 
 def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, str]]:
-    told, now = [], time.time()
+    events, now = [], time.time()
     for host, why in hosts.items():
         where = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
-        if not where:  # it was let go before
+        if not where:  # released before
             continue
         text = f"{procs.name} {where} counts as lost: its host {host_name(host)} cannot be reached ({why})"
-        told.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
-    return told
+        events.append((now, f"{text}; heal_mesh starts it anew there once it can, with replace=True elsewhere"))
+    return events
 
 
 def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.Notice]]) -> list[tuple[float, str]]:
-    """Hosts that were, or are, about to be taken away: nobody was there to be told then."""
-    told = []
+    """Returns events for hosts with a preemption notice, which had nobody to notify at the time."""
+    events = []
     for host, each in notices.items():
         places = places_of(procs.region, [rank for rank in procs.layout.ranks_on(host) if rank in procs.ranks])
         where = f"{hosts_text([host])}{f' ({places})' if places else ''}"
@@ -107,23 +116,23 @@ def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.Notice]]) -> lis
                 text = f"{where} was to be taken away ({notice.by}), and is still there"
             else:
                 text = f"notice came: {notice_text([host], notice.by, notice.seconds)}{f', {places}' if places else ''}"
-            told.append((notice.at, f"{clock(notice.at)} {text}"))
-    return told
+            events.append((notice.at, f"{clock(notice.at)} {text}"))
+    return events
 
 
-def _failed(states: Mapping[str, MeshState], ended: Sequence[Ended]) -> list[tuple[float, str]]:
-    groups: dict[tuple[str, str], list[Ended]] = {}
+def _failed(states: Mapping[str, MeshState], ended: Sequence[RankEnd]) -> list[tuple[float, str]]:
+    groups: dict[tuple[str, str], list[RankEnd]] = {}
     for each in ended:
         groups.setdefault((each.mesh, each.cause.likeness), []).append(each)
-    told = []
+    events = []
     for (mesh, _), group in groups.items():
         state, cause = states[mesh], group[0].cause
         where = places_of(state.region, sorted(each.rank for each in group))
         failed = f"{state.name} {where}".rstrip()
-        told.append(
+        events.append(
             (cause.at, f"{clock(cause.at)} {failed} failed: {cause.text or cause.kind}; heal_mesh brings it back")
         )
-    return told
+    return events
 
 
 def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
@@ -132,7 +141,7 @@ def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) 
         for missed in welcome.missed:
             key = missed.mesh, missed.endpoint.lstrip("@!"), missed.kept, missed.error
             groups.setdefault(key, []).append(missed)
-    told = []
+    events = []
     for (mesh, endpoint, kept, error), group in groups.items():
         state = states.get(mesh)
         if state is None:
@@ -141,8 +150,10 @@ def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) 
         where = places_of(state.region, sorted({missed.rank for missed in group}))
         there = f'monarch.results("{state.name}") has it' if kept else "it was more than kept_results_size"
         how = f"ended on {where or 'its rank'}" if not error else f"raised {error} on {where or 'its rank'}"
-        told.append((last, f"{clock(last)} {state.name}.{endpoint}() {how}, which nobody has heard; {there}"))
-    return told
+        events.append(
+            (last, f"{clock(last)} {state.name}.{endpoint}() {how}, with no controller to receive it; {there}")
+        )
+    return events
 
 
 def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
@@ -150,14 +161,16 @@ def _running(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome])
     for welcome in welcomes.values():
         for mesh, rank, endpoint, since in welcome.running:
             groups.setdefault((mesh, endpoint.lstrip("@!")), []).append((rank, since))
-    told = []
+    events = []
     for (mesh, endpoint), group in groups.items():
         state = states.get(mesh)
         if state is not None:
             where = places_of(state.region, sorted({rank for rank, _ in group}))
             since = min(at for _, at in group)
-            told.append((time.time(), f"{state.name}.{endpoint}() runs on {where or 'its rank'} since {clock(since)}"))
-    return told
+            events.append(
+                (time.time(), f"{state.name}.{endpoint}() runs on {where or 'its rank'} since {clock(since)}")
+            )
+    return events
 
 
 def _lines(runtime: Runtime, procs: ProcState, answer: p.Attached, addresses: Mapping[str, p.Welcome]) -> list[str]:
@@ -176,7 +189,7 @@ def _lines(runtime: Runtime, procs: ProcState, answer: p.Attached, addresses: Ma
 
 
 def listing(meshes: Sequence[MeshFile]) -> str:
-    """The meshes that can be attached, one a line."""
+    """Returns the meshes that can be attached, one per line."""
     if not meshes:
         return "no mesh was left: mesh.detach() leaves one, and %detach --keep 1h all of a kernel, when it ends"
     return "\n".join(_line(mesh) for mesh in meshes)

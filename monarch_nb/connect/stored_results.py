@@ -1,4 +1,4 @@
-"""What calls have answered while nobody was there to hear it: kept by the processes that answered."""
+"""Results of calls that ended while their mesh had no controller, stored by the processes that made them."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -18,62 +18,62 @@ _BODY_S = 600.0  # for one rank's answer, however large
 
 
 class ResultLostError(RuntimeError):
-    """Not all ranks' answers to a call are there; the text says of which ranks, and why."""
+    """Not all ranks' results of a call are available; the text says which, and why."""
 
 
 class Result:
-    """What one call has answered: on some ranks of the mesh, or all."""
+    """The result of one call on some or all ranks of the mesh."""
 
     def __init__(self, runtime: Runtime, state: MeshState, kept: "Sequence[tuple[str, Kept]]") -> None:
         self._runtime, self._state = runtime, state
-        self._kept = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
+        self._stored = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
         first = kept[0][1]
         self.call = first.call
         self.endpoint = first.endpoint.lstrip("@!")
-        self.ranks = tuple(one.rank for _, one in self._kept.values())
-        self.at = max(one.at for _, one in kept)  # wall clock, when the last of these ranks was done
+        self.ranks = tuple(one.rank for _, one in self._stored.values())
+        self.at = max(one.at for _, one in kept)  # wall clock, when the last of these ranks finished
         self.size = sum(one.size for _, one in kept)  # bytes
         self._extent = None if first.extent is None else Extent(*first.extent)
-        self._asked = len(self._kept) if self._extent is None else self._extent.nelements  # so many ranks were called
+        self._asked = len(self._stored) if self._extent is None else self._extent.nelements  # number of ranks called
         self._bodies: dict[int, list[bytes]] = {}
 
     @property
     def ok(self) -> bool:
-        """Whether all that was called has answered, without an error, and is there."""
-        return not (self._raised or self._lacks())
+        """Whether all called ranks have returned without an error, and their results are available."""
+        return not (self._errors or self._lacks())
 
     @property
-    def _raised(self) -> dict[int, Kept]:
-        return {place: one for place, (_, one) in self._kept.items() if one.error}
+    def _errors(self) -> dict[int, Kept]:
+        return {place: one for place, (_, one) in self._stored.items() if one.error}
 
     @property
     def _dropped(self) -> dict[int, Kept]:
-        return {place: one for place, (_, one) in self._kept.items() if not (one.kept or one.error)}
+        return {place: one for place, (_, one) in self._stored.items() if not (one.kept or one.error)}
 
     @property
     def _missing(self) -> list[int]:
-        return [place for place in range(self._asked) if place not in self._kept]
+        return [place for place in range(self._asked) if place not in self._stored]
 
     def get(self) -> Any:
-        """What the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
+        """Returns what the future of the call would have given: a ValueMesh of `call`, one value of `call_one`. Blocks.
 
-        Raises ActorError for what was raised, as the future would have, and ResultLostError where answers lack.
+        Raises ActorError for what was raised, as the future would have, and ResultLostError if results are missing.
         """
-        raised = {place: Raised(self._frames(place), None) for place, one in self._raised.items() if one.kept}
+        raised = {place: Raised(self._frames(place), None) for place, one in self._errors.items() if one.kept}
         if raised:
-            ranks = [self._kept[place][1].rank if place in self._kept else -1 for place in range(self._asked)]
+            ranks = [self._stored[place][1].rank if place in self._stored else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
             raise actor_error(self._runtime, title, in_order(raised), self._asked, (), Ranks(self._state, ranks))
         if self._lacks():
             raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:
-            return self._value(next(iter(self._kept)))
+            return self._value(next(iter(self._stored)))
         return ValueMesh(self._extent, [self._value(place) for place in range(self._asked)])
 
     def values(self) -> dict[int, Any]:
-        """What there is, by rank; an exception where a rank has raised. Blocks."""
+        """Returns the available results by rank, an exception for a rank that has raised. Blocks."""
         found = {}
-        for place, (_, one) in self._kept.items():
+        for place, (_, one) in self._stored.items():
             if one.kept:
                 error = Raised(self._frames(place), None) if one.error else None
                 found[one.rank] = self._value(place) if error is None else error.exception(self._runtime)
@@ -81,11 +81,11 @@ class Result:
 
     def _frames(self, place: int) -> list[bytes]:
         if place not in self._bodies:
-            address, one = self._kept[place]
+            address, one = self._stored[place]
             body = request(self._runtime, address, RESULT, WantedResult(one.number)).get(_BODY_S)
             if body.frames is None:
                 raise ResultLostError(
-                    f"{self._title}: the answer of {self._where([place])} has made room for later ones; "
+                    f"{self._title}: the answer of {self._where([place])} has made event for later ones; "
                     "kept_results_size says how much is kept"
                 )
             self._bodies[place] = list(body.frames)
@@ -100,15 +100,15 @@ class Result:
         return f"{self._state.name}.{self.endpoint}()"
 
     def _where(self, places: Sequence[int]) -> str:
-        ranks = [self._kept[place][1].rank for place in places]
+        ranks = [self._stored[place][1].rank for place in places]
         return places_of(self._state.region, ranks) or "its rank"
 
     def _lacks(self) -> str:
         lacks = []
         if self._missing:
-            here = self._where(list(self._kept))
-            lacks.append(f"{len(self._kept)} of {counted(self._asked, 'rank')} ({here}) ended while nobody was there")
-        for place, one in self._raised.items():
+            here = self._where(list(self._stored))
+            lacks.append(f"{len(self._stored)} of {counted(self._asked, 'rank')} ({here}) ended while nobody was there")
+        for place, one in self._errors.items():
             if not one.kept:
                 lacks.append(f"{self._where([place])}: {one.error}, of which no more is kept")
         if self._dropped:
@@ -117,9 +117,9 @@ class Result:
         return "; ".join(lacks)
 
     def __repr__(self) -> str:
-        text = f"{clock(self.at)} {self._title} on {self._where(list(self._kept))}"
-        if raised := self._raised:
-            some = f" on {self._where(list(raised))}" if len(raised) < len(self._kept) else ""
+        text = f"{clock(self.at)} {self._title} on {self._where(list(self._stored))}"
+        if raised := self._errors:
+            some = f" on {self._where(list(raised))}" if len(raised) < len(self._stored) else ""
             text += f": raised {', '.join(dict.fromkeys(one.error for one in raised.values()))}{some}"
         elif not self._dropped:
             text += f": {size_text(self.size)}"
@@ -128,7 +128,7 @@ class Result:
 
 
 class Results(Sequence[Result]):
-    """Those of one mesh of processes, and of the actors on it, the oldest first."""
+    """Stored results of one mesh of processes, and of the actors on it, the oldest first."""
 
     def __init__(self, runtime: Runtime, name: str, found: Sequence[Result]) -> None:
         self._runtime, self._name, self._found = runtime, name, list(found)
@@ -146,10 +146,10 @@ class Results(Sequence[Result]):
         return len(self._found)
 
     def forget(self) -> None:
-        """The processes need not keep these any longer. Blocks until they have agreed."""
+        """Deletes these results in the processes that store them. Blocks until they have agreed."""
         numbers: dict[str, list[int]] = {}
         for result in self._found:
-            for address, one in result._kept.values():
+            for address, one in result._stored.values():
                 numbers.setdefault(address, []).append(one.number)
         asked = [request(self._runtime, address, RESULTS, WantedResults((), tuple(mine)))
                  for address, mine in numbers.items()]  # fmt: skip
@@ -165,12 +165,12 @@ class Results(Sequence[Result]):
 
 
 def results(mesh: "Handle[Any] | str") -> Results:
-    """What calls on a mesh that was left have answered, or raised, while nobody was there to hear it.
+    """Returns what calls on a detached mesh have returned, or raised, while it had no controller.
 
-    Of a mesh of processes, or a name of one, all actors on it. Each has `endpoint`, `ranks`, `at`, and `get()`, which
-    gives what the future of that call would have. Calls that were under way when the mesh was attached come to it when
-    they end. Each process keeps `kept_results_size` bytes of them, the newest. Blocks; ranks that are lost have none.
-    Raises LookupError for a name that no mesh here has.
+    For a mesh of processes, or its name, it has the results of all actors on it. Each has `endpoint`, `ranks`, `at`,
+    and `get()`, which returns what the future of that call would have. Calls that were under way when the mesh was
+    attached are included once they have ended. Each process stores `kept_results_size` bytes of results, the newest.
+    Blocks; lost ranks have none. Raises LookupError for a name that no mesh here has.
     """
     runtime = current_runtime()
     state = _named(runtime, mesh) if isinstance(mesh, str) else state_of(mesh)
@@ -184,10 +184,10 @@ def results(mesh: "Handle[Any] | str") -> Results:
     for address, answer in asked.items():
         try:
             found = answer.get(_ANSWER_S).results
-        except (RuntimeError, TimeoutError):  # it is gone, or stopped
+        except (RuntimeError, TimeoutError):  # ended or stopped
             continue
         for one in found:
-            alone = one.index if one.extent is None else -1  # it was sent to each rank by itself
+            alone = one.index if one.extent is None else -1  # sent to each rank by itself
             calls.setdefault((one.mesh, one.call, alone), []).append((address, one))
     every = [Result(runtime, wanted[uid], kept) for (uid, _, _), kept in calls.items()]
     return Results(runtime, state.name, sorted(every, key=lambda result: result.at))
@@ -201,7 +201,7 @@ def _named(runtime: Runtime, name: str) -> MeshState:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes for people."""
+    """Formats a number of bytes for people."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"

@@ -1,0 +1,578 @@
+"""Attaching a detached mesh, left by this process or another, on this machine or elsewhere."""
+
+import contextlib
+import platform
+import sys
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from monarch_nb._about import __version__, more
+from monarch_nb.connect.downtime import DowntimeReport, RankEnd, downtime_report, listing
+from monarch_nb.connect.gateway import Gateway, GatewayHost
+from monarch_nb.connect.hosts import AttachError, attach_found, inspect_endpoints, refusals
+from monarch_nb.connect.joining import JoinedHost, readmit
+from monarch_nb.connect.local_host import connect_local_host
+from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.own_hosts import LocalAgents
+from monarch_nb.connect.record import NOTES, RecordError, actors_from, procs_from
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.connect.workers import attach as attach_gateway
+from monarch_nb.connect.workers import run_in_thread
+from monarch_nb.host import mesh_files, verbs
+from monarch_nb.host import protocol as p
+from monarch_nb.host.holdings import clock
+from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
+from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.proc_spawn import python_version
+from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.logs import MeshLogs
+from monarch_nb.mesh.actor import ActorMesh
+from monarch_nb.mesh.mesh_events import MeshEvents, MeshStarting
+from monarch_nb.mesh.proc import ProcMesh
+from monarch_nb.mesh.registry import MeshRegistry
+from monarch_nb.mesh.requests import UnansweredError, request
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, current_runtime, when_done
+from monarch_nb.settings import settings
+from monarch_nb.supervision import Action, Cause, Driver
+from monarch_nb.supervision.actions import RootFault
+from monarch_nb.supervision.machine import Machine
+from monarch_nb.transport import Keys, TransportError, UnreachableError
+from monarch_nb.wire import agent_of, counted, host_name, host_of, msgpack_decoder, parse_address, text_of
+
+_ANSWER_S = 10.0
+_CALLS_S = 20.0  # for a host that dials in, which it does every few seconds
+
+Failures = dict[str, str]  # why hosts cannot be reached, by their ids
+
+
+def connect_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
+    """Connects this process with the hosts of a mesh, in parallel; blocks.
+
+    Returns the hosts that cannot be reached, with the reason of each.
+    """
+    routes = runtime.part(HostRoutes)
+    gateways = {way.gateway.host: way.gateway for way in mesh.ways if way.gateway is not None}
+    shut = _try_each(
+        tuple(gateways.values()),
+        lambda way: attach_gateway(endpoint_of(routes, way), private_key=way.key.encode() or None),
+    )
+    failures, ways = {}, []
+    for way in mesh.ways:
+        if way.gateway is not None and way.gateway.host in shut:
+            failures[way.host] = f"the gateway to it, {host_name(way.gateway.host)}: {shut[way.gateway.host]}"
+        elif not _is_known(routes, way.host):
+            ways.append(way)
+    here = [way for way in ways if way.endpoint.startswith("ipc://")]
+    calling = [way for way in ways if way.calls]
+    dialled = [way for way in ways if way not in here and way not in calling]
+    if here and mesh.machine == platform.node():
+        runtime.part(LocalAgents).ensure()  # routes are announced to agents, and an agent knows this process
+    jobs = [partial(_try_each, [way], partial(_connect_local, runtime, mesh)) for way in here]
+    jobs += [partial(_await_inbound, runtime, mesh, part) for part in _grouped(calling)]
+    jobs += [partial(_connect_dialled, runtime, mesh, part) for part in _grouped(dialled)]
+    begins: list[Future[Failures]] = [run_in_thread(job) for job in jobs]
+    for answer in begins:
+        failures |= answer.get()
+    return failures
+
+
+def _is_known(routes: HostRoutes, host: str) -> bool:
+    return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
+
+
+def _grouped(ways: Sequence[Way]) -> list[list[Way]]:
+    """Groups routes by key and by the endpoint that their hosts dial: a group is connected in one call."""
+    alike: dict[tuple[str, str], list[Way]] = {}
+    for way in ways:
+        alike.setdefault((way.key, way.calls), []).append(way)
+    return list(alike.values())
+
+
+def key_of(mesh: MeshFile, way: Way) -> Keys | None:
+    """Returns the key of a host as recorded."""
+    return Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
+
+
+def endpoint_of(routes: HostRoutes, way: Way) -> str:
+    """Returns the endpoint at which a host is dialled, opening its tunnel if it has one.
+
+    Raises RuntimeError with the job's reason.
+    """
+    if not way.tunnel:
+        return way.endpoint
+    return routes.open_tunnel(way.tunnel)
+
+
+def _try_each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failures:
+    failures = {}
+    for way in ways:
+        try:
+            follow_one(way)
+        except Exception as error:  # what the transport, a job or the host itself says
+            failures[way.host] = text_of(error)
+    return failures
+
+
+def _connect_local(runtime: Runtime, mesh: MeshFile, way: Way) -> None:
+    if mesh.machine != platform.node():
+        raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
+                               f"{platform.node()}")  # fmt: skip
+    folder = way.endpoint.removeprefix("ipc://")
+    local = connect_local_host(runtime, f"{folder}/agent", time.monotonic() + 1.0, lambda: runtime.closed)
+    runtime.part(HostRoutes).attached[local.host] = local
+    local.join().get(_ANSWER_S)
+
+
+def _await_inbound(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+    """Awaits hosts that dial one endpoint with one key."""
+    hosts = [way.host for way in ways]
+    errors = readmit(runtime, hosts, ways[0].calls, key_of(mesh, ways[0]), _CALLS_S)
+    return {host: text_of(error) for host, error in errors.items()}
+
+
+def _connect_dialled(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+    """Dials hosts that share one key."""
+    routes = runtime.part(HostRoutes)
+    endpoints: dict[str, str] = {}  # by host
+    failures = _try_each(ways, lambda way: endpoints.update({way.host: endpoint_of(routes, way)}))
+    key = key_of(mesh, ways[0])
+    try:
+        found, errors = inspect_endpoints(list(dict.fromkeys(endpoints.values())), key, key is None, _ANSWER_S)
+    except TransportError as error:  # the key does not allow any of them
+        return failures | dict.fromkeys(endpoints, text_of(error))
+    right = []
+    for host, endpoint in endpoints.items():
+        state = found.get(endpoint)
+        if state is None:
+            failures[host] = text_of(errors[endpoint])
+        elif state.host == host:
+            right.append(state)
+        else:
+            failures[host] = (
+                f"host {host_name(state.host)} answers at {endpoint}, not {host_name(host)}: that one's agent has "
+                "ended, or the name leads elsewhere"
+            )
+
+    def take(states: Sequence[p.HostState]) -> None:
+        attach_found(runtime, {endpoints[state.host]: state for state in states}, key, key is None, None, _ANSWER_S)
+
+    return failures | {state.host: text_of(error) for state, error in refusals(right, take)}
+
+
+_causes = msgpack_decoder(Cause)
+_TURN = 1 << 32  # versions and editions of a mesh that one owner may assign
+
+
+class RankReconciler:
+    """Brings the state of one mesh of processes, and of its actors, up to date with what its processes report.
+
+    The recorded state may be outdated: a controller that was killed may have healed ranks, or may have been about to,
+    without recording it. The processes report which actors run in them and why others do not. `apply` may be called
+    from any thread.
+    """
+
+    def __init__(self, runtime: Runtime, procs: ProcState, actors: Sequence[ActorState]) -> None:
+        self._runtime, self._procs, self._actors = runtime, procs, actors
+        self.ended: list[RankEnd] = []
+
+    def supersede(self, turn: int) -> None:
+        """Moves versions and editions past all that earlier owners have published."""
+        for state in (self._procs, *self._actors):
+            state.renew(state.incarnations, max(state.version + 1, turn * _TURN))
+        for actors in self._actors:
+            actors.edition = max(actors.edition, turn * _TURN)
+
+    def apply(self, address: str, welcome: p.Welcome) -> None:
+        """Applies a process's report of the actors in it."""
+        rank = parse_address(address).rank
+        if address != self._procs.address(rank) or self._procs.stopped is not None:
+            return  # it has been replaced meanwhile
+        if welcome.bare:
+            why = "the controller that started it ended before it was set up"
+            self._runtime.part(MeshHealer).kill(self._procs, (rank,), why)
+            return
+        there = {actor.mesh: actor for actor in welcome.actors if actor.rank == rank}
+        for state in self._actors:
+            if rank in state.ranks and state.stopped is None:
+                self._reconcile_rank(state, rank, there.get(state.uid))
+
+    def _reconcile_rank(self, state: ActorState, rank: int, there: p.ActorThere | None) -> None:
+        known = state.incarnation(rank)
+        if there is None or there.incarnation < known:
+            text = "the controller that was to create it ended before it did"
+            self._rank_failed(state, rank, known, Cause(kind="spawn", text=text, at=time.time()))
+            return
+        if there.incarnation > known:
+            _set_incarnation(state, rank, there.incarnation)
+            uid, incarnation = state.uid, there.incarnation
+            self._runtime.part(Driver).feed(lambda machine: machine.found(uid, rank, incarnation))
+        if there.end:
+            cause = _causes.decode(there.end)
+            if cause.kind == "stopped":
+                self._runtime.part(Driver).mark_stopped(state, (rank,), cause.text, over=False)
+            else:
+                self._rank_failed(state, rank, there.incarnation, cause)
+
+    def _rank_failed(self, state: ActorState, rank: int, incarnation: int, cause: Cause) -> None:
+        """Records a failure from the time without a controller; it does not end a script, which reports it itself."""
+        self.ended.append(RankEnd(state.uid, rank, cause))
+
+        def failed(machine: Machine) -> list[Action]:
+            actions = machine.actor_failed(state.uid, rank, incarnation, cause)
+            if machine.root_policy == "notebook":
+                return actions
+            return [action for action in actions if not isinstance(action, RootFault)]
+
+        self._runtime.part(Driver).feed(failed)
+
+    def announce(self) -> None:
+        """Publishes the state to all holders of references."""
+        for state in (self._procs, *self._actors):
+            self._runtime.part(ReferenceUpdates).announce(state)
+
+
+def _set_incarnation(state: MeshState, rank: int, incarnation: int) -> None:
+    with state.lock:
+        state.incarnations = {**state.incarnations, rank: incarnation}
+        state.version += 1
+
+
+class AttachedMesh(Struct, frozen=True):
+    """A mesh that this process has attached."""
+
+    procs: ProcMesh
+    actors: tuple[ActorMesh[object], ...]
+    report: DowntimeReport
+    notes: bytes = b""  # of the notebook that detached it
+
+
+def detached_meshes() -> list[MeshFile]:
+    """Returns this user's detached meshes, and those that may become detached, the newest last.
+
+    Reads and tidies files; sends nothing.
+    """
+    return [mesh for _, mesh in mesh_files.tidied() if not mesh.ended]
+
+
+def attach_mesh(name: str, *, steal: bool = False) -> AttachedMesh:
+    """Attaches the mesh of that name, or with actors of that name; blocks until all of it has answered.
+
+    Raises AttachError with the current holder, or with what has become of the mesh.
+    """
+    runtime = current_runtime()
+    path, mesh = _find(name)
+    here, there = (__version__, python_version()), (mesh.version, mesh.python)
+    if here != there:
+        raise AttachError.of(
+            f"{mesh.name} runs monarch-nb {there[0]} on Python {there[1]}, this process {here[0]} on {here[1]}: attach "
+            f"it with those, or end it with `monarch-nb mesh stop {mesh.name}`"
+        )
+    failures = _reach(runtime, path, mesh)
+    answers = _claim(runtime, mesh, failures, steal=steal)
+    try:
+        return _take(runtime, mesh, answers, failures)
+    except RecordError as error:
+        _give_back(runtime, mesh, failures, str(error))
+        raise AttachError.of(str(error)) from error
+
+
+def end_mesh(name: str, *, steal: bool = False) -> str:
+    """Stops a detached mesh, whatever version runs it, and returns a line about it; blocks. Raises AttachError."""
+    runtime = current_runtime()
+    path, mesh = _find(name)
+    failures = _reach(runtime, path, mesh)
+    answers = _claim(runtime, mesh, failures, steal=steal)
+    asked = []
+    by_host: dict[str, list[str]] = {}
+    for proc in (proc for answer in answers for proc in answer.procs):
+        by_host.setdefault(host_of(proc.address), []).append(proc.address)
+    for host, addresses in by_host.items():
+        stop = p.Stop(tuple(addresses), reason="stopped by monarch-nb mesh stop")
+        asked.append(request(runtime, agent_of(host), verbs.STOP, stop))
+    ends = [answer.get(settings.mesh_terminate_timeout + _ANSWER_S) for answer in asked]
+    mesh_files.remove(path)
+    count = sum(len(end.exits) for end in ends)
+    stopped = f"stopped {mesh.name}: {counted(count, 'proc')}"
+    for host, why in failures.items():
+        stopped += f"\nhost {host_name(host)} cannot be reached: what runs there ends with its lease ({why})"
+    return stopped
+
+
+def _find(name: str) -> tuple[Path, MeshFile]:
+    """Returns the file of the mesh with that name. Raises AttachError."""
+    every = mesh_files.tidied()
+    called = [found for found in every if name in (found[1].name, found[1].uid)]
+    called = called or [found for found in every if name in found[1].actors]
+    living = [(path, mesh) for path, mesh in called if not mesh.ended]
+    if len(living) > 1:
+        uids = ", ".join(f"{mesh.uid} ({mesh.shape}, {_state(mesh)})" for _, mesh in living)
+        raise AttachError.of(f"there are several meshes called {name}: attach one of them by its id: {uids}")
+    if living:
+        return living[0]
+    ended = [(path, mesh) for path, mesh in called if mesh.ended]
+    if ended:
+        path, mesh = ended[-1]
+        mesh_files.remove(path)
+        raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
+    others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
+    raise AttachError.of(
+        f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#attaching')}"
+    )
+
+
+def _reach(runtime: Runtime, path: Path, mesh: MeshFile) -> Failures:
+    try:
+        return _reach_hosts(runtime, mesh)
+    except AttachError:
+        if mesh_files.agent_gone(mesh):
+            mesh_files.remove(path)
+        raise
+
+
+def _state(mesh: MeshFile) -> str:
+    if mesh.holder is not None:
+        return f"held by {mesh.holder.what}, process {mesh.holder.pid}"
+    return f"left at {clock(mesh.left_at)}"
+
+
+def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failures: Failures) -> AttachedMesh:
+    first = answers[0]
+    registry, driver = runtime.part(MeshRegistry), runtime.part(Driver)
+    living = {proc.address: proc for answer in answers for proc in answer.procs if proc.exit is None}
+    procs = procs_from(runtime, mesh.name, first.parts)
+    _adopt_incarnations(procs, [proc.address for answer in answers for proc in answer.procs])
+    driver.feed(lambda machine: machine.disown(mesh.uid))  # this process may have owned it before
+    registry.own(runtime.root, procs)
+    actors = actors_from(runtime, procs, first.parts)
+    reconciler = RankReconciler(runtime, procs, actors)
+    reconciler.supersede(first.turn)
+    for each in actors:
+        registry.own(runtime.root, each)
+    watcher, events = runtime.part(ProcessWatcher), runtime.part(MeshEvents)
+    logs = {address: file for answer in answers for address, file in answer.logs.items()}
+    runtime.part(MeshLogs).receiver.catch_up(living)
+    for address, proc in living.items():
+        watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
+    ranks = set(procs.ranks)  # without those released when the mesh shrank
+    exits = tuple(gone for answer in answers for gone in answer.exits if parse_address(gone.address).rank in ranks)
+    exits = (*exits, *_missing(procs, answers, failures))
+    for gone in exits:
+        watcher.gone_meanwhile(gone)
+    _lose(runtime, mesh, failures)
+    welcomes = _greet(runtime, procs, actors, first.turn, list(living), reconciler)
+    reconciler.announce()
+    watcher.watch(*(procs.address(rank) for rank in procs.ranks))  # ends since then are reported again
+    for state in (procs, *actors):
+        events.publish(MeshStarting(state))
+    notes = first.parts.get(NOTES, b"")
+    runtime.part(Detacher).adopt(mesh, notes, (first.grant, first.turn))
+    notices = {answer.host: answer.notices for answer in answers if answer.notices}
+    report = downtime_report(runtime, procs, actors, first, exits, welcomes, tuple(reconciler.ended), failures, notices)
+    whole: tuple[ActorMesh[object], ...] = tuple(ActorMesh(state, state.region) for state in actors)
+    return AttachedMesh(ProcMesh(procs, procs.region), whole, report, notes)
+
+
+def _missing(procs: ProcState, answers: Sequence[p.Attached], unreached: Container[str]) -> list[p.Exited]:
+    """Returns the ends of dead processes that no host has reported.
+
+    They ended before the mesh was detached, in the middle of a heal, or with an agent that was restarted.
+    """
+    known = {proc.address: proc for answer in answers for proc in answer.procs}
+    reported = {gone.address for answer in answers for gone in answer.exits}
+    missing = []
+    for rank in procs.ranks:
+        address = procs.address(rank)
+        proc = known.get(address)
+        if address in reported or (proc is not None and proc.exit is None) or host_of(address) in unreached:
+            continue
+        if proc is not None and proc.exit is not None:
+            missing.append(msgspec.structs.replace(proc.exit, expected=False))
+            continue
+        reason = "the process this actor was running on failed: its host's agent was started anew meanwhile"
+        missing.append(p.Exited(address=address, host=host_of(address), at=time.time(), reason=reason, expected=False))
+    return missing
+
+
+def _adopt_incarnations(procs: ProcState, addresses: Sequence[str]) -> None:
+    """Takes over the incarnations known to the hosts, which may be newer than the recorded ones."""
+    latest = dict(procs.incarnations)
+    for address in addresses:
+        _, rank, incarnation = parse_address(address).place
+        if incarnation > latest.get(rank, 0):
+            latest[rank] = incarnation
+    procs.renew(latest, procs.version + (latest != procs.incarnations))
+
+
+def _greet(runtime: Runtime, procs: ProcState, actors: Sequence[ActorState], turn: int, living: Sequence[str],
+           reconciler: RankReconciler) -> dict[str, p.Welcome]:  # fmt: skip
+    """Announces the new owner to the processes and applies their replies, without waiting for silent processes."""
+    meshes = (procs.uid, *(each.uid for each in actors))
+    news = p.NewOwner(meshes=meshes, owner=runtime.address, turn=turn)
+    asked = {address: request(runtime, address, verbs.NEW_OWNER, news) for address in living}
+    until = time.monotonic() + _ANSWER_S
+    answers = {}
+    for address, answer in asked.items():
+        try:
+            answers[address] = answer.get(max(0.0, until - time.monotonic()))
+        except TimeoutError:  # a stopped process: it replies when it goes on
+            when_done(answer, _reconcile_late(reconciler, address))
+        except RuntimeError:  # ended
+            continue
+        else:
+            reconciler.apply(address, answers[address])
+    return answers
+
+
+def _reconcile_late(reconciler: RankReconciler, address: str) -> Callable[[Future[p.Welcome]], None]:
+    def apply(answer: Future[p.Welcome]) -> None:
+        if answer.exception(0) is None:
+            reconciler.apply(address, answer.get(0))
+            reconciler.announce()
+
+    return apply
+
+
+def attach(name: str | None = None, *, steal: bool = False) -> ProcMesh | ActorMesh[object] | str:
+    """Attaches a mesh that was left by `detach`, or by a program that has ended; blocks until it has answered.
+
+    Returns the mesh of processes, or of actors, of that name, and prints what has happened meanwhile. All actors on the
+    same processes are attached with it: get them by name too. Without a name it returns the list of meshes that can be
+    attached. With `steal` the mesh is taken over from a controller that holds it, which is notified. Ranks on hosts
+    that cannot be reached within some 10 s (20 s for those that dial) count as lost, until `heal_mesh`;
+    `monarch.results` has what calls have answered meanwhile. Raises AttachError, which says who has the mesh since
+    when, what has become of it, or that none of the hosts that store it can be reached.
+    """
+    if name is None:
+        return listing(detached_meshes())
+    known = _owned_here(current_runtime(), name)
+    if known is not None:
+        return known
+    back = attach_mesh(name, steal=steal)
+    sys.stdout.write(f"{back.report.text()}\n")
+    found = _owned_here(current_runtime(), name)
+    return found if found is not None else back.procs
+
+
+def _owned_here(runtime: Runtime, name: str) -> ProcMesh | ActorMesh[object] | None:
+    """Returns the mesh of that name if this process owns it already."""
+    for state in reversed(tuple(runtime.meshes.values())):
+        if (
+            state.name == name
+            and state.stopped is None
+            and state.owner_process == runtime.address
+            and state.spawn_spec is not None
+        ):
+            if isinstance(state, ProcState):
+                return ProcMesh(state, state.region)
+            if isinstance(state, ActorState):
+                return ActorMesh(state, state.region)
+    return None
+
+
+def _reach_hosts(runtime: Runtime, mesh: MeshFile) -> Failures:
+    """Connects the hosts of a mesh; returns the reasons for those that cannot be reached, by host.
+
+    Raises AttachError if none of the hosts that store the mesh's record can be reached.
+    """
+    failures = connect_hosts(runtime, mesh)
+    keepers = [way.host for way in mesh.ways[:KEEPERS]]
+    if all(host in failures for host in keepers):
+        raise AttachError({host: RuntimeError(_unreachable(mesh, host, failures[host])) for host in keepers}, 1)
+    with contextlib.suppress(TimeoutError, RuntimeError):  # a silent host is reported when the mesh is claimed
+        runtime.part(HostRoutes).settle([way.host for way in mesh.ways if way.host not in failures], _ANSWER_S)
+    return failures
+
+
+def _unreachable(mesh: MeshFile, host: str, why: str) -> str:
+    return f"{mesh.name} cannot be attached, its host {host_name(host)} cannot be reached: {why}"
+
+
+def _claim(runtime: Runtime, mesh: MeshFile, failures: Failures, *, steal: bool) -> list[p.Attached]:
+    """Claims the mesh at the first of its hosts that knows it, which decides, then at the others.
+
+    The deciding answer comes first. A restarted agent knows nothing and has no processes of the mesh. Silent hosts are
+    added to `failures`.
+    """
+    holder = runtime.part(Detacher).holder
+    wanted = p.Attach(uid=mesh.uid, secret=mesh.secret, holder=holder, steal=steal, ended=mesh.former)
+    keepers = [way.host for way in mesh.ways[:KEEPERS]]
+    answers: dict[str, p.Attached] = {}
+    first = p.Attached(known=False)
+    for host in keepers:
+        if host not in failures and not first.known:
+            first = answers[host] = _attached(runtime, mesh, host, wanted, failures)
+    if not first.known:
+        silent = [_unreachable(mesh, host, failures[host]) for host in keepers if host in failures]
+        raise AttachError.of(
+            silent[0] if silent else f"{mesh.name} is not there any more: it was stopped, or its lease has ended"
+        )
+    wanted = msgspec.structs.replace(wanted, grant=first.grant, turn=first.turn)
+    others = [way.host for way in mesh.ways if way.host not in failures and way.host not in answers]
+    asked = {host: request(runtime, agent_of(host), verbs.ATTACH, wanted) for host in others}
+    try:
+        answers |= {host: _answer(mesh, host, answer, failures) for host, answer in asked.items()}
+    except AttachError as error:
+        _give_back(runtime, mesh, failures, str(error))
+        raise
+    return [first, *(answer for answer in answers.values() if answer is not first)]
+
+
+def _attached(runtime: Runtime, mesh: MeshFile, host: str, wanted: p.Attach, failures: Failures) -> p.Attached:
+    return _answer(mesh, host, request(runtime, agent_of(host), verbs.ATTACH, wanted), failures)
+
+
+def _answer(mesh: MeshFile, host: str, asked: Future[p.Attached], failures: Failures) -> p.Attached:
+    """Awaits a host's answer and records the failure of a silent host. Raises AttachError if it refuses."""
+    try:
+        return msgspec.structs.replace(asked.get(_ANSWER_S), host=host)
+    except (TimeoutError, UnansweredError) as error:
+        failures[host] = text_of(error)
+        return p.Attached(known=False)
+    except RuntimeError as error:
+        raise AttachError.of(f"{mesh.name} cannot be attached: {error}") from error
+
+
+def _give_back(runtime: Runtime, mesh: MeshFile, failures: Container[str], why: str) -> None:
+    """Releases a mesh that cannot be used here, for other controllers to attach."""
+    left = p.Detach(mesh.uid, f"{runtime.part(Detacher).holder.what} could not use it: {why}")
+    asked = [request(runtime, agent_of(way.host), verbs.DETACH, left) for way in mesh.ways if way.host not in failures]
+    for answer in asked:
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            answer.get(_ANSWER_S)
+
+
+def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None:
+    """Reports these hosts, and all that runs on them, as lost, here and to all other hosts.
+
+    Once such a host can be reached, its ranks can be healed; what still runs there is stopped then.
+    """
+    routes, ways = runtime.part(HostRoutes), {way.host: way for way in mesh.ways}
+    for host, why in failures.items():
+        reason = f"it could not be reached when {mesh.name} was attached: {why}"
+        loss = runtime.part(ProcessWatcher).host_lost(host, reason, 0, told=True)
+        routes.announce_lost(host, reason, 0, loss)
+        remote = None if host not in ways else _remote(runtime, mesh, ways[host])
+        if remote is not None:
+            remote.lost = reason
+            routes.attached[host] = remote
+            remote.cut()  # starts watching for its return
+
+
+def _remote(runtime: Runtime, mesh: MeshFile, way: Way) -> RemoteHost | None:
+    """Returns None for a host that cannot come back: on this machine with a dead agent, or behind a lost gateway."""
+    gateway, key = runtime.part(HostRoutes).gateway, key_of(mesh, way)
+    unknown = p.HostState(host=way.host, pid=0, procs=())
+    if way.calls:
+        return JoinedHost(runtime, unknown, way.calls, key, None)
+    if way.gateway is not None:
+        return GatewayHost(runtime, way.endpoint, unknown, gateway, None) if isinstance(gateway, Gateway) else None
+    if way.endpoint.startswith("tcp://"):
+        return RemoteHost(runtime, way.endpoint, unknown, key, key is None, None)
+    return None
