@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from monarch_nb._absent import refuse
-from monarch_nb.lifecycle.stand_ins import stand_ins
+from monarch_nb.lifecycle.actor_spawn import stand_ins
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,7 +28,7 @@ from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.holdings import clock
 from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
-from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.lifecycle.proc_spawn import python_version
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.lifecycle.watching import ProcessWatcher
@@ -364,7 +364,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     exits = tuple(gone for answer in answers for gone in answer.exits if parse_address(gone.address).rank in ranks)
     exits = (*exits, *_missing(procs, answers, failures))
     for gone in exits:
-        watcher.gone_meanwhile(gone)
+        watcher.ended_while_detached(gone)
     _lose(runtime, mesh, failures)
     welcomes = _greet(runtime, procs, actors, first.turn, list(living), reconciler)
     reconciler.announce()
@@ -556,7 +556,7 @@ def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None
     routes, ways = runtime.part(HostRoutes), {way.host: way for way in mesh.ways}
     for host, why in failures.items():
         reason = f"it could not be reached when {mesh.name} was attached: {why}"
-        loss = runtime.part(ProcessWatcher).host_lost(host, reason, 0, told=True)
+        loss = runtime.part(ProcessWatcher).host_lost(host, reason, 0, reported=True)
         routes.announce_lost(host, reason, 0, loss)
         remote = None if host not in ways else _remote(runtime, mesh, ways[host])
         if remote is not None:

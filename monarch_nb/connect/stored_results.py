@@ -7,7 +7,7 @@ from monarch_nb.host.holdings import clock
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
-from monarch_nb.mesh.verbs import RESULT, RESULTS, Kept, WantedResult, WantedResults
+from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, WantedResults
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
 from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
@@ -24,7 +24,7 @@ class ResultLostError(RuntimeError):
 class Result:
     """The result of one call on some or all ranks of the mesh."""
 
-    def __init__(self, runtime: Runtime, state: MeshState, kept: "Sequence[tuple[str, Kept]]") -> None:
+    def __init__(self, runtime: Runtime, state: MeshState, kept: "Sequence[tuple[str, StoredResult]]") -> None:
         self._runtime, self._state = runtime, state
         self._stored = {one.index: (address, one) for address, one in sorted(kept, key=lambda each: each[1].index)}
         first = kept[0][1]
@@ -43,11 +43,11 @@ class Result:
         return not (self._errors or self._lacks())
 
     @property
-    def _errors(self) -> dict[int, Kept]:
+    def _errors(self) -> dict[int, StoredResult]:
         return {place: one for place, (_, one) in self._stored.items() if one.error}
 
     @property
-    def _dropped(self) -> dict[int, Kept]:
+    def _dropped(self) -> dict[int, StoredResult]:
         return {place: one for place, (_, one) in self._stored.items() if not (one.kept or one.error)}
 
     @property
@@ -180,7 +180,7 @@ def results(mesh: "Handle[Any] | str") -> Results:
     addresses = [procs.address(rank) for rank in state.ranks]
     body = WantedResults(tuple(wanted))
     asked = {address: request(runtime, address, RESULTS, body) for address in addresses}
-    calls: dict[tuple[str, str, int], list[tuple[str, Kept]]] = {}
+    calls: dict[tuple[str, str, int], list[tuple[str, StoredResult]]] = {}
     for address, answer in asked.items():
         try:
             found = answer.get(_ANSWER_S).results

@@ -11,7 +11,7 @@ from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
 from monarch_nb.lifecycle.handover import Handover
-from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.lifecycle.notices import HostNotices, Show, log_notice
 from monarch_nb.lifecycle.resizing import MeshResizer
 from monarch_nb.lifecycle.stopping import MeshStopper
@@ -73,9 +73,9 @@ class MeshEffects:
         """Tells everybody who holds a reference, then runs the hooks of survivors."""
         self._parts.get(MeshHealer).healed(incarnations, await_hooks)
 
-    def notify_owner(self, process: str, end: ActorEnd) -> None:
+    def report_to_owner(self, process: str, end: ActorEnd) -> None:
         """Lets the process of a failed actor's owner know."""
-        self._parts.get(Handover).notify_owner(process, end)
+        self._parts.get(Handover).report_to_owner(process, end)
 
     def watch_owner(self, process: str) -> None:
         """An actor of an owner in that process incarnations here: it ends when that process does."""

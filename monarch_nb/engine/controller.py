@@ -35,13 +35,13 @@ def become_controller() -> Runtime:
         handler=lambda header, parcel: runtime.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: undelivered(runtime, header, reason),
         on_connection=lambda address, up, word: connection(runtime, address, up),
-        on_first_dial=lambda address: runtime.part(ProcessWatcher).stranger(address),
+        on_first_dial=lambda address: runtime.part(ProcessWatcher).on_first_message(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
     role = Role(
         agent_of(host),
         fatal=unhandled.unhandled,
-        show=unhandled.tell,
+        show=unhandled.report,
         revive=lambda hosts: agents.revive(hosts),
         await_host=lambda host, seconds: await_return(runtime, host, seconds),
     )
@@ -54,6 +54,6 @@ def become_controller() -> Runtime:
         register_pickle_by_value(main)
     unhandled.prepare()
     if unhandled.in_marimo():
-        runtime.part(Driver).in_notebook(unhandled.tell)
+        runtime.part(Driver).in_notebook(unhandled.report)
     atexit.register(at_exit)
     return runtime

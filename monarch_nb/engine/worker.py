@@ -54,7 +54,7 @@ def run_proc(spec: ProcSpec) -> int:
         agent=spec.agent,
         handler=lambda header, parcel: runtime.handle(header, parcel),
         on_link_failed=lambda header, parcel, reason: runtime.undelivered(header, reason),
-        on_first_dial=lambda address: runtime.part(ProcessWatcher).stranger(address),
+        on_first_dial=lambda address: runtime.part(ProcessWatcher).on_first_message(address),
     )
     role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
     runtime = compose(local, node, ThreadClock(), role)

@@ -16,7 +16,7 @@ from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
 from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
-from monarch_nb.lifecycle.notices import tell_people
+from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.mesh import HostMesh, give_up
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
@@ -178,7 +178,7 @@ class Arrival:
             if story not in self._warned:
                 self._warned.add(story)
                 if not watched:
-                    tell_people(f"{self._what}: {shortened(names)} {story}")
+                    show_host_message(f"{self._what}: {shortened(names)} {story}")
 
     def _let_go(self, stories: Mapping[str, str]) -> dict[str, str]:
         """Nobody waits for these agents any more: none of them is to start later."""

@@ -18,8 +18,8 @@ from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, Job
 from monarch_nb.job.arrival import Arrival, HostsMissingError
 from monarch_nb.job.role import Role
 from monarch_nb.job.spares import Spares
-from monarch_nb.lifecycle.elastic import aside
-from monarch_nb.lifecycle.notices import tell_people
+from monarch_nb.lifecycle.elastic import run_in_background
+from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.transport import held_back
@@ -136,12 +136,12 @@ class JobHosts:
                     taken.update({name: each for name, each in some.items() if name in free})
                 self._put({names[lost]: name for lost, name in zip(dead, taken, strict=False) if lost in names}, taken)
         except OSError as error:
-            tell_people(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
+            show_host_message(f"{job.known_as}: who loads the job takes {', '.join(taken)} for spares: {error}")
         for lost, (name, (host, arrival)) in zip(dead, taken.items(), strict=False):
             job.arrived(arrival)
             self._instead[lost] = instead[lost] = host
             old = f"{names.get(lost, 'a lost host')} ({host_name(lost)})"
-            tell_people(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
+            show_host_message(f"{job.known_as}: the spare host {name} ({host_name(host)}) took the place of {old}")
         return instead
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
@@ -153,7 +153,7 @@ class JobHosts:
             return self._job.adapter.look(self._job.running(known)) if known else {}
 
         try:
-            found = aside(look, f"the engine of {self} is asked").get(_ANSWER_S)
+            found = run_in_background(look, f"the engine of {self} is asked").get(_ANSWER_S)
         except TimeoutError:
             raise NoMoreHostsError(f"the engine of {self} has not answered within {_ANSWER_S:g} s: see what it says "
                                    "with monarch-nb job ls, and heal again once it answers") from None  # fmt: skip
@@ -223,7 +223,7 @@ class JobHosts:
                 raise KeyboardInterrupt(told) from stop
             raise
 
-    def let_go(self, hosts: Sequence[str]) -> None:
+    def give_back(self, hosts: Sequence[str]) -> None:
         """Ends the agents of these hosts, as the engine wants it."""
         with self._lock:
             names = {name: host for host, name in self._names_of(hosts).items()}
@@ -361,7 +361,7 @@ class JobHosts:
 
     def _give_up(self, asked: "_Asked", thread: threading.Thread) -> None:
         came = asked.give_up()
-        work: Callable[[], object] = (lambda: self.let_go(came)) if came else thread.join
+        work: Callable[[], object] = (lambda: self.give_back(came)) if came else thread.join
         threading.Thread(target=work, name="monarch-hosts-end", daemon=False).start()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.arrival import Arrival, HostsMissingError
-from monarch_nb.lifecycle.notices import tell_people
+from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
 from monarch_nb.runtime import Future, current_runtime, when_done
 from monarch_nb.supervision import Intensity
@@ -84,7 +84,7 @@ class Spares:
                 return
             wait = self._asked.wait(self._mesh, 0, time.monotonic())
             if wait is not None:
-                tell_people(
+                show_host_message(
                     f"{self._known_as}: {self._mesh} has no spare host any more: {_ASKED} came to nothing within "
                     f"{_WITHIN_S:.0f} s"
                 )
@@ -94,7 +94,7 @@ class Spares:
             arrivals = self._start(missing)
         except (EngineError, OSError, ValueError) as error:
             if not self._closed:
-                tell_people(f"{self._known_as}: there is no new spare host for {self._mesh}: {error}")
+                show_host_message(f"{self._known_as}: there is no new spare host for {self._mesh}: {error}")
             return
         self.follow(arrivals, self._wanted)
 
@@ -119,7 +119,7 @@ class Spares:
             arrival = None if self._closed else self._coming.pop(name, None)
         if arrival is None:
             return
-        tell_people(f"{self._known_as}: the spare host {name} {why}. No mesh was on it")
+        show_host_message(f"{self._known_as}: the spare host {name} {why}. No mesh was on it")
 
         def replace() -> None:
             arrival.stop("it came to nothing")

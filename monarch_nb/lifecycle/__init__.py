@@ -1,4 +1,4 @@
-"""How processes and actors begin, are healed, and what becomes of failures that nobody handles."""
+"""Spawning, stopping and healing of processes and actors, and failures that nobody handles."""
 
 from typing import TYPE_CHECKING
 

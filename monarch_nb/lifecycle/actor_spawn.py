@@ -1,12 +1,11 @@
-"""Spawning actors: from a class and its arguments to messages for processes, at first and again at a heal."""
+"""Spawning actors: from a class and its arguments to messages for processes, at first and again in a heal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
 
-from monarch_nb.lifecycle.stand_ins import stand_ins
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.actor import ActorMesh, check_class
 from monarch_nb.mesh.arguments import check_arguments, encode_arguments
@@ -35,7 +34,7 @@ from monarch_nb.wire import encode, pickle_failure
 
 
 class ActorSpawnSpec:
-    """How an actor mesh came to be: enough to re-create any of its ranks with its original arguments."""
+    """The definition of an actor mesh, enough to re-create any of its ranks with its original arguments."""
 
     def __init__(self, cls: type, arguments: Held, spec: SpawnActor, instance: Instance) -> None:
         self.cls = cls
@@ -44,14 +43,14 @@ class ActorSpawnSpec:
         self.instance = instance
         self.initialized: Future[None] = resolved_future(None)
 
-    def let_go(self) -> None:
-        """The mesh has stopped: nothing of it is created again."""
+    def release(self) -> None:
+        """Drops all that only a re-creation needs, once the mesh has stopped."""
         self.arguments = Held(())
         if self.initialized.done() and self.initialized.exception() is None:
             self.initialized = resolved_future(None)
 
     def renew(self) -> None:
-        """Takes the newest definition of the class. Raises ValueError if that cannot be spawned."""
+        """Takes over the newest definition of the class. Raises ValueError if that cannot be spawned."""
         cls = self.newest()
         if cls is not self.cls:
             check_class(cls)
@@ -59,7 +58,7 @@ class ActorSpawnSpec:
             self.cls = cls
 
     def newest(self) -> type:
-        """The class as it is defined now: the cell or module may have been run again since."""
+        """Returns the class as it is defined now: its cell or module may have been run again since."""
         definition: Any = sys.modules.get(self.cls.__module__)
         for part in self.cls.__qualname__.split("."):
             definition = getattr(definition, part, None)
@@ -96,7 +95,7 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
 
 
 def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
-    """The body of a spawn message."""
+    """Builds the body of a spawn message."""
     runtime = current_runtime()
     wanted = runtime.wanted_breakpoints()
     if wanted:
@@ -111,7 +110,7 @@ def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
 def spawn_actors(
     procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActorMesh[Any]:
-    """Spawns one actor on each proc. Does not block: `__init__` runs later, over there, before the first message."""
+    """Spawns one actor on each process. Does not block: `__init__` runs there later, before the first message."""
     cls = stand_ins.get(cls, cls)
     check_class(cls)
     kind = kind_of(cls)
@@ -149,7 +148,29 @@ def spawn_actors(
         runtime.part(MeshRegistry).own(instance, state)
         birth.initialized = send_spawn(state, region, frames)
         runtime.part(MeshEvents).publish(MeshStarting(state))
-    except BaseException:  # Ctrl-C too: nobody will ever hold it
+    except BaseException:  # Ctrl-C too: nobody will ever have a reference
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return ActorMesh(state, region)
+
+
+stand_ins: dict[type, type] = {}
+"""By the class that is asked for; of this process, and of processes that it spawns from now on."""
+
+
+class SetUp:
+    """The set-up of new processes: sets which classes stand in for others, then runs the user's own."""
+
+    def __init__(self, classes: Mapping[type, type], bootstrap: Callable[[], Any] | None) -> None:
+        self._classes = dict(classes)
+        self._bootstrap = bootstrap
+
+    def __call__(self) -> Any:
+        """Returns what the user's own set-up returns, which may be a coroutine."""
+        stand_ins.update(self._classes)
+        return None if self._bootstrap is None else self._bootstrap()
+
+
+def with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """Returns the set-up for processes that are spawned now."""
+    return SetUp(stand_ins, bootstrap) if stand_ins else bootstrap

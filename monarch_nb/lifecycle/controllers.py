@@ -1,4 +1,4 @@
-"""Controllers: actors of which a program has one each, by name, in its client process."""
+"""Controllers: actors that exist once per program, by name, in its client process."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registry(Actor):
-    """Owns the controllers. One that fails is forgotten, and made anew when it is next asked for; others live on."""
+    """Owns the controllers. One that fails is forgotten, and spawned again at the next request; others live on."""
 
     def __init__(self) -> None:
         self._actors: dict[str, ActorMesh[Any]] = {}
@@ -32,10 +32,10 @@ class Registry(Actor):
 
     @concurrent_endpoint
     async def get_or_spawn(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The controller of that name."""
+        """Returns the controller of that name, spawning it if there is none."""
         async with self._busy.setdefault(name, asyncio.Lock()):
             known = self._actors.get(name)
-            if known is None or _is_over(known):
+            if known is None or _has_ended(known):
                 return await self._spawn(name, cls, args, kwargs)
             if state_of(known).cls is not cls:
                 await self._renew(name, known, cls)
@@ -69,8 +69,8 @@ class Registry(Actor):
         return True
 
 
-def _is_over(known: ActorMesh[Any]) -> bool:
-    """Whether it was stopped, by somebody or by itself, or has failed a moment ago."""
+def _has_ended(known: ActorMesh[Any]) -> bool:
+    """Whether it has been stopped, or has failed a moment ago."""
     state, runtime = state_of(known), current_runtime()
     cell = runtime.cells.get((state.uid, region_of(known).ranks()[0]))
     return state.stopped is not None or cell is None or cell.cause is not None
@@ -81,7 +81,7 @@ def _is_stopped(known: Registry) -> bool:
 
 
 class Controllers:
-    """A process's way to the registry, which lives in the client's process; it is asked for once."""
+    """Finds the registry, which lives in the client's process, and remembers it."""
 
     def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
         self._runtime, self._registry = runtime, registry
@@ -90,9 +90,9 @@ class Controllers:
         runtime.verbs.handle(verbs.FIND_CONTROLLERS, self._asked)
 
     def registry(self) -> Registry:
-        """A reference to it; a new one after it was stopped, as `%stop --all` does.
+        """Returns a reference to the registry; a new one after it was stopped, as by `%stop --all`.
 
-        Blocks for an answer of the client's process when it is first needed elsewhere.
+        Blocks for an answer of the client's process when it is first needed in another one.
         """
         with self._lock:
             if self._known is None or _is_stopped(self._known):
@@ -101,11 +101,11 @@ class Controllers:
 
     @property
     def _owner(self) -> str:
-        """The process that has started this one; none has in the client's."""
+        """The process that has started this one; empty in the client's."""
         return self._registry.started_by
 
     def _spawn(self) -> Registry:
-        token = current.set(self._runtime.root_context)  # it is the client's, whoever asks
+        token = current.set(self._runtime.root_context)  # the client owns it, whatever actor asks
         try:
             procs: ProcMesh = self._runtime.this_proc()
             return procs.spawn("controllers", Registry)
@@ -122,23 +122,24 @@ class Controllers:
                 return mesh
             at = found.ask
 
-    def _asked(self, _: Done, asker: Asker[verbs.Controllers]) -> verbs.Controllers | None:
+    def _asked(self, _: Done, asker: Asker[verbs.ControllersReply]) -> verbs.ControllersReply | None:
         if self._owner:
-            return verbs.Controllers(ask=self._owner)
+            return verbs.ControllersReply(ask=self._owner)
 
         def answer() -> None:  # spawning it is more than the reading thread should do
             frames = tuple(bytes(frame) for frame in encode(self.registry(), self._runtime))
-            asker.reply(verbs.Controllers(frames))
+            asker.reply(verbs.ControllersReply(frames))
 
         threading.Thread(target=answer, name="monarch-controllers", daemon=True).start()
         return None
 
 
 def get_or_spawn_controller(name: str, Class: type[A], *args: Any, **kwargs: Any) -> Future[A]:  # noqa: N803
-    """The one actor of that name in the client process of this program; made by whoever asks for it first.
+    """Returns the one actor of that name in the client process of this program, spawned at the first request.
 
-    `args` are used only then. Asked for with a newer definition of its class, it takes that over and keeps its state;
-    after it has failed, it is made anew. The future fails with what its `__init__` raised. Works from any actor.
+    `args` are used only then. If it is requested with a newer definition of its class, it takes that over and keeps its
+    state; after it has failed, it is spawned again. The future fails with what its `__init__` raised. Works from any
+    actor.
     Raises ValueError for a class that cannot be spawned.
     """
     check_class(Class)

@@ -1,4 +1,4 @@
-"""Devices of processes: `gpus=4` gives each process one of its own. This process itself never touches CUDA."""
+"""Devices of processes: `gpus=4` gives each process its own GPU. This process itself never touches CUDA."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ _said: set[str] = set()
 
 
 def devices() -> list[str]:
-    """The GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [part.strip() for part in chosen.split(",")]
@@ -28,7 +28,7 @@ def devices() -> list[str]:
 
 
 def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) -> tuple[Environment, ...]:
-    """One environment for each process of a host, row-major: its local rank, and its device where there are any."""
+    """Returns the environment of each process of a host, row-major: its local rank, and its device if there are any."""
     extent = Extent(tuple(per_host), tuple(per_host.values()))
     offered = devices() if DIMENSION in per_host else []
     if DIMENSION in per_host and not offered and "none" not in _said:
@@ -44,7 +44,7 @@ def environments(per_host: Mapping[str, int], common: Mapping[str, str | None]) 
 
 
 def warn_of_shared(name: str, hosts: Sequence[str], envs: Sequence[Environment], others: Sequence[Any]) -> None:
-    """Warns, with names, when processes of living meshes have the same devices as those of the mesh `name`.
+    """Warns, with names, if processes of living meshes have the same devices as those of the mesh `name`.
 
     `others` are records of proc meshes.
     """

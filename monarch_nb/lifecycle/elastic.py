@@ -1,4 +1,4 @@
-"""Growing and shrinking as users ask for it: hosts come from a job and go back to it, meshes of processes follow."""
+"""Growing and shrinking: hosts come from a job and go back to it, and meshes of processes follow."""
 
 import contextvars
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from monarch_nb.lifecycle import extents
-from monarch_nb.lifecycle.notices import tell_people
-from monarch_nb.lifecycle.resizing import Left, resizer
+from monarch_nb.lifecycle.notices import show_host_message
+from monarch_nb.lifecycle.resizing import RemovedPart, resizer
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host import HostMesh
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float) -> Resized:
-    """More hosts for a mesh of processes: those that its host mesh has free, then new ones of the job."""
+    """Grows a mesh of processes onto hosts: those that its host mesh has free, then new ones of the job."""
     state, until = state_of(procs), time.monotonic() + timeout
     _check_whole(procs, state, "grow")
     wanted = more_of(more, extents.dimension_of_hosts(state), state.name)
@@ -44,11 +44,11 @@ def grow_procs(procs: Handle[ProcState], more: Mapping[str, Any], timeout: float
 
 
 def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
-    """Some hosts less; those that nothing else of this process is on go back to the job. Blocks until all is done."""
+    """Removes hosts from a mesh; those that no other mesh of this process uses go back to the job. Blocks."""
     state = state_of(procs)
     _check_whole(procs, state, "shrink")
     places = places_to_go(fewer, extents.dimension_of_hosts(state), state.name, state.hosts)
-    going, told = {state.hosts[place] for place in places}, list[Resized]()
+    going, resized = {state.hosts[place] for place in places}, list[Resized]()
 
     def shrink() -> None:
         there = [place for place, host in enumerate(state.hosts) if host in going]
@@ -58,14 +58,14 @@ def shrink_procs(procs: Handle[ProcState], fewer: Mapping[str, Any]) -> Resized:
         record = _record_of(state)
         freed = _freed(record, left.hosts)
         _end(record, [left], freed)
-        told.append(Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed))
+        resized.append(Resized(state.name, dict(state.region.extent), left.hosts, left.actors, left.places, freed))
 
     _whole(shrink, state.name)
-    return told[0]
+    return resized[0]
 
 
 def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> Resized:
-    """More hosts for a host mesh."""
+    """Adds hosts to a host mesh."""
     wanted = more_of(more, _dimension(record), record.name)
     if not isinstance(wanted, (int, tuple)):
         raise TypeError(f"{record.name}.grow takes a number of hosts, or names, not {type(wanted).__name__}")
@@ -74,7 +74,7 @@ def grow_hosts(record: HostRecord, more: Mapping[str, Any], timeout: float) -> R
 
 
 def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
-    """Some hosts of a host mesh go back to the job, after what this process has there."""
+    """Returns hosts of a host mesh to the job, after stopping what this process has there."""
     known = record.hosts
     places = places_to_go(fewer, _dimension(record), record.name, known)
     going = tuple(known[place] for place in places)
@@ -86,7 +86,7 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
     shown, names = record.places(going), list[str]()
 
     def shrink() -> None:
-        lefts, ends = list[Left](), list[Future[None]]()
+        lefts, ends = list[RemovedPart](), list[Future[None]]()
         for state in _living_on(going):
             there = [place for place, host in enumerate(state.hosts) if host in going]
             if len(there) == len(state.hosts):
@@ -102,13 +102,13 @@ def shrink_hosts(record: HostRecord, fewer: Mapping[str, Any]) -> Resized:
 
 
 def spares_for(state: ProcState) -> tuple[str, ...]:
-    """The spare hosts that wait to take the place of one that the mesh has lost."""
+    """Returns the spare hosts that can replace one that the mesh has lost."""
     source = source_of(state)
     return () if source is None else source.waiting
 
 
 def source_of_mesh(mesh: object) -> HostSource | None:
-    """What gives a mesh its hosts, of processes, actors, hosts or tensors. Raises NoMoreHostsError."""
+    """Returns the source of a mesh's hosts; takes any kind of mesh. Raises NoMoreHostsError."""
     if isinstance(mesh, HostMesh):
         source = mesh.record.source
     else:
@@ -120,22 +120,22 @@ def source_of_mesh(mesh: object) -> HostSource | None:
 
 
 def source_of(state: ProcState) -> HostSource | None:
-    """What gives a mesh other hosts; None where nobody does, as far as is known here."""
+    """Returns the source of a mesh's hosts, or None if none is known here."""
     record = _record_of(state)
     return None if record is None else record.source
 
 
 def ended_hosts(state: ProcState, hosts: Sequence[str]) -> list[str]:
-    """Those of its hosts that do not come back, in the word of the engine of their job. Raises NoMoreHostsError."""
+    """Returns those of its hosts that have ended for good, as their job reports. Raises NoMoreHostsError."""
     source = source_of(state)
     return [] if source is None else [host for host, fate in source.fate(hosts).items() if fate.ended]
 
 
 def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask: bool | None = True) -> str:
-    """Other hosts in the place of some that are lost: spares, or if it may `ask`, new ones of the job.
+    """Replaces lost hosts by spares or, if it may `ask`, by new ones of the job.
 
-    With `ask` None it asks for those that have ended, in the word of the engine. What to do about the others, which may
-    come back, in a line; empty where there are none. Raises NoMoreHostsError.
+    With `ask` None it asks only for replacements of hosts that have ended, as the job reports. Returns advice, in one
+    line, about lost hosts that may come back; empty if there are none. Raises NoMoreHostsError.
     """
     record = _record_of(state, timeout if ask else 0.0)
     if not ask and (record is None or record.source is None):
@@ -148,7 +148,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
     giver = record.giver("have another host in the place of one that is lost")
     gone: list[str] = []
     try:
-        with record.replacing:  # never for long: a spare is there at once, whoever waits for other hosts
+        with record.replacing:  # never for long: spares are there at once, whoever waits for other hosts
             known, lacking = _replaced(record, dead)
             spares = giver.take_spares(lacking) if lacking else {}
             gone += spares
@@ -160,7 +160,7 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
         missing, why, waits = _to_ask(state, giver, [host for host in dead if host not in instead], ask)
         if missing:
             with record.changing:
-                instead, lacking = _replaced(record, missing)  # another mesh has asked meanwhile
+                instead, lacking = _replaced(record, missing)  # another mesh may have asked meanwhile
                 if lacking:
                     _say_asked(state, giver, lacking, why)
                     asked = dict(zip(lacking, giver.more(len(lacking), timeout, instead=lacking), strict=True))
@@ -172,37 +172,39 @@ def replace_hosts(state: ProcState, dead: Sequence[str], timeout: float, *, ask:
         return waits
     finally:
         if gone:
-            aside(lambda: _tidy(giver, gone), "lost hosts are being let go")
+            run_in_background(lambda: _tidy(giver, gone), "lost hosts are being let go")
 
 
 def _to_ask(
     state: ProcState, giver: HostSource, lost: Sequence[str], ask: bool | None
 ) -> tuple[list[str], dict[str, str], str]:
-    """For which of these the job is asked for others, why these have ended, and what to do about the rest."""
+    """Returns the hosts for which the job is asked, why these have ended, and advice about the others."""
     if ask is not None or not lost:
         return list(lost) if ask else [], {}, ""
     fates = giver.fate(lost)
     stay = [host for host in lost if not fates[host].ended]
-    told = [f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].story}" for host in stay]
-    if told:
+    lines = [
+        f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].story}" for host in stay
+    ]
+    if lines:
         name = state.name
-        told.append(
+        lines.append(
             f"heal_mesh({name}) starts again what was there once it is back; heal_mesh({name}, replace=True) asks for "
             "another host at once"
         )
     ended = {host: fates[host].story.partition("\n")[0] for host in lost if fates[host].ended}
-    return list(ended), ended, "\n".join(told)
+    return list(ended), ended, "\n".join(lines)
 
 
 def _say_asked(state: ProcState, giver: HostSource, lost: Sequence[str], why: Mapping[str, str]) -> None:
-    """People hear of it first: it may take long, and cost."""
+    """Informs the user first: replacing a host may take long, and cost."""
     names = ", ".join(f"{host_name(host)} ({why[host]})" if host in why else host_name(host) for host in lost)
     others = "another host" if len(lost) == 1 else f"{len(lost)} other hosts"
-    tell_people(f"{state.name} has lost {names}: {giver} is asked for {others}")
+    show_host_message(f"{state.name} has lost {names}: {giver} is asked for {others}")
 
 
 def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Which hosts have come for these lost ones by now, and can be used; and those for which none has."""
+    """Returns usable replacements that these lost hosts have by now, and the hosts without one."""
     instead = {host: record.instead[host] for host in dead if host in record.instead}
     lost = operations().lost_hosts(instead.values())
     instead = {host: new for host, new in instead.items() if new not in lost}
@@ -210,11 +212,11 @@ def _replaced(record: HostRecord, dead: Sequence[str]) -> tuple[dict[str, str], 
 
 
 def _tidy(giver: HostSource, gone: Sequence[str]) -> None:
-    giver.let_go(gone)
+    giver.give_back(gone)
     giver.refill()
 
 
-# -- how --------------------------------------------------------------------------------------------------------
+# -- helpers ----------------------------------------------------------------------------------------------------
 
 
 def _check_whole(procs: Handle[ProcState], state: ProcState, what: str) -> None:
@@ -227,7 +229,7 @@ def _record_of(state: ProcState, timeout: float = 0.0) -> HostRecord | None:
 
 
 def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Callable[[], None]]:
-    """Hosts that a mesh can grow onto, and what gives those back that came for it."""
+    """Returns hosts that a mesh can grow onto, and a function that gives back those that came for it."""
     if isinstance(wanted, HostMesh):
         ids = wanted.host_ids
         return [ids[rank] for rank in wanted.region.ranks()], lambda: None
@@ -242,7 +244,7 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
             "job_load(…).state(), or name the hosts: mesh.grow(hosts=attach_to_workers(…))"
         )
     if isinstance(record.source, RecordedSource):
-        record.source.opened()  # which attaches the hosts that no mesh is on
+        record.source.opened()  # attaches the hosts that no mesh uses
     lost = operations().lost_hosts(record.hosts)
     free = [host for host in record.hosts if host not in state.hosts and host not in lost]
     lacking: int | tuple[str, ...]
@@ -250,13 +252,13 @@ def _found(state: ProcState, wanted: Any, timeout: float) -> tuple[list[str], Ca
         free = free[:wanted]
         lacking = wanted - len(free)
     else:
-        free = [each for each in wanted if each in (*free, *state.hosts)]  # which it has is said below
+        free = [each for each in wanted if each in (*free, *state.hosts)]  # hosts of the mesh are rejected below
         lacking = tuple(each for each in wanted if each not in free)
     new = _more(record, lacking, timeout) if lacking else ()
 
     def back() -> None:
         if new:
-            aside(lambda: _end(record, [], new), "hosts are being given back")
+            run_in_background(lambda: _end(record, [], new), "hosts are being given back")
 
     return [*free, *new], back
 
@@ -287,7 +289,7 @@ def _living_on(hosts: Collection[str]) -> list[ProcState]:
 
 
 def _freed(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]:
-    """Those of them that no other mesh of this process is on, and that a job takes back."""
+    """Returns those of them that no other mesh of this process uses, and that a job takes back."""
     if record is None or record.source is None:
         return ()
     busy = {host for state in _living_on(hosts) for host in state.hosts}
@@ -295,28 +297,31 @@ def _freed(record: HostRecord | None, hosts: Collection[str]) -> tuple[str, ...]
 
 
 def _end(
-    record: HostRecord | None, lefts: Collection[Left], freed: Collection[str], ends: "Collection[Future[None]]" = ()
+    record: HostRecord | None,
+    lefts: Collection[RemovedPart],
+    freed: Collection[str],
+    ends: "Collection[Future[None]]" = (),
 ) -> None:
-    """What was let go has ended; hosts go back to the job."""
+    """Waits for the end of what was stopped, then gives hosts back to the job."""
     for stopped in (*(left.stopped for left in lefts), *ends):
         stopped.exception()
     if record is not None and record.source is not None and freed:
         with record.changing:
             record.drop(freed)
-            record.source.let_go(tuple(freed))
+            record.source.give_back(tuple(freed))
 
 
 def _whole(shrink: Callable[[], object], name: str) -> None:
-    """Lets hosts go; blocks until they have gone. What has begun is done whole."""
+    """Runs a release of hosts to its end; blocks. An interrupt ends only the wait."""
     try:
-        aside(shrink, f"{name} lets hosts go").get()
+        run_in_background(shrink, f"{name} lets hosts go").get()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped waiting; {name} lets these hosts go all the same") from stop
 
 
-def aside(function: Callable[[], T], story: str) -> Future[T]:
-    """Does it on a thread of its own: an interrupt ends the wait, not the work."""
-    done: Future[T] = pending_future(describe=lambda: story)
+def run_in_background(function: Callable[[], T], description: str) -> Future[T]:
+    """Runs a function on a thread of its own: an interrupt ends the wait, not the work."""
+    done: Future[T] = pending_future(describe=lambda: description)
     context = contextvars.copy_context()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""What becomes of a mesh's ranks and hosts when it grows or shrinks. Pure.
+"""The ranks and hosts of a mesh that grows or shrinks. Pure.
 
-Ranks of processes never change their numbers: what holds them has written them down. New ones come behind, or in the
-place of hosts that are gone, as another incarnation; so a slice of before means the same ranks, as long as they live.
+Ranks of processes never change their numbers, since references hold them. New ones are appended, or replace those of
+lost hosts as another incarnation, so an older slice means the same ranks for as long as they live.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,15 +16,15 @@ from monarch_nb.wire import Layout, counted
 
 
 class Growth(Struct, frozen=True):
-    """Where a mesh of processes is to lie."""
+    """The extent of a mesh of processes after it has grown."""
 
     layout: Layout
     region: Region
-    fresh: tuple[int, ...]  # ranks that are not there yet
+    fresh: tuple[int, ...]  # ranks to be started
 
 
 def dimension_of_hosts(state: ProcState) -> str:
-    """The dimension along which a mesh of processes has its hosts. Raises ValueError where there is not one."""
+    """Returns the dimension along which a mesh of processes has its hosts. Raises ValueError if there is not one."""
     labels, sizes = state.region.labels, state.region.ndslice.sizes
     if labels and sizes[0] * state.layout.per_host == len(state.region):
         return labels[0]
@@ -36,12 +36,12 @@ def dimension_of_hosts(state: ProcState) -> str:
 
 
 def used(state: ProcState) -> list[int]:
-    """The numbers in its layout of the hosts that a mesh has, in its order."""
+    """Returns the numbers, in its layout, of the hosts that a mesh has, in its order."""
     return list(dict.fromkeys(rank // state.layout.per_host for rank in state.ranks))
 
 
 def growth(state: ProcState, hosts: Sequence[str]) -> Growth:
-    """More hosts, behind those that are there. Raises ValueError for hosts that it has already."""
+    """Appends hosts. Raises ValueError for hosts that the mesh has already."""
     dimension_of_hosts(state)
     twice = [host for at, host in enumerate(hosts) if host in state.hosts or host in hosts[:at]]
     if twice:
@@ -59,9 +59,9 @@ def growth(state: ProcState, hosts: Sequence[str]) -> Growth:
 
 
 def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:
-    """Some hosts less, by their places along the dimension of hosts: what stays, and what goes.
+    """Removes hosts by their indices along the dimension of hosts; returns the remaining and the removed region.
 
-    Raises ValueError when nothing would stay.
+    Raises ValueError if nothing would remain.
     """
     label, per, ranks = dimension_of_hosts(state), state.layout.per_host, list(state.ranks)
     gone = [rank for at, rank in enumerate(ranks) if at // per in places]
@@ -72,7 +72,7 @@ def without(state: ProcState, places: Collection[int]) -> tuple[Region, Region]:
 
 
 def launches(state_name: str, launch: Sequence[Launch], per_host: int, wanted: int) -> tuple[Launch, ...]:
-    """How the ranks of a mesh with more hosts are started: as those of its first host are. Raises ValueError."""
+    """Returns the launch commands of a larger mesh, which repeat those of its first host. Raises ValueError."""
     first = tuple(launch[:per_host])
     if any(each != first[rank % per_host] for rank, each in enumerate(launch)):
         raise ValueError(

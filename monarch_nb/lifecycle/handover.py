@@ -1,4 +1,4 @@
-"""A process whose mesh changes hands: it knows its new owner, and what it could tell nobody meanwhile is told then."""
+"""A process whose mesh gets another owner: it switches to the new one and hands over reports from the time between."""
 
 import logging
 import time
@@ -15,9 +15,9 @@ from monarch_nb.mesh.verbs import (
     ACTOR_FAILED,
     RESULT,
     RESULTS,
-    Kept,
-    KeptResults,
     ResultBody,
+    StoredResult,
+    StoredResults,
     WantedResult,
     WantedResults,
 )
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Handover:
-    """One per process; takes the word of host agents and of new owners, on the reading thread."""
+    """Handles announcements of new owners, and their requests, on the reading thread; one per process."""
 
     def __init__(self, runtime: Runtime, driver: Driver, registry: MeshRegistry, watcher: ProcessWatcher,
                  updates: ReferenceUpdates, events: MeshEvents) -> None:  # fmt: skip
@@ -42,8 +42,8 @@ class Handover:
         runtime.verbs.handle(RESULTS, self._results)
         runtime.verbs.handle(RESULT, self._result)
 
-    def notify_owner(self, process: str, end: ActorEnd) -> None:
-        """An actor has failed: its owner is told. Whoever comes after one who has left asks how the actors here are."""
+    def report_to_owner(self, process: str, end: ActorEnd) -> None:
+        """Reports a failed actor to its owner, unless that has detached: the next owner asks for all states."""
         if process not in self._runtime.local.away:
             self._runtime.post(process, ACTOR_FAILED, end)
 
@@ -69,20 +69,20 @@ class Handover:
             before.add(cell.spec.owner_process)
             cell.hand_over(owner)
         before.discard(owner)
-        # What a controller had called before this one took the mesh over is for this one, too.
+        # Calls of a controller from before this one took over the mesh belong to this one, too.
         local.away.update(process for process in before if parse_address(process).is_controller)
         if cells:
             self._watcher.watch_owner(owner)
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
-        if owner in local.away:  # it has come back, but does not wait any more for what it had called before
+        if owner in local.away:  # the same one is back, but no longer waits for its former calls
             under_way = [call for cell in tuple(local.cells.values()) for call in _calls(cell)]
             local.orphans.update(call for call in under_way if caller_of(call) == owner)
             local.away.discard(owner)
-        for state in states:  # it does not know yet who holds references
+        for state in states:  # the new owner does not know the holders of references
             try:
                 self._updates.subscribe(state)
             except TransportError:
-                logger.debug("%s cannot be told of a reference", owner, exc_info=True)
+                logger.debug("%s cannot be informed of a reference", owner, exc_info=True)
         self._events.publish(OwnerChanged(owner))
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
@@ -102,14 +102,14 @@ class Handover:
             p.ActorThere(mesh, rank, incarnation, b"" if cause is None else msgspec.msgpack.encode(cause))
             for (mesh, rank), (incarnation, cause) in self._runtime.latest_actors(meshes).items()
         )
-        return p.Welcome(missed, running, actors, self._bare())
+        return p.Welcome(missed, running, actors, self._never_set_up())
 
-    def _results(self, wanted: WantedResults, asker: Asker[KeptResults]) -> KeptResults:
+    def _results(self, wanted: WantedResults, asker: Asker[StoredResults]) -> StoredResults:
         unheard = self._runtime.local.unheard
         unheard.forget(wanted.forget)
-        return KeptResults(
+        return StoredResults(
             tuple(
-                Kept(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
+                StoredResult(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
                      index=one.index, extent=one.extent, at=one.at, size=one.size, kept=one.frames is not None,
                      error=one.error)
                 for one in unheard.of(wanted.meshes)
@@ -120,13 +120,13 @@ class Handover:
         frames = self._runtime.local.unheard.body(wanted.number)
         return ResultBody(None if frames is None else tuple(frames))
 
-    def _bare(self) -> bool:
-        """Whether what is to be set up here has never been said."""
+    def _never_set_up(self) -> bool:
+        """Whether this process has not been told yet what to set up."""
         consoles = [cell for cell in tuple(self._runtime.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None
 
 
 def _calls(cell: ActorCell) -> list[str]:
-    """Those that run, and those that wait, in one actor."""
+    """Returns the running and the queued calls of one actor."""
     return [*(header.call for header, _ in cell.queued()), *cell.running_now()]

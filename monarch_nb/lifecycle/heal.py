@@ -1,10 +1,11 @@
-"""heal_mesh: the same mesh, whole again."""
+"""heal_mesh: brings failed ranks of a mesh back."""
 
 import time
 from collections.abc import Collection
 from typing import Protocol, Self, TypeVar, cast
 
-from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.elastic import ended_hosts, replace_hosts, source_of, spares_for
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
@@ -16,10 +17,10 @@ ROUNDS = 4
 
 
 class Shrinkable(Protocol):
-    """A mesh that can go on without its lost ranks."""
+    """A mesh that can do without its lost ranks."""
 
     def shrunk(self) -> Self:
-        """A smaller mesh of those that are left. Blocks."""
+        """Returns a smaller mesh of the remaining ranks. Blocks."""
 
 
 def heal_mesh(
@@ -29,17 +30,17 @@ def heal_mesh(
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
     original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
-    repeated; tensors of a mesh for tensors are gone. With `kill` the processes of ranks that live are killed first,
-    with all that is on them: for ranks that do not react to an interrupt. Raises HealError when ranks fail again, or
-    were healed too often (3 times in 60 s).
+    repeated; tensors of a mesh for tensors are lost. With `kill` the processes of living ranks are killed first, with
+    all that runs on them, for ranks that do not react to an interrupt. Raises HealError if ranks fail again, or have
+    been healed too often (3 times in 60 s).
 
-    A spare host of the job takes the place of one that is lost, at once. Where there is no spare, and the engine of the
-    job says that the host has ended, the job is asked for another one, which is said first; with `replace` also for
-    hosts that may come back, with `replace=False` for none. Raises NoMoreHostsError where they have not come in time,
-    `timeout` or ten minutes, and where the engine does not answer.
+    A spare host of the job replaces a lost one at once. If there is no spare, and the job reports that the host has
+    ended, the job is asked for another one, which is announced first; with `replace` also for hosts that may come back,
+    with `replace=False` for none. Raises NoMoreHostsError if they have not come within `timeout`, or ten minutes, or if
+    the job's scheduler does not answer.
 
-    With `shrink` nothing is started: gives a smaller mesh for tensors, the largest slice of this one that no lost rank
-    is in. This one is of no use any more then.
+    With `shrink` nothing is started: it returns a smaller mesh for tensors, the largest slice of this one without a
+    lost rank. This mesh can no longer be used then.
     """
     if shrink:
         if not hasattr(mesh, "shrunk") or isinstance(mesh, Handle):
@@ -48,7 +49,7 @@ def heal_mesh(
                 "take a slice without the lost ranks"
             )
         return cast("Shrinkable", mesh).shrunk()  # type: ignore[return-value]
-    procs = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)  # a mesh for tensors has them
+    procs = mesh if isinstance(mesh, Handle) else getattr(mesh, "procs", None)  # of a mesh for tensors
     if not isinstance(procs, Handle):
         raise TypeError(f"heal_mesh takes a proc or actor mesh, or one for tensors, not {type(mesh).__name__}")
     state, region = state_of(procs), region_of(procs)
@@ -68,7 +69,7 @@ def heal_mesh(
                 raise (HealError(f"{waits}\n{error}", error.failures) if waits else error) from None
             continue
         kill = False
-        # Ranks often die together, and the second death may be heard of after the heal of the first has begun.
+        # Ranks often die together, and the second death may be reported after the heal of the first has begun.
         if current_runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh
@@ -81,36 +82,28 @@ def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:
 
 
 def _lost(state: MeshState, ranks: Collection[int]) -> list[str]:
-    """The hosts of failed ranks that cannot be reached."""
+    """Returns the hosts of failed ranks that cannot be reached."""
     return list(operations().lost_hosts(_hosts_of_failed(state, ranks)))
 
 
 def _ended(state: MeshState, ranks: Collection[int], *, ask: bool | None) -> list[str]:
-    """The hosts of failed ranks that have ended, as the engine of their job says, before it was seen here."""
+    """Returns the hosts of failed ranks that have ended, as their job reports, before that is observed here."""
     if ask is False:
         return []
-    from monarch_nb.lifecycle.elastic import ended_hosts
-
     return ended_hosts(_procs(state), _hosts_of_failed(state, ranks))
 
 
 def _replace(state: MeshState, lost: list[str], timeout: float | None, *, ask: bool | None) -> str:
     if not lost:
         return ""
-    from monarch_nb.lifecycle.elastic import replace_hosts
-
     return replace_hosts(_procs(state), lost, GROW_S if timeout is None else timeout, ask=ask)
 
 
 def _has_job(state: MeshState) -> bool:
-    from monarch_nb.lifecycle.elastic import source_of
-
     return source_of(_procs(state)) is not None
 
 
 def _spares(state: MeshState) -> bool:
-    from monarch_nb.lifecycle.elastic import spares_for
-
     return bool(spares_for(_procs(state)))
 
 

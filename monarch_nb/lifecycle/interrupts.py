@@ -1,4 +1,4 @@
-"""Interrupting what runs on the ranks of a mesh, and seeing what they do."""
+"""Interrupting what runs on the ranks of a mesh, and querying what they do."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from monarch_nb.runtime import (
     resolve_future,
 )
 
-SILENT_AFTER = 1.0  # seconds without a word after which a rank is taken for one that does not answer
-_ANSWERS_WITHIN = 4.0  # seconds for ranks to answer an interrupt that nobody waits for
+SILENT_AFTER = 1.0  # seconds without an answer after which a rank counts as not answering
+_ANSWERS_WITHIN = 4.0  # seconds for answers to an interrupt that nobody waits for
 
 
 def interrupt(mesh: Any) -> None:
     """Raises KeyboardInterrupt in what runs on the ranks of a mesh: cells of a ProcMesh, endpoints of an ActorMesh.
 
-    Best effort: `time.sleep`, waits for other calls, collectives of torch.distributed, and Python code end; a rank that
-    sits in other C code notices when it returns from it; that one is ended by `heal_mesh(mesh.slice(...), kill=True)`.
-    Does not block.
+    Best effort: `time.sleep`, waits for other calls, collectives of torch.distributed, and Python code end. A rank in
+    other C code reacts when it returns from it; `heal_mesh(mesh.slice(...), kill=True)` ends such a rank. Does not
+    block.
     """
     runtime, state = current_runtime(), state_of(mesh)
 
@@ -41,11 +41,10 @@ def interrupt(mesh: Any) -> None:
 
 
 def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, Doing | None]:
-    """Interrupts base ranks of a mesh and gives what each was doing, None for those that do not answer within 1 s.
+    """Interrupts base ranks of a mesh; returns what each was doing, None for those that do not answer within 1 s.
 
-    Ranks that are known to be dead are left out. What had not ended by then is found where it is. Calls of `drop` that
-    have not begun are not run. Process groups that ranks waited in are given up on all ranks. Blocks up to 1 s, and up
-    to another where that is so.
+    Ranks known to be dead are left out. Calls of `drop` that have not begun are not run. Process groups that ranks
+    waited in are given up on all ranks. Blocks up to 1 s, or 2 s in that case.
     """
     runtime = current_runtime()
     done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(describe=lambda: f"interrupting {state.name}")
@@ -69,7 +68,7 @@ def _send(
 
 
 def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, Doing]]:
-    """Asks base ranks of a mesh what they do: those that answer within 1 s. Does not block."""
+    """Returns what base ranks of a mesh do, for those that answer within 1 s. Does not block."""
     answers: Future[dict[int, Doing]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
         current_runtime(),

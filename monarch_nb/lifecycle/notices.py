@@ -1,4 +1,4 @@
-"""Hosts that are about to be taken away, as their agents say: owners here are told, and whoever shows it to people."""
+"""Preemption notices: announcements of host agents that their host is about to be taken away."""
 
 import contextlib
 import logging
@@ -9,63 +9,63 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.lifecycle import extents
-from monarch_nb.mesh.mesh_events import Event, HostKept, HostNoticed, HostStory
+from monarch_nb.mesh.mesh_events import Event, HostMessage, HostNoticed, HostNoticeWithdrawn
 from monarch_nb.runtime import ProcState, Runtime, current_runtime
 from monarch_nb.shape import first_places_of
 from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
-GATHER_S = 0.1  # hosts of which notice comes within so long are told of at once
+GATHER_S = 0.1  # notices of hosts within that time are reported together
 
-Show = Callable[[HostNoticed | HostKept | HostStory], None]
+Show = Callable[[HostNoticed | HostNoticeWithdrawn | HostMessage], None]
 
 
 class HostNotices:
-    """Takes notices, on the reading thread; those of several hosts at once, as of all of a job, are told as one."""
+    """Handles notices on the reading thread; those of several hosts, as of a whole job, are reported as one."""
 
     def __init__(self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], show: Show) -> None:
-        """`tell` is given what displays follow; `show` tells people at once."""
+        """`publish` takes events for displays; `show` shows them to the user at once."""
         self._runtime, self._driver, self._publish, self._show = runtime, driver, publish, show
-        self._known: dict[str, tuple[p.Notice, float]] = {}  # by host; when each came, by the monotonic clock
-        self._told: dict[str, HostNoticed] = {}
-        self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by whom, and whether it is over; by host
+        self._known: dict[str, tuple[p.Notice, float]] = {}  # by host, with the time of arrival by the monotonic clock
+        self._published: dict[str, HostNoticed] = {}
+        self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by source and whether it is withdrawn; by host
         self._given_up: set[str] = set()  # hosts
         self._lock = threading.Lock()
         runtime.verbs.handle(verbs.HOST_NOTICE, self._noticed)
 
     def present(self, show: Show | None) -> None:
-        """From now on people are told by this one; None: in the log."""
+        """Replaces the function that shows notices to the user; None restores the log."""
         self._show = show or log_notice
 
     def of(self, hosts: Collection[str]) -> list[HostNoticed]:
-        """What is known of these hosts."""
-        return [noticed for host in dict.fromkeys(hosts) if (noticed := self._told.get(host)) is not None]
+        """Returns the current notices of these hosts."""
+        return [noticed for host in dict.fromkeys(hosts) if (noticed := self._published.get(host)) is not None]
 
     def lost(self, host: str, reason: str) -> str:
-        """A host is gone: why, with the notice that came before, which is over by that."""
+        """Ends the notice of a lost host; returns the reason of the loss with that notice."""
         known = self._known.pop(host, None)
-        self._told.pop(host, None)
+        self._published.pop(host, None)
         if known is None:
             return reason
         notice, since = known
         return f"{reason}, {time.monotonic() - since:.0f} s after the notice of that ({notice.by})"
 
     def give_up(self, hosts: Iterable[str]) -> None:
-        """This program is about to have these hosts ended: that they are told of it is no news here."""
+        """Ignores notices of hosts that this program is about to have ended."""
         self._given_up.update(hosts)
 
     def attached(self, host: str) -> None:
-        """This program uses a host that it may have given up before."""
+        """Accepts notices of a host that this program may have given up before."""
         self._given_up.discard(host)
 
-    def say(self, event: HostNoticed | HostKept | HostStory) -> None:
-        """Tells something to displays and, in a controller, to people."""
+    def say(self, event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> None:
+        """Publishes an event to displays and, in a controller, shows it to the user."""
         self._publish(event)
-        self._show_people(event)
+        self._show_user(event)
 
-    def _show_people(self, event: HostNoticed | HostKept | HostStory) -> None:
-        if not self._runtime.is_worker:  # where a person may read it
+    def _show_user(self, event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> None:
+        if not self._runtime.is_worker:  # whose output the user may not see
             self._show(event)
 
     def _noticed(self, notice: p.Notice, asker: Asker[None]) -> None:
@@ -84,21 +84,21 @@ class HostNotices:
         for (by, over), group in due.items():
             notices = dict(sorted(group.items()))
             if over:
-                self._over(by, [host for host in notices if self._known.pop(host, None) is not None])
+                self._on_withdrawn(by, [host for host in notices if self._known.pop(host, None) is not None])
             else:
-                self._come(by, notices)
+                self._on_notices(by, notices)
 
-    def _over(self, by: str, hosts: Sequence[str]) -> None:
+    def _on_withdrawn(self, by: str, hosts: Sequence[str]) -> None:
         for host in hosts:
-            self._told.pop(host, None)
-            self._publish(HostKept(host, ""))
+            self._published.pop(host, None)
+            self._publish(HostNoticeWithdrawn(host, ""))
         if hosts:
             was = "was" if len(hosts) == 1 else "were"
             still = "is still there: it is" if len(hosts) == 1 else "are still there: they are"
             text = f"{hosts_text(hosts)} {was} to be taken away ({by}), and {still} as before"
-            self._show_people(HostKept(", ".join(hosts), text))
+            self._show_user(HostNoticeWithdrawn(", ".join(hosts), text))
 
-    def _come(self, by: str, notices: Mapping[str, p.Notice]) -> None:
+    def _on_notices(self, by: str, notices: Mapping[str, p.Notice]) -> None:
         now, wall = time.monotonic(), time.time()
         known = {host: self._known.get(host) for host in notices}
         fresh = [host for host, before in known.items() if before is None or before[0].at != notices[host].at]
@@ -117,24 +117,24 @@ class HostNotices:
         text = self._text(by, hosts, seconds)
         for host in hosts:
             mine = notices[host].seconds
-            self._told[host] = HostNoticed(host, by, None if mine is None else wall + mine, text)
-            self._publish(self._told[host])
-        self._show_people(HostNoticed(", ".join(hosts), by, until, text))
+            self._published[host] = HostNoticed(host, by, None if mine is None else wall + mine, text)
+            self._publish(self._published[host])
+        self._show_user(HostNoticed(", ".join(hosts), by, until, text))
 
     def _text(self, by: str, hosts: Sequence[str], seconds: float | None) -> str:
-        told = notice_text(hosts, by, seconds)
+        notice = notice_text(hosts, by, seconds)
         mine = [
             state for state in tuple(self._runtime.meshes.values())
             if isinstance(state, ProcState) and state.spawn_spec is not None and state.stopped is None
             and state.owner_process == self._runtime.address and not set(hosts).isdisjoint(state.hosts)
         ]  # fmt: skip
         if not mine:
-            return f"{told}. No mesh of this program is there"
-        return "\n".join([f"{told}:", *(f"  {line}" for state in mine for line in _advice(state, hosts))])
+            return f"{notice}. No mesh of this program is there"
+        return "\n".join([f"{notice}:", *(f"  {line}" for state in mine for line in _advice(state, hosts))])
 
 
 def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
-    """What of a mesh is there, and what can be done."""
+    """Returns what a mesh has on these hosts, and what can be done."""
     ranks = [rank for rank in state.ranks if state.layout.host_of(rank) in hosts]
     actors = [each.name for each in tuple(state.actors.values()) if each.stopped is None and not each.inner]
     where = first_places_of(state.region, ranks) if state.region.labels else ""
@@ -142,18 +142,18 @@ def _advice(state: ProcState, hosts: Collection[str]) -> list[str]:
     places = [place for place, host in enumerate(state.hosts) if host in hosts]
     steps = ["save what is there"]
     if len(places) < len(state.hosts):
-        with contextlib.suppress(ValueError):  # the mesh of another dimension cannot shrink
+        with contextlib.suppress(ValueError):  # a mesh with other dimensions cannot shrink
             steps.append(f"{state.name}.shrink({extents.dimension_of_hosts(state)}={places}) goes on without it")
     others = "another host" if len(places) == 1 else "other hosts"
     steps.append(f"once it is lost, heal_mesh({state.name}, replace=True) takes {others}")
     return [f"{state.name}{f', {where}' if where else ''}{on_it}", f"next: {'; '.join(steps)}"]
 
 
-def log_notice(event: HostNoticed | HostKept | HostStory) -> None:
-    """Tells it where nobody has said anything else."""
+def log_notice(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> None:
+    """Logs it, the default."""
     logger.warning("%s", event.text)
 
 
-def tell_people(text: str) -> None:
-    """One line about hosts, in the notebook or in the log."""
-    current_runtime().part(HostNotices).say(HostStory(text))
+def show_host_message(text: str) -> None:
+    """Shows a line about hosts in the notebook, or logs it."""
+    current_runtime().part(HostNotices).say(HostMessage(text))

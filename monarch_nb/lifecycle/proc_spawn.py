@@ -1,4 +1,4 @@
-"""Spawning processes: from a wish to messages for host agents, at first and again at a heal."""
+"""Spawning processes: from a request to messages for host agents, at first and again in a heal."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ from monarch_nb.collectives.environment import OURS, World, free_port
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
+from monarch_nb.lifecycle.actor_spawn import with_stand_ins
 from monarch_nb.lifecycle.devices import environments, warn_of_shared
-from monarch_nb.lifecycle.stand_ins import with_stand_ins
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
@@ -43,16 +43,16 @@ from monarch_nb.shape import NDSlice, Region, RegionForm
 from monarch_nb.supervision import RankIncarnation
 from monarch_nb.wire import Layout, agent_of, host_name
 
-PYTHON = "MONARCH_NB_PYTHON"  # tells a process which Python its owner runs
+PYTHON = "MONARCH_NB_PYTHON"  # the Python version of a process's owner
 
 
 def python_version() -> str:
-    """The part of the version that must agree: code travels as byte code of one minor version."""
+    """Returns the part of the version that must agree: code travels as byte code of one minor version."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class ProcSpawnSpec(Struct, eq=False):
-    """How a proc mesh came to be: enough to start any of its ranks again."""
+    """The definition of a proc mesh, enough to start any of its ranks again."""
 
     instance: Instance
     setup: Held
@@ -61,12 +61,12 @@ class ProcSpawnSpec(Struct, eq=False):
     launch: tuple[Launch, ...]  # by rank, if not the default command
     python: str | None
     host_mesh: str  # the identity of the host mesh it was spawned on
-    host_record: HostRecord | None = None  # of that, where its hosts can be replaced, and become more
-    master: tuple[str, int] = ("", 0)  # where the next process groups of torch.distributed meet
+    host_record: HostRecord | None = None  # of that host mesh, if it can replace and add hosts
+    master: tuple[str, int] = ("", 0)  # address of the next process groups of torch.distributed
     initialized: Future[Any] = field(default_factory=lambda: resolved_future(True))
 
-    def let_go(self) -> None:
-        """The mesh has stopped: nothing of it is started again."""
+    def release(self) -> None:
+        """Drops all that only a restart needs, once the mesh has stopped."""
         self.setup, self.env, self.proc_bind, self.launch = Held(()), (), (), ()
         self.host_record = None
         self.initialized = resolved_future(True)
@@ -77,12 +77,12 @@ class ProcSpawnSpec(Struct, eq=False):
 
 
 def has_heavy_modules() -> bool:
-    """Whether this process has loaded any module that templates import and that takes long."""
+    """Whether this process has loaded any slow module that templates import."""
     return any(name in sys.modules for name in worth_importing() if name not in QUICK)
 
 
 def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
-    """What has changed in this process's environment since its host agent was started."""
+    """Returns what has changed in this process's environment since its host agent was started."""
     before = runtime.part(MeshRegistry).agent_environment.get(host)
     if before is None:
         return {}
@@ -93,7 +93,7 @@ def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
 
 
 def world_of(state: ProcState) -> World | None:
-    """What torchrun would set for the ranks of a mesh; None where nothing is to be set."""
+    """Returns what torchrun would set for the ranks of a mesh, or None if nothing is to be set."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)
     if not settings.torchrun_environment:
@@ -104,15 +104,17 @@ def world_of(state: ProcState) -> World | None:
 
 
 def renew_world(runtime: Runtime, state: ProcState, lost: Sequence[int]) -> Future[set[str]]:
-    """Process groups of torch.distributed that `lost` ranks of its were in are given up on all ranks of a mesh; new
-    ones are as large as the mesh is now, and meet where `choose_master` says. The actor meshes, by uid, whose
-    `__init__` had made such a group. Does not block."""
+    """Gives up process groups of torch.distributed that include `lost` ranks, on all ranks of a mesh.
+
+    New groups have the mesh's current size and the address set by `choose_master`. The future has the uids of actor
+    meshes whose `__init__` had made such a group. Does not block.
+    """
     ranks = ranks_of(state.pending_region or state.region)
     return runtime.feature(COLLECTIVES).renew_after_loss(state, ranks, world_of(state), tuple(lost))
 
 
 def choose_master(state: ProcState) -> None:
-    """A new place for the next process groups to meet: on the first rank's host, a port that seems free."""
+    """Chooses the address of the next process groups: the first rank's host, and a port that seems free."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)
     ranks = ranks_of(state.pending_region or state.region)
@@ -121,7 +123,7 @@ def choose_master(state: ProcState) -> None:
 
 
 def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarnation]) -> Future[Any]:
-    """Asks the agents for these ranks and runs their set-up; resolves when it is done, fails when one is lost."""
+    """Asks agents for these ranks and runs their set-up; resolves when that is done, fails when one is lost."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)  # it was spawned here
     layout = state.layout
@@ -170,8 +172,8 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
                 runner=runtime.part(MeshRegistry).runner,
             )
             asked = request(runtime, agent_of(host), host_verbs.SPAWN, request_body)
-            when_done(asked, _refused(call))
-            runtime.later(settings.mesh_proc_spawn_max_idle, _silent(runtime, host, asked, call))
+            when_done(asked, _fail_if_refused(call))
+            runtime.later(settings.mesh_proc_spawn_max_idle, _fail_if_silent(runtime, host, asked, call))
         console = console_state(state)
         context = runtime.root_context if spawn_spec.instance is runtime.root else runtime.context()
         whole = [rank for rank, _ in incarnations] == list(state.ranks)
@@ -188,32 +190,32 @@ def start(runtime: Runtime, state: ProcState, incarnations: Sequence[RankIncarna
 
 
 def _own_environment(state: ProcState, spawn_spec: ProcSpawnSpec, rank: int) -> dict[str, str | None]:
-    """What is set for one rank alone, or by who spawned the mesh; that wins."""
+    """Returns the environment of one rank, in which that given by the spawner wins."""
     given = spawn_spec.env[rank % state.layout.per_host]
     world = world_of(state)
     ours = {} if world is None else world.environment(rank)
     return {**ours, **given, OURS: ",".join(name for name in ours if given.get(name, ours[name]) == ours[name])}
 
 
-def _silent(runtime: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
+def _fail_if_silent(runtime: Runtime, host: str, asked: Future[Any], call: PendingCall) -> Callable[[], None]:
     limit = settings.mesh_proc_spawn_max_idle
-    answer, waiting = weakref.ref(asked), weakref.ref(call)  # neither is kept for that long
+    answer, waiting = weakref.ref(asked), weakref.ref(call)  # to keep neither alive for that long
 
-    def look() -> None:
+    def check() -> None:
         asked, call = answer(), waiting()
         if asked is not None and call is not None and not asked.done() and not runtime.closed:
             call.fail(RequestError(f"{call.title}: host {host_name(host)} has not answered within {limit:g} s"))
 
-    return look
+    return check
 
 
-def _refused(call: PendingCall) -> Callable[[Future[Any]], None]:
-    def look(future: Future[Any]) -> None:
+def _fail_if_refused(call: PendingCall) -> Callable[[Future[Any]], None]:
+    def check(future: Future[Any]) -> None:
         error = future.exception(0)
         if error is not None:
             call.fail(error)
 
-    return look
+    return check
 
 
 def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
@@ -221,7 +223,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     runtime = current_runtime()
     instance = runtime.context().actor_instance
     for source, filename in wanted.setup:
-        compile(source, filename, "exec", dont_inherit=True)  # a typo is told here
+        compile(source, filename, "exec", dont_inherit=True)  # raises for a typo here
     region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
     uid = runtime.new_uid("p")
     name, env = wanted.name, environments(wanted.per_host, wanted.env)
@@ -253,7 +255,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         mesh = ProcMesh(state, region)
         runtime.part(MeshEvents).publish(MeshStarting(state))
         announce(mesh)
-    except BaseException:  # Ctrl-C too: nobody will ever hold it
+    except BaseException:  # Ctrl-C too: nobody will ever have a reference
         runtime.part(MeshStopper).stop(state, "its spawn was interrupted")
         raise
     return mesh

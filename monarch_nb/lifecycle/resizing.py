@@ -1,4 +1,4 @@
-"""Meshes of processes that grow onto more hosts, and let hosts go, with the actors on them."""
+"""Growing meshes of processes onto more hosts, and shrinking them, with the actors on them."""
 
 import contextlib
 import threading
@@ -24,17 +24,17 @@ from monarch_nb.supervision import Driver, HealError, Machine
 from monarch_nb.transport import held_back
 
 
-class Left(Struct, frozen=True):
-    """What a mesh has let go."""
+class RemovedPart(Struct, frozen=True):
+    """The part of a mesh that was removed by shrinking it."""
 
-    places: str  # "hosts=2-3", as they were
+    places: str  # such as "hosts=2-3", in the former extent
     hosts: tuple[str, ...]  # ids
     actors: tuple[str, ...]  # names of the meshes that had actors there
-    stopped: Future[None]  # resolves when all is gone that was there
+    stopped: Future[None]  # resolves when all that ran there has ended
 
 
 class MeshResizer:
-    """Changes the extents of meshes that this process owns; one change of a mesh at a time."""
+    """Changes the extents of meshes that this process owns, one change of a mesh at a time."""
 
     def __init__(
         self,
@@ -46,17 +46,18 @@ class MeshResizer:
         stopper: MeshStopper,
         publish: Callable[[Event], None],
     ) -> None:
-        """`tell` is given what displays show."""
+        """`publish` takes events for displays."""
         self._runtime, self._driver = runtime, driver
         self._registry, self._updates, self._stopper, self._publish = registry, updates, stopper, publish
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._ending: dict[str, Future[None]] = {}  # what meshes have let go, whose places are used again
+        self._ending: dict[str, Future[None]] = {}  # ends of removed parts, whose ranks are reused
 
     def grow(self, state: ProcState, hosts: Sequence[str], timeout: float | None) -> tuple[str, ...]:
-        """Starts processes on more hosts, and on them the actors of all meshes that lie on the whole of this one.
+        """Starts processes on more hosts, and on them the actors of all meshes that cover this one.
 
-        Blocks until all are there; then the mesh, and these meshes of actors, have them too. The names of these.
-        Raises HealError where something of it does not start, or TimeoutError: then nothing has changed.
+        Blocks until all are there; then the mesh, and these meshes of actors, have the new extent. Returns the names of
+        these.
+        Raises HealError if any of it does not start, or TimeoutError; the mesh is unchanged then.
         """
         with self._locks[state.uid]:
             self._check(state, "grow")
@@ -73,23 +74,23 @@ class MeshResizer:
                     raise HealError("what is new has ended again")
             except BaseException as error:
                 stopped = held_back(self._take_back, state, actors, growth, before)
-                told = f"{state.name} has not grown, and is as it was before"
+                unchanged = f"{state.name} has not grown, and is as it was before"
                 if isinstance(error, HealError):
                     self._await(stopped)
-                    raise HealError(f"{told}: {error}", error.failures) from error
+                    raise HealError(f"{unchanged}: {error}", error.failures) from error
                 if isinstance(error, TimeoutError):
-                    raise TimeoutError(f"{told}: what is new was not there within {timeout:g} s") from error
+                    raise TimeoutError(f"{unchanged}: what is new was not there within {timeout:g} s") from error
                 if isinstance(error, KeyboardInterrupt):
-                    raise KeyboardInterrupt(f"{told}: what is new is stopped") from error
+                    raise KeyboardInterrupt(f"{unchanged}: what is new is stopped") from error
                 raise
             for each in (state, *actors):
                 self._driver.feed(partial(Machine.grown, uid=each.uid, fresh=growth.fresh))
             return tuple(each.name for each in actors if not each.inner)
 
-    def shrink(self, state: ProcState, places: Collection[int]) -> Left:
-        """Lets hosts go, by their places: calls from now on go to the others, what is there is stopped in order.
+    def shrink(self, state: ProcState, places: Collection[int]) -> RemovedPart:
+        """Removes hosts by their indices: later calls go to the others, and what runs there is stopped in order.
 
-        Blocks until all who hold references know of it, or do not react; not until everything has stopped.
+        Blocks until all holders of references know the new extent, or do not react; not until everything has stopped.
         """
         with self._locks[state.uid]:
             self._check(state, "shrink")
@@ -99,14 +100,14 @@ class MeshResizer:
             hosts = tuple(dict.fromkeys(map(state.layout.host_of, gone.ranks())))
             hit = [each.name for each in _living(state) if not each.inner and each.region.overlaps_ranks(gone.ranks())]
             meshes: list[MeshState] = [state, *_whole(state)]
-            held_back(self._narrow, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
+            held_back(self._set_region, meshes, stays, f"{state.name} has shrunk, and has let {where} go")
             self._updates.healed([(each.uid, ()) for each in meshes])
             stopped = self._ending[state.uid] = self._stopper.stop(state, f"{state.name} has let {where} go", gone)
             held_back(self._renew_world, state, leaving)
-            return Left(where, hosts, tuple(hit), stopped)
+            return RemovedPart(where, hosts, tuple(hit), stopped)
 
     def replace(self, state: ProcState, hosts: dict[str, str]) -> None:
-        """From now on other hosts are in the place of some: what is healed is started there."""
+        """Replaces hosts: heals start lost ranks there from now on."""
         with self._locks[state.uid]:
             self._check(state, "heal")
             layout = state.layout
@@ -132,7 +133,7 @@ class MeshResizer:
         state.layout, state.spawn_spec.launch = growth.layout, launch
         for each in (state, *actors):
             each.pending_region = growth.region
-            _place(each, growth.region)
+            _set_actor_region(each, growth.region)
             self._driver.feed(partial(Machine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
     def _take_back(
@@ -142,20 +143,20 @@ class MeshResizer:
         for each in (state, *actors):
             with each.lock:
                 each.pending_region = None
-            if each.region == growth.region:  # all was there, and survivors were being told of it
+            if each.region == growth.region:  # all was there, and survivors were being notified
                 grown.append(each)
         if state.stopped is not None:
             return resolved_future(None)
-        self._narrow(grown, before, why)
+        self._set_region(grown, before, why)
         for actor in actors:
-            _place(actor, before)
+            _set_actor_region(actor, before)
         for each in (state, *actors):
             self._registry.reshape(each, why)
         choose_master(state)
-        renew_world(self._runtime, state, ())  # those that were there before may have been told of a larger one
+        renew_world(self._runtime, state, ())  # ranks from before may have been sent a larger one
         if grown:
-            told = [(each.uid, ()) for each in grown]
-            threading.Thread(target=self._updates.healed, args=(told,), name="monarch-resized", daemon=True).start()
+            updates = [(each.uid, ()) for each in grown]
+            threading.Thread(target=self._updates.healed, args=(updates,), name="monarch-resized", daemon=True).start()
         fresh = region_of_ranks(["rank"], [len(growth.fresh)], growth.fresh)
         self._ending[state.uid] = stopped = self._stopper.stop(state, f"{state.name} has not grown", fresh)
         return stopped
@@ -169,11 +170,11 @@ class MeshResizer:
         choose_master(state)
         renew_world(self._runtime, state, leaving).get()
 
-    def _narrow(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
+    def _set_region(self, meshes: Sequence[MeshState], region: Region, why: str) -> None:
         for each in meshes:
             with each.lock:
                 each.region, each.resized, each.version = region, True, each.version + 1
-            _place(each, region)
+            _set_actor_region(each, region)
             self._registry.reshape(each, why)
             self._publish(MeshResized(each))
 
@@ -183,18 +184,18 @@ def _living(state: ProcState) -> list[ActorState]:
 
 
 def _whole(state: ProcState) -> list[ActorState]:
-    """The meshes of actors that lie on all of it, and are owned here."""
+    """Returns the meshes of actors that cover all of it and are owned here."""
     return [
         each for each in _living(state) if each.region == state.region and isinstance(each.spawn_spec, ActorSpawnSpec)
     ]
 
 
-def _place(state: MeshState, region: Region) -> None:
-    """Actors that are created from now on know the whole extent."""
+def _set_actor_region(state: MeshState, region: Region) -> None:
+    """Sets the extent for actors that are created from now on."""
     if isinstance(state.spawn_spec, ActorSpawnSpec):
         state.spawn_spec.spec = msgspec.structs.replace(state.spawn_spec.spec, region=RegionForm.of(region))
 
 
 def resizer() -> MeshResizer:
-    """Of this process."""
+    """Returns this process's resizer."""
     return current_runtime().part(MeshResizer)

@@ -1,4 +1,4 @@
-"""Stopping meshes, or slices of them: no failure, but the end of what is in them."""
+"""Stopping meshes, or slices of them, in order: not a failure."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.mesh_events import Event, MeshStopped, MeshStopping
 from monarch_nb.mesh.requests import gather, request, settle
-from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMesh
+from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMeshRequest
 from monarch_nb.runtime import (
     ActorCell,
     ActorState,
@@ -33,11 +33,11 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Done, agent_of
 
 logger = logging.getLogger(__name__)
-KEPT = 64  # stopped meshes of this process that it can still tell of
+KEPT = 64  # number of stopped meshes whose state is retained
 
 
 class MeshStopper:
-    """Stops what this process owns, and has the owners of other meshes stop theirs."""
+    """Stops meshes of this process, and has the owners of other meshes stop theirs."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class MeshStopper:
         disown: Callable[[MeshState, Sequence[str]], None],
         publish: Callable[[Event], None],
     ) -> None:
-        """`disown` forgets a mesh that was stopped long ago; `tell` is given what displays show of it."""
+        """`disown` forgets a mesh that was stopped long ago; `publish` takes events for displays."""
         self._runtime, self._driver, self._updates = runtime, driver, updates
         self._disown, self._publish = disown, publish
         self._whole: dict[str, Future[None]] = {}
@@ -58,33 +58,33 @@ class MeshStopper:
         self._runtime.verbs.handle(STOP_MESH, self._asked)
 
     def stop(self, state: MeshState, reason: str, region: Region | None = None) -> Future[None]:
-        """Stops a mesh or slice; the future resolves when it is gone. A second stop gives the first one's future."""
+        """Stops a mesh or slice; the future resolves when it is gone. A second stop returns the first one's future."""
         first = self._whole.get(state.uid)
         if first is not None:
             return first
-        whole = region is None or set(state.ranks) <= set(region.ranks())  # what it was cut from may have shrunk
+        whole = region is None or set(state.ranks) <= set(region.ranks())  # the mesh it was sliced from may have shrunk
         ranks = None if whole or region is None else tuple(region.ranks())
         if state.owner_process != self._runtime.address:
             return self._ask(state, ranks, reason)
         if state.uid not in self._runtime.meshes:
-            return resolved_future(None)  # it was forgotten long ago, or cut off before it was anything
+            return resolved_future(None)  # forgotten long ago, or interrupted before it was registered
         if isinstance(state, ProcState) and state.spawn_spec is None:
             raise RuntimeError("this process cannot stop itself: stop the actors on it, or leave by shutdown_context()")
         return held_back(self._stop, state, ranks, reason)
 
     def stop_by_uid(self, uid: str, reason: str) -> Future[None]:
-        """The same for a mesh that is known by its uid; resolved where there is none any more."""
+        """Stops a mesh by its uid; resolved if there is none any more."""
         state = self._runtime.meshes.get(uid)
         return resolved_future(None) if state is None else self.stop(state, reason)
 
     def again(self, state: MeshState) -> None:
-        """Incarnations of a stopped mesh came into being after its stop: they are stopped as well."""
+        """Stops incarnations of a stopped mesh that came into being after its stop."""
         assert state.stopped is not None
         gone = self._under_way(state, state.ranks, state.stopped)
         when_done(gone, lambda _: self._driver.mark_stopped(state, None, state.stopped or "", over=True))
 
     def await_all(self, uids: Sequence[str], owner: Instance) -> None:
-        """Stops the meshes of an ending actor, the newest first, and blocks until they are gone; not for ever."""
+        """Stops the meshes of an ending actor, the newest first, and blocks until they are gone, within limits."""
         states = [self._runtime.meshes[uid] for uid in reversed(uids) if uid in self._runtime.meshes]
         futures = [(state, self.stop(state, f"its owner {owner} ended")) for state in states]
         limit = max(settings.stop_actor_timeout, settings.mesh_terminate_timeout)
@@ -96,7 +96,7 @@ class MeshStopper:
                 logger.warning("%s did not stop in time", state.name)
 
     def leave(self, reason: str, seconds: float) -> None:
-        """Stops all processes that this one has spawned, at its end; after so many seconds they are killed."""
+        """Stops all processes that this one has spawned, at its end; after `seconds` they are killed."""
         states = [
             s for s in tuple(self._runtime.meshes.values()) if isinstance(s, ProcState) and s.spawn_spec is not None
         ]
@@ -111,7 +111,7 @@ class MeshStopper:
             try:
                 future.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                return  # their agents go next, and they with them
+                return  # their agents end next, and they with them
 
     def _stop(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         future: Future[None] = pending_future(describe=lambda: f"{state.name} has not stopped yet")
@@ -119,7 +119,7 @@ class MeshStopper:
             self._whole[state.uid] = future
         self._driver.mark_stopped(state, ranks, reason, over=False)
         if ranks is None:
-            with state.lock:  # a heal either sees it, or has named the incarnations that end with it
+            with state.lock:  # a heal either sees it, or has announced the incarnations that end with it
                 state.stopped = reason
         self._updates.stopped(state, ranks, reason, over=False)
         under_way = self._under_way(state, state.ranks if ranks is None else ranks, reason)
@@ -129,7 +129,7 @@ class MeshStopper:
             try:
                 self._driver.mark_stopped(state, ranks, reason, over=True)
                 if ranks is None:
-                    self._let_go(state)
+                    self._release_specs(state)
                 self._updates.stopped(state, ranks, reason, over=True)
                 self._publish(MeshStopped(state))
                 if ranks is None:
@@ -141,21 +141,21 @@ class MeshStopper:
             if self._runtime.closed:  # nothing is read any more
                 done(asked)
             else:
-                self._runtime.node.settled(done, asked)  # what was answered before comes before
+                self._runtime.node.settled(done, asked)  # after earlier replies
 
         when_done(under_way, gone)
         return future
 
-    def _let_go(self, state: MeshState) -> None:
-        """What a stopped mesh, and the actors that stopped with it, were spawned with is not needed any more."""
+    def _release_specs(self, state: MeshState) -> None:
+        """Releases what a stopped mesh, and the actors that stopped with it, were spawned with."""
         for one in (state, *(state.actors.values() if isinstance(state, ProcState) else ())):
             if one.spawn_spec is not None:
-                one.spawn_spec.let_go()
+                one.spawn_spec.release()
             self._runtime.root.outbox.forget(one.uid)
 
     def _forget_formers(self, stopped: MeshState) -> None:
-        """What is written down of a mesh goes some time after it: a notebook may spawn meshes for weeks."""
-        with self._forgetting:  # several threads may see a stop through
+        """Deletes the records of meshes that stopped earlier: a notebook may spawn meshes for weeks."""
+        with self._forgetting:  # several threads may complete a stop
             self._former.append(stopped)
             olds = [self._former.popleft() for _ in range(len(self._former) - KEPT)]
         for old in olds:
@@ -200,12 +200,12 @@ class MeshStopper:
                 message = StopActor(state.uid, rank, state.incarnation(rank), reason)
                 asked[rank] = request(self._runtime, state.procs.address(rank), STOP_ACTOR, message)
         under_way = settle(list(asked.values()), lambda: f"{state.name} has not stopped yet")
-        when_done(under_way, lambda _: self._tell_left(state, asked))
+        when_done(under_way, lambda _: self._log_unfinished(state, asked))
         return under_way
 
     @staticmethod
-    def _tell_left(state: ActorState, asked: "dict[int, Future[ActorGone]]") -> None:
-        """Says which ranks have not ended, and what they are in; equal ones together."""
+    def _log_unfinished(state: ActorState, asked: "dict[int, Future[ActorGone]]") -> None:
+        """Logs ranks that have not ended, and what they execute, grouped by that."""
         left: dict[str, list[int]] = {}
         for rank, future in asked.items():
             if future.exception(0) is None and (what := future.get(0).left_in):
@@ -220,12 +220,12 @@ class MeshStopper:
 
     def _ask(self, state: MeshState, ranks: tuple[int, ...] | None, reason: str) -> Future[None]:
         self._driver.mark_stopped(state, ranks, reason, over=False)
-        asked = request(self._runtime, state.owner_process, STOP_MESH, StopMesh(state.uid, ranks, reason))
+        asked = request(self._runtime, state.owner_process, STOP_MESH, StopMeshRequest(state.uid, ranks, reason))
         return gather([asked], lambda: f"{state.name} has not stopped yet")
 
     # -- reading thread ---------------------------------------------------------------------------------------------
 
-    def _asked(self, body: StopMesh, asker: Asker[Done]) -> None:
+    def _asked(self, body: StopMeshRequest, asker: Asker[Done]) -> None:
         state = self._runtime.meshes.get(body.uid)
         if state is None:
             asker.refuse(f"there is no mesh {body.uid} here")
@@ -244,7 +244,7 @@ class MeshStopper:
         return None
 
     def _interrupt_overdue(self, cell: ActorCell) -> None:
-        """An actor that was stopped had its time: it is interrupted, and given up if that does not help either."""
+        """Interrupts a stopped actor whose time is over, and gives it up if that does not help either."""
         wait = cell.cleanup.interrupt_overdue()
         if wait is not None:
             self._runtime.later(wait, lambda: self._interrupt_overdue(cell))

@@ -1,4 +1,4 @@
-"""What becomes of a failure that nobody handles: a script ends, a notebook shows it."""
+"""Failures that nobody handles: a script ends, a notebook shows them."""
 
 import contextlib
 import logging
@@ -14,23 +14,23 @@ from monarch_nb.runtime import current_runtime, fault_hook, unretrieved
 from monarch_nb.supervision import Driver, MeshFailure, log_failure
 from monarch_nb.wire import error_line
 
-# Interrupts whatever the main thread waits for. Ignored by default, and nobody else's business, unlike SIGINT, whose
+# Interrupts whatever the main thread waits for. Ignored by default and used by nobody else, unlike SIGINT, whose
 # KeyboardInterrupt would end the program with another status, or be taken for the user's.
 _WAKE = signal.SIGURG
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_statuses: list[int] = []  # with which the program is to end, the first one counts
+_statuses: list[int] = []  # exit statuses of the program, the first one counts
 _notebook = False
-_exiting: list[bool] = []  # the main thread has been told to exit
+_exiting: list[bool] = []  # not empty once the main thread raises SystemExit
 
 
 def exit_on_fault(failure: MeshFailure) -> None:
-    """What happens to a failure nobody handles, unless it is replaced: the program ends with status 1."""
+    """The default hook for unhandled failures: ends the program with status 1."""
     sys.exit(1)
 
 
 def prepare() -> None:
-    """Makes it possible to end the program from another thread; for that it has to be called on the main thread."""
+    """Makes it possible to end the program from another thread; has to be called on the main thread."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_WAKE) is signal.SIG_DFL:
         signal.signal(_WAKE, _leave)
 
@@ -42,9 +42,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def end_program(status: int) -> bool:
-    """Ends the program, from any thread, as `sys.exit(status)` on the main thread does; whether that can be done.
+    """Ends the program, from any thread, as `sys.exit(status)` on the main thread does; returns whether it can.
 
-    It cannot where `prepare` was not called on the main thread, or somebody else has taken its signal.
+    It cannot if `prepare` was not called on the main thread, or another library has taken its signal.
     """
     _statuses.append(status)
     prepared = signal.getsignal(_WAKE) is _leave
@@ -54,7 +54,7 @@ def end_program(status: int) -> bool:
 
 
 def unhandled(failure: MeshFailure) -> None:
-    """Scripts fail fast: the hook runs once; unless it returns, the program ends as by `sys.exit(1)`."""
+    """Ends a script: the hook runs once and, unless it returns, the program ends as by `sys.exit(1)`."""
 
     def run() -> None:
         try:
@@ -72,38 +72,38 @@ def unhandled(failure: MeshFailure) -> None:
     threading.Thread(target=run, name="monarch-fault", daemon=True).start()
 
 
-def tell(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failure) -> None:
-    """A failure that ends nothing goes to the hook that the user has set, or is shown."""
+def report(failure: MeshFailure, show: Callable[[MeshFailure], None] = log_failure) -> None:
+    """Passes a failure that does not end the program to the user's hook, or shows it."""
     hook = fault_hook(exit_on_fault)
     if hook is exit_on_fault:
         show(failure)
     else:
-        threading.Thread(target=_run, args=(hook, failure), name="monarch-fault", daemon=True).start()
+        threading.Thread(target=_call_hook, args=(hook, failure), name="monarch-fault", daemon=True).start()
 
 
 def end_quietly() -> None:
-    """The program ends: that calls of its other threads end with it, and what is half done, is nobody's news."""
+    """Silences errors of the library's other threads, whose calls end with the program."""
     unretrieved.leaving = True
     before = threading.excepthook
 
-    def tell(args: threading.ExceptHookArgs) -> None:
+    def report(args: threading.ExceptHookArgs) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(args.exc_traceback)]
         if not frames or not frames[-1].f_code.co_filename.startswith(_PACKAGE):
             before(args)
 
-    threading.excepthook = tell
-    unretrieved.logger.setLevel(logging.ERROR)  # what failed before is told all the same
+    threading.excepthook = report
+    unretrieved.logger.setLevel(logging.ERROR)  # earlier failures are still reported
     logging.getLogger("monarch_nb").setLevel(logging.CRITICAL)
 
 
 def exit_if_fatal() -> None:
-    """The last act of a program that was to end by a failure, where the main thread could not be told by then."""
+    """Ends a program with a fatal failure if its main thread could not be interrupted."""
     if _statuses and _statuses[0] and not _exiting:
         leave_now(_statuses[0])
 
 
 def leave_now(status: int) -> None:
-    """Ends the process without a word to anybody but those who read its output."""
+    """Ends the process at once, after flushing its output."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -111,28 +111,28 @@ def leave_now(status: int) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, or IPython's shell, which nothing but its user may end."""
+    """Whether this process is a notebook's kernel, or IPython's shell, which only the user may end."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return _notebook or (shell is not None and shell() is not None)
 
 
 def in_marimo() -> bool:
-    """Whether a page of marimo runs this: its process, or server, must not end, though nobody loads an extension."""
+    """Whether marimo runs this: its process, or server, must not end, though nobody loads an extension."""
     asked = getattr(sys.modules.get("marimo"), "running_in_notebook", None)
     return asked is not None and bool(asked())
 
 
 def notebook_mode(show: Callable[[MeshFailure], None]) -> None:
-    """In a notebook a failure must not end the process: it is told by a call that waits for it, else by `show`.
+    """Keeps failures from ending a notebook: a call that waits for one raises it, else `show` shows it.
 
-    An `unhandled_fault_hook` that the user has set is still called.
+    A user's `unhandled_fault_hook` is still called.
     """
     global _notebook
     _notebook = True
-    current_runtime().part(Driver).in_notebook(lambda failure: tell(failure, show))
+    current_runtime().part(Driver).in_notebook(lambda failure: report(failure, show))
 
 
-def _run(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:
+def _call_hook(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:
     try:
         hook(failure)
     except BaseException as error:

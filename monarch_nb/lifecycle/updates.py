@@ -1,4 +1,4 @@
-"""What owners let the holders of references know: which ranks were healed, other extents, and what has stopped."""
+"""Updates of owners to the holders of references: healed ranks, changed extents, and stops."""
 
 import time
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
-from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, Stopped, Subscribe, Update
+from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, StopUpdate, Subscribe, Update
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
 from monarch_nb.shape import RegionForm
 from monarch_nb.supervision import Action, Driver, Machine, RankIncarnation
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
 
-PATIENCE = 5.0  # seconds; holders that do not take note of a heal in that time are not waited for
+PATIENCE = 5.0  # seconds to wait for holders to confirm a heal
 
 
 class ReferenceUpdates:
-    """Knows which processes hold references to the meshes that are owned here, and tells them."""
+    """Knows which processes hold references to the meshes that are owned here, and updates them."""
 
     def __init__(self, runtime: Runtime, driver: Driver, watcher: ProcessWatcher, versions: ClassVersions) -> None:
         self._runtime, self._driver, self._watcher, self._versions = runtime, driver, watcher, versions
@@ -31,30 +31,30 @@ class ReferenceUpdates:
         self._runtime.verbs.handle(STOPPED, self._stopped)
 
     def forget(self, uid: str) -> None:
-        """A mesh was stopped long ago, as all who hold references have been told."""
+        """Forgets the holders of a mesh that was stopped long ago, all of which have been updated."""
         self._holders.pop(uid, None)
 
     def holders(self, uid: str) -> frozenset[str]:
-        """The processes that have said so."""
+        """Returns the processes that have subscribed."""
         return frozenset(self._holders.get(uid, ()))
 
     def subscribe(self, state: MeshState) -> None:
-        """Have the owner of a mesh tell this process."""
+        """Subscribes this process at the owner of a mesh."""
         self._runtime.post(state.owner_process, SUBSCRIBE, Subscribe(state.uid))
 
     def announce(self, state: MeshState) -> None:
-        """Tells everybody who holds a reference how a mesh is; waits for nobody."""
+        """Sends the state of a mesh to all holders, without waiting for them."""
         for process in tuple(self._holders.get(state.uid, ())):
-            self._tell_of(state, process)
+            self._send_update(state, process)
 
-    def _tell_of(self, state: MeshState, holder: str) -> None:
+    def _send_update(self, state: MeshState, holder: str) -> None:
         try:
             self._runtime.post(holder, UPDATE, self._update_of(state, ()))
         except UnreachableError:
             self._holders[state.uid].discard(holder)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
-        """Tells everybody who holds a reference, and blocks until they know."""
+        """Sends heals to all holders, and blocks until they confirm."""
         asked: list[tuple[str, str, Future[Any]]] = []
         for uid, back in incarnations:
             state = self._runtime.meshes.get(uid)
@@ -68,7 +68,7 @@ class ReferenceUpdates:
             try:
                 future.get(max(0.0, until - time.monotonic()))
             except TimeoutError:
-                continue  # it hears of this heal when it goes on, and of the next
+                continue  # it receives this heal, and later ones, when it goes on
             except Exception:
                 self._holders[uid].discard(process)
 
@@ -79,8 +79,8 @@ class ReferenceUpdates:
         return Update(state.uid, state.incarnations, state.version, back, since, region, hosts)
 
     def stopped(self, state: MeshState, ranks: Sequence[int] | None, reason: str, *, over: bool) -> None:
-        """Tells everybody who holds a reference that it stops; waits for nobody."""
-        message = Stopped(state.uid, None if ranks is None else tuple(ranks), reason, over)
+        """Notifies all holders that a mesh stops, without waiting for them."""
+        message = StopUpdate(state.uid, None if ranks is None else tuple(ranks), reason, over)
         for process in tuple(self._holders.get(state.uid, ())):
             try:
                 self._runtime.post(process, STOPPED, message)
@@ -96,10 +96,10 @@ class ReferenceUpdates:
         if state is None:
             return
         if state.version:
-            self._tell_of(state, holder)
+            self._send_update(state, holder)
         self._versions.greet(holder, uid)
         if state.stopped is not None:
-            self._runtime.post(holder, STOPPED, Stopped(uid, None, state.stopped, True))
+            self._runtime.post(holder, STOPPED, StopUpdate(uid, None, state.stopped, True))
 
     def _update(self, update: Update, asker: Asker[Done]) -> Done:
         state = self._runtime.meshes.get(update.uid)
@@ -120,12 +120,12 @@ class ReferenceUpdates:
             self._driver.feed(follow)
             if isinstance(state, ProcState):
                 for rank, _ in back:
-                    self._runtime.node.learn(state.layout.host_of(rank))  # it is there again, if it was lost
+                    self._runtime.node.learn(state.layout.host_of(rank))  # it is back, if it was lost
                     self._watcher.host_back(state.layout.host_of(rank), update.since.get(rank, 0))
                 self._watcher.watch(*(state.address(rank) for rank, _ in back))
         return Done()
 
-    def _stopped(self, message: Stopped, asker: Asker[None]) -> None:
+    def _stopped(self, message: StopUpdate, asker: Asker[None]) -> None:
         state = self._runtime.meshes.get(message.uid)
         if state is None:
             return

@@ -1,4 +1,4 @@
-"""The agents' word: which processes started, ended, or do not answer; and whose owners are gone."""
+"""Reports of host agents: processes that started, ended or do not respond, lost hosts, and owners that are gone."""
 
 import logging
 import time
@@ -18,22 +18,22 @@ from monarch_nb.supervision.actions import RootFault
 from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 
 logger = logging.getLogger(__name__)
-_AGAIN_S = 0.2  # until an agent that could not be reached is asked once more; grows to
+_AGAIN_S = 0.2  # until an agent that could not be reached is asked again; grows to
 _AGAIN_MAX_S = 30.0
 
 
 class ProcessWatcher:
-    """Takes what host agents tell of processes; on the reading thread."""
+    """Handles reports of host agents on processes; on the reading thread."""
 
     def __init__(
         self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], notices: HostNotices
     ) -> None:  # fmt: skip
-        """`tell` is given what displays show of it."""
+        """`publish` takes events for displays."""
         self._runtime, self._driver, self._publish, self._notices = runtime, driver, publish, notices
         self.pids: dict[str, int] = {}
         self.unresponsive: dict[str, float] = {}  # address -> since when (wall clock)
-        self._losses: dict[str, int] = {}  # the number of the last one of each host
-        self._over: dict[str, int] = {}  # that of the last one after which processes have come there
+        self._losses: dict[str, int] = {}  # number of each host's last loss
+        self._over: dict[str, int] = {}  # number of each host's last loss that is over, as new processes run there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
         self._runtime.verbs.handle(verbs.PROC_STARTED, self._started)
         self._runtime.verbs.handle(verbs.PROC_EXITED, self._exited)
@@ -42,28 +42,28 @@ class ProcessWatcher:
         self._runtime.verbs.handle(verbs.PROC_PING, self._ping)
         self._runtime.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
 
-    def stranger(self, address: str) -> None:
-        """A process here is spoken to for the first time: if it stays silent, its agent is asked about it."""
+    def on_first_message(self, address: str) -> None:
+        """Called for the first message to a process: if it never replies, its agent is asked about it."""
 
-        def look() -> None:
+        def check() -> None:
             if not self._runtime.closed and self._runtime.node.never_replied(address):
                 self.watch(address)
 
         if parse_address(address).is_proc:
-            self._runtime.later(settings.message_delivery_timeout, look)
+            self._runtime.later(settings.message_delivery_timeout, check)
 
     def watch(self, *addresses: str) -> None:
-        """Have the agents tell of the ends of these processes, at once of those that are over."""
+        """Has agents report the ends of these processes, at once of those that have ended."""
         by_host: dict[str, list[str]] = {}
         for address in addresses:
-            # A controller is nobody's child: agents end with it, or when its lease does.
+            # A controller has no parent: agents end with it, or when its lease does.
             if address != self._runtime.address and parse_address(address).is_proc:
                 by_host.setdefault(host_of(address), []).append(address)
         for host, mine in by_host.items():
             self._watch_on(host, tuple(mine), _AGAIN_S)
 
     def _watch_on(self, host: str, addresses: tuple[str, ...], pause: float) -> None:
-        """Asks until the agent has agreed, or nobody wants to know: a host that is lost may come back."""
+        """Repeats the request until the agent agrees or it is no longer needed: a lost host may come back."""
 
         def agreed(asked: Future[Done]) -> None:
             if asked.exception(0) is None or self._runtime.closed:
@@ -75,27 +75,27 @@ class ProcessWatcher:
         when_done(request(self._runtime, agent_of(host), verbs.WATCH, p.Addresses(addresses)), agreed)
 
     def forget(self, mesh: str) -> None:
-        """The processes of a mesh ended long ago."""
+        """Forgets the processes of a mesh that ended long ago."""
         for address in [address for address in tuple(self.pids) if parse_address(address).mesh == mesh]:
             self.pids.pop(address, None)
 
     def watch_owner(self, process: str) -> None:
-        """An actor of an owner elsewhere lives here from now on: it ends when its owner's process does."""
+        """Watches a remote owner of an actor here, which ends when its owner's process does."""
         if process not in self._owners:
             self._owners.add(process)
             self.watch(process)
 
     def host_back(self, host: str, loss: int) -> None:
-        """Processes have come to a host after that loss of it, which is thereby over."""
+        """Marks a loss of a host as over, as processes have been started there since."""
         self._over[host] = max(loss, self._over.get(host, 0))
 
-    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0, *, told: bool = False) -> int:
-        """A host agent is gone, and all processes of its host with it; `incarnation` is the agent's, if it is known.
+    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0, *, reported: bool = False) -> int:
+        """Handles the loss of a host agent, and of all processes on its host; returns the number of the loss.
 
-        `loss` is the number by which all call this loss, if another process has found it out; else it is given one.
-        With `told` it ends no script, which is told otherwise.
+        `incarnation` is the agent's, if it is known. `loss` is the number of the loss if another process has detected
+        it; else it is given one. A loss that is `reported` otherwise does not end a script.
         """
-        late = 0 < loss <= self._over.get(host, 0)  # processes that came after it are known
+        late = 0 < loss <= self._over.get(host, 0)  # this process knows processes that were started since
         loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
         self._losses[host] = max(loss, self._losses.get(host, 0))
         reason = self._notices.lost(host, reason)
@@ -104,7 +104,7 @@ class ProcessWatcher:
         ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
-        quiet = told and driver.machine.root_policy == "script"
+        quiet = reported and driver.machine.root_policy == "script"
         driver.feed(
             lambda machine: [
                 action
@@ -115,7 +115,7 @@ class ProcessWatcher:
         if late:
             return loss
         there = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
-        owned = self._runtime.address  # of those that this process has spawned, some may not have started
+        owned = self._runtime.address  # some of the processes it has spawned may not have started
         gone = {
             agent_of(host),
             *(address for state, address in there if state.owner_process != owned or address in self.pids),
@@ -131,12 +131,12 @@ class ProcessWatcher:
         return loss
 
     def found(self, started: p.Started) -> None:
-        """A process of a mesh that this one has come back to."""
+        """Registers a process of a mesh that this one has attached."""
         self.pids[started.address] = started.pid
         self._publish(ProcStarted(started.address, started.pid, started.log))
 
-    def gone_meanwhile(self, gone: p.Exited) -> None:
-        """A process of such a mesh has ended while nobody was there: that ends no script, which is told otherwise."""
+    def ended_while_detached(self, gone: p.Exited) -> None:
+        """Handles the end of a process of a detached mesh, which does not end a script: the attach reports it."""
         if gone.expected:
             return
         place, cause = parse_address(gone.address).place, _cause(gone)
@@ -160,7 +160,7 @@ class ProcessWatcher:
             self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._runtime, (gone.address,), gone.reason)
-        self._runtime.node.forget(gone.address, gone.reason)  # last: what waited for it has been told better
+        self._runtime.node.forget(gone.address, gone.reason)  # last: waiting calls have failed with a better reason
         self._publish(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
@@ -169,7 +169,7 @@ class ProcessWatcher:
 
     def _owner_gone(self, process: str, reason: str) -> None:
         if process in self._runtime.local.away:
-            return  # it has left what it had here, and host agents look after that
+            return  # it has detached its meshes, which host agents hold
         self._driver.feed(lambda machine: machine.owner_gone(process, reason))
         if process not in self._owners:
             return

@@ -41,7 +41,7 @@ class HostSource(Protocol):
         Raises NoMoreHostsError where the engine does not answer within that time.
         """
 
-    def let_go(self, hosts: Sequence[str]) -> None:
+    def give_back(self, hosts: Sequence[str]) -> None:
         """Some of its hosts are not used any more, or are dead."""
 
     @property
@@ -87,9 +87,9 @@ class RecordedSource:
         """What its engine says of hosts that are lost."""
         return self.opened().fate(hosts)
 
-    def let_go(self, hosts: Sequence[str]) -> None:
+    def give_back(self, hosts: Sequence[str]) -> None:
         """Some of its hosts are not used any more, or are dead."""
-        self.opened().let_go(hosts)
+        self.opened().give_back(hosts)
 
     @property
     def waiting(self) -> tuple[str, ...]:

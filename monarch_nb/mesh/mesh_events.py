@@ -98,14 +98,14 @@ class HostNoticed(Struct, frozen=True):
     text: str
 
 
-class HostKept(Struct, frozen=True):
+class HostNoticeWithdrawn(Struct, frozen=True):
     """It was not, and is as before."""
 
     host: str
     text: str
 
 
-class HostStory(Struct, frozen=True):
+class HostMessage(Struct, frozen=True):
     """What else people are to know of hosts: one has taken the place of another, a spare one is lost."""
 
     text: str
@@ -151,8 +151,8 @@ Event = (
     | HostLost
     | HostBack
     | HostNoticed
-    | HostKept
-    | HostStory
+    | HostNoticeWithdrawn
+    | HostMessage
     | RankPaused
     | RankResumed
     | OwnerChanged

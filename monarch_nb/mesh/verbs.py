@@ -32,7 +32,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True):
     hosts: tuple[str, ...] = ()
 
 
-class Stopped(msgspec.Struct, array_like=True, frozen=True):
+class StopUpdate(msgspec.Struct, array_like=True, frozen=True):
     """A mesh, or some of its ranks, stop, or have stopped once it is `over`."""
 
     uid: str
@@ -41,7 +41,7 @@ class Stopped(msgspec.Struct, array_like=True, frozen=True):
     over: bool
 
 
-class StopMesh(msgspec.Struct, array_like=True, frozen=True):
+class StopMeshRequest(msgspec.Struct, array_like=True, frozen=True):
     """Somebody who holds a reference wants a mesh of the receiving process stopped."""
 
     uid: str
@@ -81,14 +81,14 @@ class NewClass(msgspec.Struct, array_like=True, frozen=True):
     frames: tuple[bytes, ...]
 
 
-class Controllers(msgspec.Struct, frozen=True):
+class ControllersReply(msgspec.Struct, frozen=True):
     """An encoded reference to the registry of controllers, or the process to ask instead."""
 
     frames: tuple[bytes, ...] = ()
     ask: str = ""
 
 
-class Kept(Harmless, frozen=True, kw_only=True):
+class StoredResult(Harmless, frozen=True, kw_only=True):
     """An answer that nobody was there to hear, without its body."""
 
     PROSE: ClassVar = ("error",)
@@ -113,10 +113,10 @@ class WantedResults(msgspec.Struct, array_like=True, frozen=True):
     forget: tuple[int, ...] = ()
 
 
-class KeptResults(msgspec.Struct, frozen=True):
+class StoredResults(msgspec.Struct, frozen=True):
     """Those of one process."""
 
-    results: tuple[Kept, ...] = ()
+    results: tuple[StoredResult, ...] = ()
 
 
 class WantedResult(msgspec.Struct, array_like=True, frozen=True):
@@ -133,12 +133,12 @@ class ResultBody(msgspec.Struct, frozen=True):
 
 SUBSCRIBE = Verb("mesh.subscribe", Subscribe, doc="the sender holds a reference, and subscribes to heals and the end")
 UPDATE = Verb("mesh.update", Update, Done, doc="ranks of a mesh were healed, or it has grown, or shrunk")
-STOPPED = Verb("mesh.stopped", Stopped, doc="a mesh, or ranks of it, stop or have stopped")
-STOP_MESH = Verb("mesh.stop", StopMesh, Done, doc="stops a mesh that the receiver owns")
+STOPPED = Verb("mesh.stopped", StopUpdate, doc="a mesh, or ranks of it, stop or have stopped")
+STOP_MESH = Verb("mesh.stop", StopMeshRequest, Done, doc="stops a mesh that the receiver owns")
 HEAL_MESH = Verb("mesh.heal", HealMesh, Done, doc="heals a mesh that the receiver owns")
 NEW_CLASS = Verb("mesh.class", NewClass, Done, doc="a mesh has a newer class")
 STOP_ACTOR = Verb("actor.stop", StopActor, ActorGone, doc="ends one rank of an actor mesh")
 ACTOR_FAILED = Verb("actor.failed", ActorEnd, doc="an actor has failed: notifies its owner")
-RESULTS = Verb("proc.results", WantedResults, KeptResults, doc="stored results that no controller has received")
+RESULTS = Verb("proc.results", WantedResults, StoredResults, doc="stored results that no controller has received")
 RESULT = Verb("proc.result", WantedResult, ResultBody, doc="the body of such an answer", lane=Lane.DATA)
-FIND_CONTROLLERS = Verb("controllers.find", Done, Controllers, doc="where the registry of controllers is")
+FIND_CONTROLLERS = Verb("controllers.find", Done, ControllersReply, doc="where the registry of controllers is")

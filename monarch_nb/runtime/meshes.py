@@ -20,7 +20,7 @@ class SpawnSpec(Protocol):
     instance: Instance  # its owner
     initialized: Future[Any]  # resolves when all that it starts with has run
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The mesh has stopped: nothing of it is started again."""
 
 

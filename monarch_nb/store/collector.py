@@ -9,9 +9,9 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh.mesh_events import (
     Event,
     HostBack,
-    HostKept,
     HostLost,
     HostNoticed,
+    HostNoticeWithdrawn,
     MeshEvents,
     MeshResized,
     MeshSpawned,
@@ -144,7 +144,7 @@ class Collector:
                 self._put(e.HostSeen(host, why="it cannot be reached"))
             case HostNoticed(host, by, until):
                 self._put(e.HostSeen(host, notice=by, until=until or 0.0))
-            case HostBack(host) | HostKept(host):
+            case HostBack(host) | HostNoticeWithdrawn(host):
                 self._put(e.HostSeen(host))
             case RankPaused(session, mesh, rank, blocks_actor=True):
                 location = {"actor": event.actor, "file": event.file, "line": event.line, "function": event.function}

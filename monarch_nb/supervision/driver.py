@@ -390,7 +390,7 @@ class Driver:
         if actor.spec.owner_process == self.local.address:
             self.on_actor_end(end)
         else:
-            self._effects.notify_owner(actor.spec.owner_process, end)
+            self._effects.report_to_owner(actor.spec.owner_process, end)
 
     def actor_ended(self, actor: ActorCell) -> None:
         """An actor of this process is gone."""

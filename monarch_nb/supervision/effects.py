@@ -23,7 +23,7 @@ class SupervisorEffects(Protocol):
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
         """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
 
-    def notify_owner(self, process: str, end: ActorEnd) -> None:
+    def report_to_owner(self, process: str, end: ActorEnd) -> None:
         """Sends the end of an actor to its owner, which is in another process."""
 
     def watch_owner(self, process: str) -> None:

@@ -10,7 +10,7 @@ from monarch_nb.actor import Channel, MeshFailure, SupervisionError, heal_mesh, 
 from monarch_nb.connect import own_hosts
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.lifecycle import proc_spawn
-from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, Worker, agent, begun, controlling, kill, spawned, still_works, until

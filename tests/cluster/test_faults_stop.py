@@ -135,7 +135,7 @@ def test_stop_just_before_a_heal_asks_for_processes_leaves_none(host: Any, impat
 
 
 def host_healer() -> Any:
-    from monarch_nb.lifecycle.healing import MeshHealer
+    from monarch_nb.lifecycle.mesh_healer import MeshHealer
     from monarch_nb.runtime import current_runtime
 
     return current_runtime().part(MeshHealer)

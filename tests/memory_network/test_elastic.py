@@ -245,7 +245,7 @@ class Source:
         given, self.hosts = self.hosts[:count], self.hosts[count:]
         return tuple(given)
 
-    def let_go(self, hosts: Sequence[str]) -> None:
+    def give_back(self, hosts: Sequence[str]) -> None:
         self.back += hosts
 
     def __str__(self) -> str:

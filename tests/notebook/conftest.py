@@ -83,7 +83,7 @@ def nb(kernel: Notebook) -> Notebook:
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def on_first_message(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel without the extension, for pages and examples: each with its own would import torch again."""
     mark = secrets.token_hex(8)
     with pytest.MonkeyPatch.context() as patch:

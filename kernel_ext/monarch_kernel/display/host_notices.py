@@ -4,13 +4,15 @@ import threading
 from collections.abc import Callable
 from html import escape
 
-from monarch_nb.mesh.mesh_events import HostKept, HostNoticed, HostStory
+from monarch_nb.mesh.mesh_events import HostMessage, HostNoticed, HostNoticeWithdrawn
 
 from ..front import Bundle, Front
 from .html import framed
 
 
-def show_notice(front: Front, before: Callable[[], None], event: HostNoticed | HostKept | HostStory) -> None:
+def show_notice(
+    front: Front, before: Callable[[], None], event: HostNoticed | HostNoticeWithdrawn | HostMessage
+) -> None:
     """Shows a notice, from any thread; does not block. `before` is called first, so that earlier output comes first."""
     cell = front.parent
 
@@ -21,7 +23,7 @@ def show_notice(front: Front, before: Callable[[], None], event: HostNoticed | H
     threading.Thread(target=show, name="monarch-notice", daemon=True).start()
 
 
-def notice_bundle(event: HostNoticed | HostKept | HostStory) -> Bundle:
+def notice_bundle(event: HostNoticed | HostNoticeWithdrawn | HostMessage) -> Bundle:
     """A card: which host, how long it has, what is on it and what can be done."""
     head, *lines = event.text.splitlines()
     parts = [f"<b>{escape(head)}</b>", *(f'<div class="mnb-s">{escape(line.strip())}</div>' for line in lines)]

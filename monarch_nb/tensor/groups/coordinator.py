@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from monarch_nb.lifecycle.healing import MeshHealer
+from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshResized, ProcExited
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done

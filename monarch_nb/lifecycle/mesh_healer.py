@@ -1,4 +1,4 @@
-"""Heals: processes started again, actors re-created, survivors told."""
+"""The execution of heals: starts processes again, re-creates actors, and notifies survivors."""
 
 import logging
 import time
@@ -45,11 +45,11 @@ from monarch_nb.wire import Asker, Done, agent_of, host_name, text_of
 
 logger = logging.getLogger(__name__)
 _GIVEN_UP = "it is no part of its mesh any more"
-_RETURN_S = 10.0  # for a host whose agent has been started anew until all know of it
+_RETURN_S = 10.0  # for a host with a restarted agent, until all know of it
 
 
 class MeshHealer:
-    """Carries out what supervision decides about heals of meshes that are owned here."""
+    """Executes what supervision decides about heals of meshes that are owned here."""
 
     def __init__(
         self,
@@ -62,23 +62,23 @@ class MeshHealer:
         publish: Callable[[Event], None],
         await_host: Callable[[str, float], None],
     ) -> None:
-        """`tell` is given what displays show; `await_host` blocks while a host that has come back cannot be used."""
+        """`publish` takes events for displays; `await_host` blocks while a host that is back cannot be used yet."""
         self._runtime, self._driver = runtime, driver
         self._updates, self._versions, self._stopper = updates, versions, stopper
         self._publish, self._await_host = publish, await_host
-        self._anew_with: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
+        self._reinitialized: set[str] = set()  # actor meshes whose `__init__` has to run on all ranks
         self._runtime.verbs.handle(HEAL_MESH, self._asked)
 
     def heal(self, state: MeshState, region: Region, *, kill: bool = False) -> Future[None]:
-        """Brings failed ranks of a slice back, wherever the mesh is owned; fails with HealError.
+        """Brings failed ranks of a slice back, whoever owns the mesh; fails with HealError.
 
-        With `kill` the processes of ranks that live are ended first: it is they who are healed, with all on them.
+        With `kill` the processes of living ranks are ended first, and healed with all that runs on them.
         """
         if kill and isinstance(state, ActorState):
             state = state.procs
         if state.owner_process == self._runtime.address:
             if kill:
-                return held_back(lambda: self._anew(state, region.ranks(), await_hooks=True))
+                return held_back(lambda: self._kill_and_heal(state, region.ranks(), await_hooks=True))
             return self._driver.heal(state.uid, runs(region))
         future: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
@@ -103,14 +103,14 @@ class MeshHealer:
             else:
                 asker.refuse(text_of(error))
 
-        # Who asks may be a survivor itself, busy until the heal is done: its hook runs after that.
+        # The sender may be a survivor itself, busy until the heal is done: its hook runs after that.
         if body.kill and state is not None:
-            when_done(self._anew(state, body.ranks, await_hooks=False), answer)
+            when_done(self._kill_and_heal(state, body.ranks, await_hooks=False), answer)
             return
         when_done(self._driver.heal(body.uid, frozenset(body.ranks), await_hooks=False), answer)
 
     def kill(self, state: ProcState, ranks: Sequence[int], why: str) -> Future[None]:
-        """Kills processes that are of no use any more: to their owner a failure like any other. Until they are gone."""
+        """Kills useless processes, to their owner a failure like any other; resolves when they are gone."""
         return self._kill(state, ranks, Cause(kind="killed", text=why), self._driver.proc_exited)
 
     def _kill(
@@ -130,19 +130,19 @@ class MeshHealer:
             asked.append(request(self._runtime, agent_of(host), host_verbs.STOP, body))
         return settle(asked, lambda: f"processes of {state.name} have not ended yet")
 
-    def _anew(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
+    def _kill_and_heal(self, state: MeshState, ranks: Sequence[int], *, await_hooks: bool) -> Future[None]:
         assert isinstance(state, ProcState)
         driver = self._driver
         why = Cause(kind="signal", text="killed so that it is started again", signal=9)
         killed = self._kill(state, ranks, why, driver.killed)
         whole: Future[None] = pending_future(describe=lambda: f"{state.name} is being healed")
 
-        def over(future: Future[None]) -> None:
+        def done(future: Future[None]) -> None:
             error = future.exception(0)
             resolve_future(whole, None) if error is None else fail_future(whole, error)
 
         def ended(_: Future[None]) -> None:  # devices and ports are free again
-            when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), over)
+            when_done(driver.heal(state.uid, frozenset(ranks), await_hooks=await_hooks), done)
 
         when_done(killed, ended)
         return whole
@@ -150,7 +150,7 @@ class MeshHealer:
     # -- on threads of their own ------------------------------------------------------------------------------------
 
     def respawn(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
-        """Starts processes again, their set-up included; blocks until they are ready."""
+        """Starts processes again, including their set-up; blocks until they are ready."""
         state = self._runtime.meshes[uid]
         assert isinstance(state, ProcState)
         hosts = {state.layout.host_of(rank) for rank, _ in incarnations}
@@ -161,8 +161,8 @@ class MeshHealer:
         choose_master(state)
         try:
             ready = start(self._runtime, state, incarnations)
-        finally:  # a stop in its midst makes it fail when some agents have been asked already
-            if state.stopped is not None:  # what was just asked for may have come after the stop
+        finally:  # a stop in between makes it fail when some agents have been asked already
+            if state.stopped is not None:  # what was just requested may come after the stop
                 self._stopper.again(state)
             elif not _wanted(state, incarnations):
                 ranks = region_of_ranks(["rank"], [len(incarnations)], _ranks(incarnations))
@@ -173,25 +173,25 @@ class MeshHealer:
         self._renew_groups(state, _ranks(incarnations))
 
     def _check_hosts(self, state: ProcState, hosts: Collection[str]) -> None:
-        """Raises SupervisionError where nothing can be started again, as a host is lost."""
+        """Raises SupervisionError if nothing can be started again because a host is lost."""
         for host, why in operations().lost_hosts(hosts).items():
             cause = Cause(kind="host", text=why, host=host, at=time.time(), giver=giver_of(host))
             failure = self._driver.machine.describe(state.uid, list(state.layout.ranks_on(host)), cause)
             raise SupervisionError(f"its host {host_name(host)} is lost: {why}", failure=failure)
 
     def _renew_groups(self, state: ProcState, ranks: Sequence[int]) -> None:
-        """Process groups of torch.distributed that lost ranks were in are given up; new ones meet at a new place."""
+        """Gives up process groups of torch.distributed with lost ranks; new ones have another address."""
         region = state.pending_region or state.region
         back = [region.point_of_base_rank(rank).rank for rank in ranks if state.incarnation(rank)]
-        self._anew_with |= renew_world(self._runtime, state, back).get()
+        self._reinitialized |= renew_world(self._runtime, state, back).get()
 
-    def _make_survivors_anew(
+    def _reinitialize_survivors(
         self, state: ActorState, spawn_spec: ActorSpawnSpec, fresh: Sequence[int]
     ) -> PendingCall | None:
-        """Where `__init__` joins a process group, survivors join the next one with those that are created again."""
-        if state.uid not in self._anew_with:
+        """Runs `__init__` of survivors again if it joins a process group, together with the re-created actors."""
+        if state.uid not in self._reinitialized:
             return None
-        self._anew_with.discard(state.uid)
+        self._reinitialized.discard(state.uid)
         gone = self._driver.gone(state.uid)
         survivors = [rank for rank in state.ranks if rank not in fresh and rank not in gone]
         if not survivors:
@@ -208,7 +208,7 @@ class MeshHealer:
         return call
 
     def recreate(self, uid: str, incarnations: Sequence[RankIncarnation]) -> None:
-        """Creates actors again, of the newest class, with their original arguments; blocks until they are there."""
+        """Re-creates actors of the newest class with their original arguments; blocks until they are ready."""
         state = self._runtime.meshes[uid]
         assert isinstance(state, ActorState)
         spawn_spec = state.spawn_spec
@@ -224,7 +224,7 @@ class MeshHealer:
             self._runtime, f"{state.name}.__init__", uid, lambda: ranks, len(ranks), lambda replies: None
         )
         send_each(self._runtime, self._runtime.root_context, state, ranks, SPAWN, frames, call, ordered=False)
-        survivors = self._make_survivors_anew(state, spawn_spec, ranks)
+        survivors = self._reinitialize_survivors(state, spawn_spec, ranks)
         if state.stopped is not None:
             self._stopper.again(state)
         call.future.get()
@@ -233,20 +233,20 @@ class MeshHealer:
         spawn_spec.initialized = resolved_future(None)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
-        """Tells everybody who holds a reference, then runs the hooks of survivors."""
-        self._take_extents(incarnations)
+        """Notifies all holders of references, then runs the hooks of survivors."""
+        self._apply_pending_extents(incarnations)
         self._updates.healed(incarnations)
         for uid, back in incarnations:
             state = self._runtime.meshes.get(uid)
             if isinstance(state, ActorState):
-                call = self._tell_survivors(state, back)
+                call = self._notify_survivors(state, back)
                 if call is not None and await_hooks:
                     call.future.get()
             if state is not None:
                 self._publish(MeshHealed(state, tuple(back)))
 
-    def _take_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
-        """Meshes that grow have their new extent once all that is new is there, the actors as well; else never."""
+    def _apply_pending_extents(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]]) -> None:
+        """Gives growing meshes their new extent once all new processes and actors are there."""
         back = {uid: set(_ranks(there)) for uid, there in incarnations}
         for procs in [each for uid in back if isinstance(each := self._runtime.meshes.get(uid), ProcState)]:
             grows = [each for each in (procs, *procs.actors.values()) if each.pending_region is not None]
@@ -260,7 +260,7 @@ class MeshHealer:
                         each.version += 1
                     self._publish(MeshResized(each))
 
-    def _tell_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
+    def _notify_survivors(self, state: ActorState, back: Sequence[RankIncarnation]) -> PendingCall | None:
         if getattr(getattr(state.cls, HOOK), "_monarch_default", False):
             return None
         fresh = {rank for rank, _ in back if rank in state.region}
@@ -287,7 +287,7 @@ def _ranks(incarnations: Sequence[RankIncarnation]) -> list[int]:
 
 
 def _wanted(state: MeshState, incarnations: Sequence[RankIncarnation]) -> bool:
-    """Whether these ranks are, or are to be, part of the mesh: one that was to grow may have been told not to."""
+    """Whether these ranks are, or are to become, part of the mesh: its growth may have been cancelled."""
     return all(rank in (state.pending_region or state.region) for rank in _ranks(incarnations))
 
 
