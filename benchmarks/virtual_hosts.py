@@ -21,7 +21,7 @@ from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.holdings import Holdings
+from monarch_nb.host.mesh_leases import MeshLeases
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs.tail import Sending, Tail
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
@@ -110,7 +110,7 @@ class VirtualHost(MemoryHost):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._holdings = Holdings()
+        self._holdings = MeshLeases()
         self.tails: dict[str, Tail] = {}
         self._started: set[str] = set()
         self._early: dict[str, list[Header]] = {}  # what came before its process was started
@@ -203,8 +203,8 @@ class VirtualHost(MemoryHost):
         else:
             self.node.send(reply, Parcel(frames))
 
-    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
-        asker.reply(p.Ended(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
+    def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
+        asker.reply(p.StopReply(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
 
     def write(self, lines: int) -> None:
         """Every process here writes so many lines."""
@@ -245,7 +245,7 @@ class VirtualHost(MemoryHost):
         for address in self.workers:
             self._watchers.setdefault(address, set()).add(asker.src)
         procs = tuple(
-            p.ProcState(address=address, pid=self._pids[address], state="running", owner=asker.src)
+            p.ProcStatus(address=address, pid=self._pids[address], state="running", owner=asker.src)
             for address in self.workers
         )
         return p.Attached(

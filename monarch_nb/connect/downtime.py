@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from monarch_nb.host import protocol as p
-from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import MeshFile
+from monarch_nb.host.mesh_files import MeshFile, clock
 from monarch_nb.logs import MeshLogs
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration
@@ -53,7 +52,7 @@ def downtime_report(
     welcomes: Mapping[str, p.Welcome],
     ended: Sequence[RankEnd] = (),
     unreached: Mapping[str, str] = {},
-    notices: Mapping[str, Sequence[p.Notice]] = {},
+    notices: Mapping[str, Sequence[p.PreemptionNotice]] = {},
 ) -> DowntimeReport:
     """Builds the report from the answers of a mesh's hosts and processes."""
     states: dict[str, MeshState] = {state.uid: state for state in (procs, *actors)}
@@ -105,7 +104,7 @@ def _unreached(procs: ProcState, hosts: Mapping[str, str]) -> list[tuple[float, 
     return events
 
 
-def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.Notice]]) -> list[tuple[float, str]]:
+def _noticed(procs: ProcState, notices: Mapping[str, Sequence[p.PreemptionNotice]]) -> list[tuple[float, str]]:
     """Returns events for hosts with a preemption notice, which had nobody to notify at the time."""
     events = []
     for host, each in notices.items():
@@ -136,7 +135,7 @@ def _failed(states: Mapping[str, MeshState], ended: Sequence[RankEnd]) -> list[t
 
 
 def _missed(states: Mapping[str, MeshState], welcomes: Mapping[str, p.Welcome]) -> list[tuple[float, str]]:
-    groups: dict[tuple[str, str, bool, str], list[p.Missed]] = {}
+    groups: dict[tuple[str, str, bool, str], list[p.UndeliveredReply]] = {}
     for welcome in welcomes.values():
         for missed in welcome.missed:
             key = missed.mesh, missed.endpoint.lstrip("@!"), missed.kept, missed.error

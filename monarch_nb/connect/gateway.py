@@ -28,7 +28,7 @@ class Gateway:
         if verbs.HOST_CUT.name not in runtime.verbs:
             runtime.verbs.handle(verbs.HOST_CUT, self._cut)
 
-    def _cut(self, lost: p.Lost, asker: Asker[None]) -> None:
+    def _cut(self, lost: p.HostsLost, asker: Asker[None]) -> None:
         """Handles that the gateway has lost its connection to hosts; reading thread."""
         for host in lost.hosts:
             remote = self._runtime.part(HostRoutes).attached.get(host)
@@ -85,7 +85,7 @@ class GatewayHost(RemoteHost):
     def join(self) -> Future[Done]:
         """Makes it reachable from here. Resolves when the agent has accepted the lease."""
         self.runtime.node.learn(self.host, via=self.gateway.agent, incarnation=self.incarnation)
-        return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
+        return request(self.runtime, self._agent, verbs.LEASE, p.OwnerLease(seconds=self.lease))
 
     @property
     def _tunnel(self) -> Tunnel | None:

@@ -43,7 +43,7 @@ class JoinedHost(RemoteHost):
 
     def join(self) -> Future[Done]:
         """Resolves when the agent has accepted the lease."""
-        return request(self.runtime, self._agent, verbs.LEASE, p.Lease(seconds=self.lease))
+        return request(self.runtime, self._agent, verbs.LEASE, p.OwnerLease(seconds=self.lease))
 
     @property
     def _pause(self) -> float:
@@ -100,7 +100,7 @@ class Reception:
         """Whether it accepts hosts for this runtime, not for one that this process has shut down."""
         return self._runtime is runtime
 
-    def _on_identify(self, state: p.HostState, asker: Asker[p.Who]) -> p.Who:
+    def _on_identify(self, state: p.HostState, asker: Asker[p.IdentifyReply]) -> p.IdentifyReply:
         """Handles a host's request to join; reading thread."""
         attached = self._runtime.part(HostRoutes).attached.get(state.host)
         is_back = isinstance(attached, JoinedHost)
@@ -115,7 +115,7 @@ class Reception:
                 if str(self.refused.get(state.host)) != str(wrong):
                     log.warning("%s", wrong)
                 self.refused[state.host] = wrong
-        return p.Who(self._runtime.address, "" if wrong is None else str(wrong))
+        return p.IdentifyReply(self._runtime.address, "" if wrong is None else str(wrong))
 
     def _conflict(self, state: p.HostState, attached: ExternalHost | None) -> Exception | None:
         """Returns an error if an agent has the name of a host that has joined and is alive."""

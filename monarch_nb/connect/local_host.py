@@ -59,18 +59,18 @@ class LocalHost:
         """Has the agent watch this process, and watches the agent. Resolves when the agent has agreed."""
         self.runtime.local_hosts.add(self.host)
         threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True).start()
-        return request(self.runtime, agent_of(self.host), verbs.LEASE, p.Lease(pid=os.getpid()))
+        return request(self.runtime, agent_of(self.host), verbs.LEASE, p.OwnerLease(pid=os.getpid()))
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
         return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
-    def shutdown(self) -> Future[p.Ended]:
+    def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""
         self._leaving = True
         ended = request(self.runtime, agent_of(self.host), verbs.SHUTDOWN, p.Shutdown())
 
-        def done(_: Future[p.Ended]) -> None:
+        def done(_: Future[p.StopReply]) -> None:
             self.end()
             self._forget("it was shut down")
 

@@ -26,8 +26,7 @@ from monarch_nb.connect.workers import attach as attach_gateway
 from monarch_nb.connect.workers import run_in_thread
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
-from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
+from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.lifecycle.proc_spawn import python_version
 from monarch_nb.lifecycle.updates import ReferenceUpdates
@@ -87,20 +86,20 @@ def _is_known(routes: HostRoutes, host: str) -> bool:
     return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
 
 
-def _grouped(ways: Sequence[Way]) -> list[list[Way]]:
+def _grouped(ways: Sequence[HostRoute]) -> list[list[HostRoute]]:
     """Groups routes by key and by the endpoint that their hosts dial: a group is connected in one call."""
-    alike: dict[tuple[str, str], list[Way]] = {}
+    alike: dict[tuple[str, str], list[HostRoute]] = {}
     for way in ways:
         alike.setdefault((way.key, way.calls), []).append(way)
     return list(alike.values())
 
 
-def key_of(mesh: MeshFile, way: Way) -> Keys | None:
+def key_of(mesh: MeshFile, way: HostRoute) -> Keys | None:
     """Returns the key of a host as recorded."""
     return Keys.from_text(way.key.encode(), f"the file of {mesh.name}") if way.key else None
 
 
-def endpoint_of(routes: HostRoutes, way: Way) -> str:
+def endpoint_of(routes: HostRoutes, way: HostRoute) -> str:
     """Returns the endpoint at which a host is dialled, opening its tunnel if it has one.
 
     Raises RuntimeError with the job's reason.
@@ -110,7 +109,7 @@ def endpoint_of(routes: HostRoutes, way: Way) -> str:
     return routes.open_tunnel(way.tunnel)
 
 
-def _try_each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failures:
+def _try_each(ways: Sequence[HostRoute], follow_one: Callable[[HostRoute], object]) -> Failures:
     failures = {}
     for way in ways:
         try:
@@ -120,7 +119,7 @@ def _try_each(ways: Sequence[Way], follow_one: Callable[[Way], object]) -> Failu
     return failures
 
 
-def _connect_local(runtime: Runtime, mesh: MeshFile, way: Way) -> None:
+def _connect_local(runtime: Runtime, mesh: MeshFile, way: HostRoute) -> None:
     if mesh.machine != platform.node():
         raise UnreachableError(f"it is on the machine {mesh.machine}, where no TCP port leads to it; this is "
                                f"{platform.node()}")  # fmt: skip
@@ -130,14 +129,14 @@ def _connect_local(runtime: Runtime, mesh: MeshFile, way: Way) -> None:
     local.join().get(_ANSWER_S)
 
 
-def _await_inbound(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+def _await_inbound(runtime: Runtime, mesh: MeshFile, ways: Sequence[HostRoute]) -> Failures:
     """Awaits hosts that dial one endpoint with one key."""
     hosts = [way.host for way in ways]
     errors = readmit(runtime, hosts, ways[0].calls, key_of(mesh, ways[0]), _CALLS_S)
     return {host: text_of(error) for host, error in errors.items()}
 
 
-def _connect_dialled(runtime: Runtime, mesh: MeshFile, ways: Sequence[Way]) -> Failures:
+def _connect_dialled(runtime: Runtime, mesh: MeshFile, ways: Sequence[HostRoute]) -> Failures:
     """Dials hosts that share one key."""
     routes = runtime.part(HostRoutes)
     endpoints: dict[str, str] = {}  # by host
@@ -359,7 +358,7 @@ def _take(runtime: Runtime, mesh: MeshFile, answers: Sequence[p.Attached], failu
     logs = {address: file for answer in answers for address, file in answer.logs.items()}
     runtime.part(MeshLogs).receiver.catch_up(living)
     for address, proc in living.items():
-        watcher.found(p.Started(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
+        watcher.found(p.StartedProc(address=address, pid=proc.pid, how=proc.how, log=logs.get(address, "")))
     ranks = set(procs.ranks)  # without those released when the mesh shrank
     exits = tuple(gone for answer in answers for gone in answer.exits if parse_address(gone.address).rank in ranks)
     exits = (*exits, *_missing(procs, answers, failures))
@@ -565,7 +564,7 @@ def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None
             remote.cut()  # starts watching for its return
 
 
-def _remote(runtime: Runtime, mesh: MeshFile, way: Way) -> RemoteHost | None:
+def _remote(runtime: Runtime, mesh: MeshFile, way: HostRoute) -> RemoteHost | None:
     """Returns None for a host that cannot come back: on this machine with a dead agent, or behind a lost gateway."""
     gateway, key = runtime.part(HostRoutes).gateway, key_of(mesh, way)
     unknown = p.HostState(host=way.host, pid=0, procs=())

@@ -21,8 +21,7 @@ from monarch_nb.connect.routes import ExternalHost, HostRoutes
 from monarch_nb.host import mesh_files, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
-from monarch_nb.host.holdings import clock
-from monarch_nb.host.mesh_files import KEEPERS, MeshFile, Way
+from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
 from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, python_version
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
@@ -57,7 +56,7 @@ class Detacher:
         self._held: dict[str, dict[str, p.Hold]] = {}
         # Incarnations of ranks that were lost with their host, by host and mesh.
         self._lost: dict[tuple[str, str], dict[int, int]] = {}
-        self._ways: dict[str, Way] = {}  # to hosts of attached meshes that this process has not reached
+        self._ways: dict[str, HostRoute] = {}  # to hosts of attached meshes that this process has not reached
         self._due: dict[str, set[str]] = {}  # meshes to be sent to their hosts, and hosts that get all of it again
         self._lock = threading.Lock()
         self._holding = threading.Lock()
@@ -68,9 +67,9 @@ class Detacher:
         runtime.part(HostRoutes).reclaims.append(self._reclaim)
 
     @property
-    def holder(self) -> p.Holder:
+    def holder(self) -> p.MeshHolder:
         """This process, as other controllers see the holder of a mesh."""
-        return p.Holder(
+        return p.MeshHolder(
             address=self._runtime.address, pid=os.getpid(), machine=platform.node(), what=self._description,
             since=time.time(),
             system=mesh_files.own_system(),
@@ -220,7 +219,7 @@ class Detacher:
         routes = self._runtime.part(HostRoutes)
         return host in routes.local or (host in routes.attached and not routes.attached[host].lost)
 
-    def _way(self, host: str) -> Way:
+    def _way(self, host: str) -> HostRoute:
         routes = self._runtime.part(HostRoutes)
         never_met = host not in routes.local and host not in routes.attached
         return self._ways[host] if never_met and host in self._ways else _way_to(self._runtime, host)
@@ -310,7 +309,7 @@ class Detacher:
             incarnations = self._lost.get((host, state.uid))
             if incarnations is None:
                 continue
-            drop = p.Drop(uid=state.uid, secret=self._secrets.get(state.uid, ""), incarnations=incarnations)
+            drop = p.DropMesh(uid=state.uid, secret=self._secrets.get(state.uid, ""), incarnations=incarnations)
             try:
                 request(self._runtime, agent_of(host), verbs.DROP, drop).get(_RECLAIM_S)
             except UnansweredError:
@@ -343,24 +342,24 @@ def _in_background(function: Callable[[], None]) -> None:
     threading.Thread(target=function, name="monarch-hold", daemon=True).start()
 
 
-def _way_to(runtime: Runtime, host: str) -> Way:
+def _way_to(runtime: Runtime, host: str) -> HostRoute:
     """Returns how another controller reaches a host that this one has, or has had."""
     routes = runtime.part(HostRoutes)
     remote = routes.attached.get(host)
     if remote is None:
-        return Way(host, f"ipc://{run_folder_for(host)}")
+        return HostRoute(host, f"ipc://{run_folder_for(host)}")
     if remote.is_local:
-        return Way(host, remote.endpoint)
+        return HostRoute(host, remote.endpoint)
     way = _way(routes, remote, remote.endpoint)
     if isinstance(remote, JoinedHost):
-        return Way(host, "", way.key, calls=remote.calls)
+        return HostRoute(host, "", way.key, calls=remote.calls)
     if remote.via_gateway and routes.gateway is not None:
         leads = routes.gateway
-        return Way(host, remote.endpoint, way.key, gateway=_way(routes, leads.remote, leads.address))
+        return HostRoute(host, remote.endpoint, way.key, gateway=_way(routes, leads.remote, leads.address))
     return way
 
 
-def _way(routes: HostRoutes, remote: ExternalHost, endpoint: str) -> Way:
+def _way(routes: HostRoutes, remote: ExternalHost, endpoint: str) -> HostRoute:
     key = "" if remote.keys is None else remote.keys.to_text().decode()
     tunnel = routes.tunnels.get(endpoint)
-    return Way(remote.host, endpoint, key, tunnel="" if tunnel is None else tunnel.written)
+    return HostRoute(remote.host, endpoint, key, tunnel="" if tunnel is None else tunnel.written)

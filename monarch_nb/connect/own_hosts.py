@@ -333,7 +333,7 @@ def _leave(runtime: Runtime, handles: Iterable[AgentHandle], remotes: Iterable[A
     outlived = runtime.part(Detacher).hosts
     for handle in handles:
         if handle.host in outlived:
-            handle.let_go()
+            handle.disown()
         else:
             handle.close(settings.process_exit_timeout)
     if runtime.host in outlived:

@@ -141,14 +141,14 @@ class RemoteHost:
         self.runtime.node.learn(
             self.host, self.endpoint, keys=self.keys, insecure_loopback=self.insecure, incarnation=self.incarnation
         )
-        lease = p.Lease(seconds=self.lease)
+        lease = p.OwnerLease(seconds=self.lease)
         return request(self.runtime, agent_of(self.host), verbs.LEASE, lease)
 
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
         return request(self.runtime, agent_of(self.host), verbs.LEAVE, Done())
 
-    def shutdown(self) -> Future[p.Ended]:
+    def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""
         self.end()
         ended = request(self.runtime, self._agent, verbs.SHUTDOWN, p.Shutdown())

@@ -71,7 +71,7 @@ class ExternalHost(Protocol):
     def leave(self) -> Future[Done]:
         """Has the agent stop what this process owns there, at once."""
 
-    def shutdown(self) -> Future[p.Ended]:
+    def shutdown(self) -> Future[p.StopReply]:
         """Ends the agent and all processes there."""
 
     def give_up(self, reason: str) -> None:
@@ -224,7 +224,7 @@ class HostRoutes:
             gone, self._lost_hosts = self._lost_hosts, {}
         if not gone or self._runtime.closed:
             return
-        lost = p.Lost(
+        lost = p.HostsLost(
             {host: reason for host, (reason, _, _) in gone.items()},
             {host: incarnation for host, (_, incarnation, _) in gone.items()},
             {host: loss for host, (_, _, loss) in gone.items()},

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, overload
 
-from monarch_nb.host.holdings import clock
+from monarch_nb.host.mesh_files import clock
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh

@@ -17,7 +17,7 @@ from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.options import UNUSED
 from monarch_nb.host.preemption import BURST_S, END, LATE_S, UNKNOWN_S
 from monarch_nb.host.procs.reaper import end_all_descendants
-from monarch_nb.host.protocol import Notice
+from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
@@ -181,13 +181,13 @@ def run_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: 
     sys.exit(0)
 
 
-def _of_sigterm() -> Notice:
-    return Notice(by="SIGTERM")
+def _of_sigterm() -> PreemptionNotice:
+    return PreemptionNotice(by="SIGTERM")
 
 
 def run_worker_until_killed(
     address: str, private_key: PrivateKey = None, ready: Callable[[str], None] = lambda _host: None,
-    unused_s: float | None = None, find_out: Callable[[], Notice] = _of_sigterm,
+    unused_s: float | None = None, find_out: Callable[[], PreemptionNotice] = _of_sigterm,
 ) -> None:  # fmt: skip
     """A worker until it is shut down, or END kills it and all on it at once; without a key of this machine alone.
 
@@ -220,7 +220,7 @@ def run_worker_until_killed(
         try:
             notice = find_out()
         except Exception as error:  # whatever becomes of that, they are to know
-            notice = Notice(by=f"SIGTERM; more could not be found out: {error_line(error)}")
+            notice = PreemptionNotice(by=f"SIGTERM; more could not be found out: {error_line(error)}")
         if notice.seconds is not None:
             until = since + notice.seconds + LATE_S
         worker.handle.warn(notice)

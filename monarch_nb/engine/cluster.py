@@ -207,7 +207,7 @@ class Cluster:
         self._time = MemoryTime(self._network)
         self._hosts = {f"m{number}": self._host(f"m{number}") for number in range(hosts)}
         self._lost: set[str] = set()  # hosts
-        self._notices: dict[int, p.Notice] = {}  # the last one of each host
+        self._notices: dict[int, p.PreemptionNotice] = {}  # the last one of each host
         self._closed = False
         local = Local("m0/c0.0.0")
         self._node = self._transport(local.address, lambda header, _, reason: runtime.undelivered(header, reason))
@@ -282,14 +282,14 @@ class Cluster:
 
         Owners of what is there are told by `__supervise__`.
         """
-        self._notices[number] = p.Notice(by=by, seconds=seconds, at=self.now)
+        self._notices[number] = p.PreemptionNotice(by=by, seconds=seconds, at=self.now)
         self._warn(number, self._notices[number])
 
     def keep_host(self, number: int) -> None:
         """The time of such a notice has passed, and the host is still there."""
         self._warn(number, msgspec.structs.replace(self._notices[number], over=True))
 
-    def _warn(self, number: int, notice: p.Notice) -> None:
+    def _warn(self, number: int, notice: p.PreemptionNotice) -> None:
         self._time.call_soon(partial(self._hosts[self._name(number)].warn, notice, self._runtime.address))
         self.advance(2 * GATHER_S)
 
@@ -410,7 +410,7 @@ class Cluster:
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):
-                    self._runtime.post(agent_of(other), verbs.LOST, p.Lost({name: reason}, losses={name: loss}))
+                    self._runtime.post(agent_of(other), verbs.LOST, p.HostsLost({name: reason}, losses={name: loss}))
 
     def _runtimes(self) -> list[Runtime]:
         workers = [worker.runtime for host in self._hosts.values() for worker in tuple(host.workers.values())]

@@ -138,10 +138,10 @@ class InlineHost:
                 mine.append(cell)
         return [*mine, console]
 
-    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+    def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
         self.runtime.later(0.0, lambda: asker.reply(self._stopped(request)))
 
-    def _stopped(self, request: p.Stop) -> p.Ended:
+    def _stopped(self, request: p.Stop) -> p.StopReply:
         exits = []
         for address in request.addresses:
             if address in self._alive:
@@ -149,7 +149,7 @@ class InlineHost:
                     cell.stop(request.reason)
                 self._gone(address, "it was stopped")
             exits.append(p.Exited(address=address, host=self.host, reason="it was stopped", expected=True))
-        return p.Ended(tuple(exits))
+        return p.StopReply(tuple(exits))
 
     def kill(self, address: str) -> None:
         """Ends a would-be process as SIGKILL would: nothing of it answers any more, no clean-up is run."""

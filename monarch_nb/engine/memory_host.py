@@ -16,7 +16,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.protocol import ProcSpec
-from monarch_nb.host.sender import AgentSender, Sender
+from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Local, ProcState, Runtime, current, current_runtime, endpoint, waiting
@@ -147,7 +147,7 @@ class MemoryHost:
         if header.src == self.address and (header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES):
             self._caster.lost(header, reason)
 
-    def _outlet(self) -> Sender:
+    def _outlet(self) -> SendingNode:
         """What casts leave by."""
         return self.node
 
@@ -175,7 +175,7 @@ class MemoryHost:
             self._watchers.setdefault(address, set()).update({spec.owner, asker.src})
             pid = self._pids[address] = next(_pids)
             worker.start()
-            started = p.Started(address=address, pid=pid, how="memory")
+            started = p.StartedProc(address=address, pid=pid, how="memory")
             self._sender.post_all(p.observers(self._watchers[address], spec.owner), verbs.PROC_STARTED, started)
             addresses.append(address)
         return p.Spawning(tuple(addresses))
@@ -205,20 +205,20 @@ class MemoryHost:
             self.kill(address)
         return Done()
 
-    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+    def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
         def stop() -> None:
-            asker.reply(p.Ended(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
+            asker.reply(p.StopReply(tuple(self.stop(request.addresses, request.reason, request.timeout_s))))
 
         threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
 
-    def _shutdown(self, request: p.Shutdown, asker: Asker[p.Ended]) -> None:
+    def _shutdown(self, request: p.Shutdown, asker: Asker[p.StopReply]) -> None:
         def stop() -> None:
-            asker.reply(p.Ended(tuple(self.stop(tuple(self.workers), request.reason, request.timeout_s))))
+            asker.reply(p.StopReply(tuple(self.stop(tuple(self.workers), request.reason, request.timeout_s))))
             self.node.close()
 
         threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
 
-    def _host_lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
+    def _host_lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:
         for address in tuple(self.workers):
             self._sender.post(address, verbs.HOST_LOST, request)
         for host, reason in request.hosts.items():
@@ -253,7 +253,7 @@ class MemoryHost:
             worker.kill(KILLED)
             self._gone(address, KILLED, signal=9)
 
-    def warn(self, notice: p.Notice, controller: str) -> None:
+    def warn(self, notice: p.PreemptionNotice, controller: str) -> None:
         """Its engine is about to end it: all who use it hear of that, as the controller does."""
         watching = set().union(*self._watchers.values()) - self._exits.keys()
         self._sender.post_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)

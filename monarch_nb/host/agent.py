@@ -1,4 +1,4 @@
-"""The host agent process: its own session, no user code, no pickles; one loop that keeps the procs of a host."""
+"""The host agent process: its own session, no user code, no pickles; one loop that runs the processes of a host."""
 
 import contextlib
 import logging
@@ -18,12 +18,12 @@ from monarch_nb._about import __version__
 from monarch_nb.host import folders, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import Caster
-from monarch_nb.host.gateway import Gateway
+from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.introduction import ask_controller
-from monarch_nb.host.keeping import NOBODY, Keeper
-from monarch_nb.host.leases import Idleness, Leases
+from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
+from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
 from monarch_nb.host.options import UNUSED, Options, parse, ready_text
 from monarch_nb.host.preemption import END, Preemption
 from monarch_nb.host.procs.child import Child
@@ -32,10 +32,9 @@ from monarch_nb.host.procs.liveness import LivenessMonitor
 from monarch_nb.host.procs.reaper import end_all_descendants
 from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.procs.template import EarlyTemplates, can_fork_early, fork_early
-from monarch_nb.host.protocol import Exited, Ready, Started, observers
+from monarch_nb.host.protocol import AgentReady, Exited, StartedProc, observers
 from monarch_nb.host.sender import AgentSender
-from monarch_nb.host.service import Service
-from monarch_nb.host.strangers import Strangers
+from monarch_nb.host.service import AgentService, PendingProcs
 from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
@@ -46,7 +45,7 @@ from monarch_nb.wire.header import Flags, Header, Kind
 log = logging.getLogger(__name__)
 
 _MOST_FDS = 65536
-_LINGER_S = 0.3  # for last words to those who may be gone themselves
+_LINGER_S = 0.3  # for last messages to processes that may be gone themselves
 _ORPHANED = "the process that owned it is gone"
 _LEFT = "the process that had started the host agent has ended"
 _ORPHANED_TIMEOUT_S = 0.5  # between SIGTERM and SIGKILL when the owner is gone
@@ -56,7 +55,7 @@ _ASK_S = 2.0
 
 
 class Dialler:
-    """Finds the controller at an endpoint and joins it; another one that takes its place is joined in turn."""
+    """Finds the controller at an endpoint and joins it, and any later one at that endpoint."""
 
     def __init__(self, node: Node, sender: AgentSender, endpoint: str, keys: Keys | None, insecure_loopback: bool,
                  state: Callable[[], p.HostState], soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
@@ -75,7 +74,7 @@ class Dialler:
         threading.Thread(target=self._run, name="monarch-dial", daemon=True).start()
 
     def cut(self, address: str) -> None:
-        """A connection is gone; any thread."""
+        """Handles a broken connection; any thread."""
         if address == self._controller:
             self._cut.set()
 
@@ -87,7 +86,7 @@ class Dialler:
                                      timeout=_ASK_S)  # fmt: skip
                 wrong = controller.error
             except TransportError as error:
-                controller, wrong = p.Who(), str(error)
+                controller, wrong = p.IdentifyReply(), str(error)
             if wrong:
                 log.info("no controller to join: %s", wrong)
                 self._cut.wait(pause)
@@ -109,8 +108,8 @@ class Dialler:
         self._sender.post(address, verbs.HOST_JOINS, self._state())
 
 
-class Agent:
-    """Joins the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
+class HostAgent:
+    """Combines the parts of an agent; `run()` returns once it has ended and nothing of it is left."""
 
     def __init__(self, options: Options, cord: tuple[int, int], early: EarlyTemplates | None = None) -> None:
         self.address = agent_of(options.host)
@@ -118,27 +117,27 @@ class Agent:
         self._folder = options.run_folder
         self._lock = folders.hold(self._folder)
         self._loop = Loop()
-        # Whoever should end with this process has the other end; its closing is the kernel's job, whatever kills us.
+        # Every process that must end with this one has the other end, which the kernel closes whatever kills this one.
         self._cord, self._cord_end = cord
         self._keys = None if options.key is None else Keys.load_or_create(options.key)
         self._node = self._make_node()
         self._sender = AgentSender(self._node, self.address)
-        self._leases = Leases(options.lease_s)
+        self._leases = OwnerLeases(options.lease_s)
         self._idleness = Idleness(options.unused_s)
-        self.unused = False  # it ends since nobody has used it
+        self.unused = False  # whether it ends because nobody has used it
         self._logs = LogTailer(self._sender, self._folder)
         self._children = Children(self._loop, self._folder, dict(os.environ), self._cord, self, early)
         self._stopper = ProcStopper(self._loop, self._children, self._sender)
         self._liveness = LivenessMonitor(self._loop, self._children, self._sender)
-        self._gateway = Gateway(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
-        self._strangers = Strangers()
-        self._service = Service(
+        self._gateway = GatewayService(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
+        self._pending = PendingProcs()
+        self._service = AgentService(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
-            strangers=self._strangers, replaced=self._replaced,
+            pending=self._pending, replaced=self._replaced,
         )  # fmt: skip
         self._caster = Caster(self._node, self.address, self._later, time.monotonic)
         self._dialler: Dialler | None = None
@@ -148,19 +147,19 @@ class Agent:
         self._preemption = Preemption(self._sender, service=self._service, later=self._loop.call_later,
                                       give_up=self._give_up)  # fmt: skip
         self._watching_leases = False
-        self._followed: dict[str, int] = {}  # owners on this machine that are no procs of ours: their pidfds
+        self._followed: dict[str, int] = {}  # pidfds of owners on this machine that are not processes of this host
         self._ending = False
-        self._ownerless = False  # who has started it is gone, and was to end it
+        self._ownerless = False  # whether its starter, which was to end it, is gone
 
-    def _keeper(self, grant: Callable[[str], None]) -> Keeper:
-        return Keeper(
+    def _keeper(self, grant: Callable[[str], None]) -> MeshLeaseService:
+        return MeshLeaseService(
             children=self._children, stopper=self._stopper, sender=self._sender, logs=self._logs,
             later=self._loop.call_later, changed=self._look_around, grant=grant,
             notices=lambda at: self._preemption.since(at),
         )  # fmt: skip
 
-    def run(self, say_ready: Callable[[Ready], None]) -> None:
-        """Serve until the owner is gone or somebody asks for the end."""
+    def run(self, say_ready: Callable[[AgentReady], None]) -> None:
+        """Serves until the owner is gone or an end is requested."""
         self._node.start()
         if self._options.owner_fd is not None:
             self._loop.register(self._options.owner_fd, READ, self._owner_pipe)
@@ -169,7 +168,8 @@ class Agent:
             signal.signal(signum, lambda *_: self._loop.post(lambda: self._give_up("the host agent was terminated")))
         if self._options.prewarm:
             self._children.forker.prewarm()
-        say_ready(Ready(host=self._options.host, pid=os.getpid(), address=self.address, run_folder=str(self._folder),
+        say_ready(AgentReady(host=self._options.host, pid=os.getpid(), address=self.address,
+                        run_folder=str(self._folder),
                         endpoint=self._node.tcp_endpoint, python=sys.version.split()[0],
                         version=__version__, incarnation=self._node.incarnation))  # fmt: skip
         if self._dialler is not None:
@@ -187,7 +187,7 @@ class Agent:
 
     def end(self, reason: str, timeout_s: float = 0.0,
             done: Callable[[list[Exited]], None] = lambda _exits: None) -> None:  # fmt: skip
-        """Stop every proc, then the agent."""
+        """Stops every process, then the agent."""
         self._ending = True
 
         def all_gone(exits: list[Exited]) -> None:
@@ -198,29 +198,29 @@ class Agent:
                            done=all_gone)  # fmt: skip
 
     def _give_up(self, reason: str) -> None:
-        """End, though owners of procs here, elsewhere, have not asked for it: to them it is a failure."""
+        """Ends although remote owners of processes here have not asked for it, which is a failure to them."""
         for child in self._children.alive():
             child.evicted = True
         self.end(reason)
 
-    # What happens to procs.
+    # Events of processes.
 
     def started(self, child: Child) -> None:
-        """A process exists."""
+        """Reports a process that has started."""
         if self._ending and not child.stop_wanted:
             self._children.signal(child, signal.SIGKILL)
         self._liveness.start()
-        self._sender.post_all(observers(child.watchers, child.spec.owner), PROC_STARTED, Started(
+        self._sender.post_all(observers(child.watchers, child.spec.owner), PROC_STARTED, StartedProc(
             address=child.address, pid=child.pid, how=child.how, why=child.why, log=child.log_file,
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
     def exited(self, child: Child) -> None:
-        """A process is gone, or never came to be: its watchers are told at once."""
+        """Reports the end of a process, or its failure to start, to its watchers at once."""
         assert child.exit is not None
-        self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the news is sent back
+        self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the report is sent back
         self._sender.post_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
         self._node.forget(child.address, child.exit.reason)
-        folders.remove_socket(self._folder, child.address)  # one that was killed could not
+        folders.remove_socket(self._folder, child.address)  # a killed process could not
         self._logs.ended(child.address)
         self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)
@@ -228,13 +228,13 @@ class Agent:
         self._look_around()
 
     def pong(self, child: Child) -> None:
-        """A proc answered a ping."""
+        """Reports a process that answers a ping."""
         self._liveness.pong(child)
 
-    # What comes in.
+    # Requests.
 
     def _handle(self, header: Header, parcel: Parcel) -> None:
-        """On the node's reader thread."""
+        """Passes a message on; on the node's reader thread."""
         if header.kind == Kind.CONTROL:
             body = bytes(parcel.frames[0]) if parcel.frames else b""
             self._loop.post(lambda: self._serve(header, body))
@@ -250,7 +250,7 @@ class Agent:
         self._look_around()
 
     def _link_failed(self, header: Header, _parcel: Parcel, reason: str) -> None:
-        """On the reader thread, or on the loop's after `forget`."""
+        """Handles an undelivered message; on the reader thread, or on the loop's after `forget`."""
         log.debug("%s to %s was lost: %s", header.method, header.dst, reason)
         if header.src == self.address and (header.kind in (Kind.CALL, Kind.CAST) or header.flags & Flags.TO_ENGINES):
             self._caster.lost(header, reason)
@@ -267,16 +267,16 @@ class Agent:
             self._preemption.said(said)
             return
         self._loop.unregister(self._options.owner_fd)
-        self._node.settled(self._loop.post, self._owner_ended)  # what it said last may still be unread
+        self._node.settled(self._loop.post, self._owner_ended)  # its last messages may still be unread
 
     def _owner_ended(self) -> None:
         self._ownerless = True
         alive = self._children.alive()
         keeper = self._service.keeper
-        cared_for = {NOBODY, *keeper.comers, *(child.address for child in alive)}
+        cared_for = {NOBODY, *keeper.attached_controllers, *(child.address for child in alive)}
         owners = dict.fromkeys([*keeper.holders, *(child.spec.owner for child in alive)])
         by = self._preemption.by
-        for child in alive:  # owners elsewhere live on, and are told what it was
+        for child in alive:  # remote owners live on, and get the reason
             if child.spec.owner not in cared_for:
                 child.stop_reason = child.stop_reason or f"{_LEFT}{f' ({by})' if by else ''}"
         for owner in owners:
@@ -285,9 +285,11 @@ class Agent:
         self._look_around()
 
     def _look_around(self) -> None:
-        """An agent whose starter is gone ends once nobody else has anything here."""
+        """Ends an agent whose starter is gone once nobody else has anything here."""
         keeper = self._service.keeper
-        if self._ownerless and not (self._ending or keeper.waits or keeper.comers.intersection(self._leases.owners)):
+        if self._ownerless and not (
+            self._ending or keeper.waits or keeper.attached_controllers.intersection(self._leases.owners)
+        ):
             self._give_up(_ORPHANED)
         self._preemption.look_around()
 
@@ -296,19 +298,19 @@ class Agent:
         self._caster.host_lost(host, reason)
 
     def _stranger(self, address: str) -> None:
-        """A process here is written to for the first time (reader thread): if it is never started, senders are told."""
+        """Handles the first message to a process (reader thread); if that is never started, senders are notified."""
         wait = settings.message_delivery_timeout
 
         def meet() -> None:
             if not parse_address(address).is_proc or self._children.find(address) is not None:
                 return
-            if self._strangers.meet(address):
+            if self._pending.expect(address):
                 self._loop.call_later(wait, look)
             else:
                 self._replaced(address)
 
         def look() -> None:
-            self._strangers.part(address)
+            self._pending.expire(address)
             if self._children.find(address) is None and self._node.never_replied(address):
                 self._node.forget(address, f"no such process: none was started on host {self._options.host} "
                                            f"within {wait:g} s (message_delivery_timeout)")  # fmt: skip
@@ -316,7 +318,7 @@ class Agent:
         self._loop.post(meet)
 
     def _replaced(self, address: str) -> None:
-        """It never was here, and will not be: its rank was started anew."""
+        """Handles that a process was never started here, and will not be, since its rank has a later incarnation."""
         self._node.forget(address, f"it is over: its rank was started anew on host {self._options.host}")
 
     def _follow(self, owner: str, pid: int) -> None:
@@ -325,7 +327,7 @@ class Agent:
         try:
             fd = self._followed[owner] = os.pidfd_open(pid)
         except OSError:
-            return  # it is told by its lease
+            return  # its lease covers it
 
         def over() -> None:
             self._service.owner_ended(owner, "its process has ended")
@@ -339,7 +341,7 @@ class Agent:
         self._loop.register(fd, READ, gone)
 
     def _look_for_users(self) -> None:
-        """An agent that is not to outlive its last controller for long ends itself."""
+        """Ends an agent that is not to outlive its last controller for long."""
         keeper, limit = self._service.keeper, self._idleness.limit
         used = bool(self._leases or self._followed or keeper.waits or self._children.alive())
         if self._ending or limit is None:
@@ -359,12 +361,12 @@ class Agent:
         self._watching_leases = False
         now = time.monotonic()
         for owner in self._leases.owners:
-            # Heartbeats, which libzmq's own thread answers, hold the connection: the owner may be busy.
+            # Heartbeats, answered by libzmq's own thread, hold the connection: the owner may be busy.
             if self._node.connected(owner):
                 self._leases.renew(owner, now)
         for owner in self._leases.expired(now):
             for child in self._children.alive():
-                child.evicted |= child.spec.owner == owner  # one that only slept finds that it has lost them
+                child.evicted |= child.spec.owner == owner  # an owner that only slept finds that it has lost them
             self._service.owner_gone(owner, "it was silent for longer than its lease")
             self._look_around()
         for owner in self._leases.due(now):
@@ -372,7 +374,7 @@ class Agent:
         self._watch_leases()
 
     def _connection(self, address: str, up: bool, word: str) -> None:
-        """On the node's reader thread."""
+        """Handles a changed connection; on the node's reader thread."""
         if word == "refused":
             log.warning("%s does not accept our key, or is not a monarch-nb process", address)
         elif not up:
@@ -397,12 +399,12 @@ class Agent:
 
 
 def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
-    """Be a host agent until its end. Raises nothing; what goes wrong at the start is on stderr."""
+    """Runs a host agent to its end. Raises nothing; errors of the start go to stderr."""
     options = parse(argv, prog)
     if options.dial is not None:
         split(options.dial)
     if options.owner_fd is None:
-        folders.sweep()  # nobody else does, on a machine where users start the agents
+        folders.sweep()  # nobody else does where users start the agents
     settings.receive(os.environ.pop(TRAVELS_IN, ""))
     _settle(options)
     folders.make_run_folder(options.run_folder)
@@ -410,19 +412,19 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     cord = os.pipe()
     early: EarlyTemplates | int | None = None
     if options.prewarm and can_fork_early():
-        with contextlib.suppress(OSError):  # then it is started when it is asked for
+        with contextlib.suppress(OSError):  # it is started at the first request then
             early = fork_early(cord[0], options.run_folder / "logs" / "template.log")
     if isinstance(early, int):
         return early  # a template, or a proc, that has ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
-        agent = Agent(options, cord, early)
+        agent = HostAgent(options, cord, early)
         agent.run(lambda ready: _say(options, ready))
     except TransportError as error:  # it cannot listen where it should
         sys.stderr.write(f"{error}\n")
         _leave_nothing(options)
         return 1
-    except BlockingIOError:  # another agent is there, whose folder it is
+    except BlockingIOError:  # the folder belongs to another agent
         raise
     except BaseException:
         _leave_nothing(options)
@@ -430,16 +432,16 @@ def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     return UNUSED if agent.unused else 0
 
 
-def _say(options: Options, ready: Ready) -> None:
+def _say(options: Options, ready: AgentReady) -> None:
     text = ready_text(options, ready).encode() if options.terminal else msgspec.json.encode(ready)
-    with contextlib.suppress(BrokenPipeError):  # who waited for it is gone, which its pipe tells as well
+    with contextlib.suppress(BrokenPipeError):  # the starter is gone, which its pipe shows as well
         os.write(options.ready_fd, text + b"\n")
     if options.ready_fd > 2:
         os.close(options.ready_fd)
 
 
 def _leave_nothing(options: Options) -> None:
-    """The start has failed. An owner that still lives reads why in the folder, and removes it."""
+    """Records a failed start. An owner that still lives reads the reason in the folder, and removes it."""
     if options.owner_fd is None or options.keep_folder:
         return
     if select.select([options.owner_fd], [], [], 0)[0]:
@@ -447,7 +449,7 @@ def _leave_nothing(options: Options) -> None:
 
 
 def _settle(options: Options) -> None:
-    """Away from the terminal and the session of whoever started this, with nothing of theirs left open."""
+    """Leaves the terminal and the session of the starter, with nothing of theirs left open."""
     try:
         os.setsid()
     except PermissionError:

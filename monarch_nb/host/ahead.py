@@ -1,4 +1,4 @@
-"""The host agent of a notebook kernel, on its way while the kernel still imports the library: the two take as long."""
+"""The host agent of a notebook kernel, started while the kernel still imports the library."""
 
 import os
 
@@ -12,7 +12,7 @@ BegunWith = tuple[str, dict[str, str]]
 
 
 class Ahead(Struct, frozen=True):
-    """An agent nobody has asked for yet, and the environment it was started in."""
+    """An agent that nobody has requested yet, and the environment it was started in."""
 
     agent: ComingAgent
     environ: dict[str, str]
@@ -23,20 +23,20 @@ _coming: list[Ahead] = []
 
 
 def begun_with() -> BegunWith:
-    """What a host agent takes from this process for good: the settings, and what libraries read when they load."""
+    """Returns what a host agent takes from this process for good: settings, and variables read when libraries load."""
     environ = {name: value for name, value in os.environ.items() if name == PRELOAD or read_at_load(name)}
     return settings.to_send(), environ
 
 
 def agent_environment() -> dict[str, str]:
-    """What an agent is started with."""
+    """Returns what an agent started now would take."""
     return {**os.environ, TRAVELS_IN: settings.to_send()}
 
 
 def start_ahead() -> None:
-    """Start the agent of the controller that this process is about to become, unless `host_prestart` is off.
+    """Starts the agent of the controller that this process is about to become, unless `host_prestart` is off.
 
-    Does not block, and raises nothing: where it does not work, who needs an agent is told.
+    Does not block, and raises nothing: the first request for an agent reports errors.
     """
     if _coming or not settings.host_prestart:
         return
@@ -48,5 +48,5 @@ def start_ahead() -> None:
 
 
 def take_ahead() -> Ahead | None:
-    """The agent that is on its way, for whoever becomes the controller; once."""
+    """Returns the agent that is starting, for the new controller; once."""
     return _coming.pop() if _coming else None

@@ -12,7 +12,7 @@ _THEIRS = f"sys.path.append({ROOT!r})"
 
 
 def command(module: str, *arguments: object, python: str | None = None) -> list[str]:
-    """The command line that runs `main(argv)` of a module, without the current folder on the path.
+    """Returns the command line that runs `main(argv)` of a module, without the current folder on the path.
 
     This interpreter runs the very package that this process runs; another one prefers its own.
     """
@@ -22,11 +22,11 @@ def command(module: str, *arguments: object, python: str | None = None) -> list[
 
 
 def untraced(command: list[str]) -> list[str]:
-    """The same command line, started such that a debugger of this process does not take the new one over.
+    """Returns the same command line, but such that a debugger of this process does not take over the new one.
 
-    pydevd, which debugpy, JupyterLab's debugger and PyCharm are made of, replaces the arguments of each Python that is
-    started by a traced process: it then waits for a front end to attach to it, and JupyterLab never does. It knows a
-    Python by the name of the program, and `env` has another one.
+    pydevd, the base of debugpy, JupyterLab's debugger and PyCharm, replaces the arguments of each Python that a traced
+    process starts: it then waits for a front end to attach to it, and JupyterLab never does. It recognizes a Python by
+    the name of the program, and `env` has another one.
     """
     env = shutil.which("env") if "pydevd" in sys.modules else None
     return command if env is None else [env, *command]

@@ -1,4 +1,4 @@
-"""A program of somebody else's that ends with the process that has started it, whatever ends that."""
+"""Foreign programs that end with the process that has started them, whatever ends that."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from monarch_nb.host.linux import die_with_pipe
 def start_bound(line: Sequence[str], *, errors: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
     """Starts a command in a session of its own, with its output as text at `stdout` and an empty input.
 
-    Its end of a pipe is what binds it: the kernel closes ours, also where this process is killed. A program that is not
-    found ends with status 127, and says so on `errors`.
+    Its end of a pipe binds it: the kernel closes ours even if this process is killed. A program that is not found ends
+    with status 127, and an error on `errors`.
     """
     process = subprocess.Popen(
         command("monarch_nb.host.bound", *line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
@@ -28,7 +28,7 @@ def start_bound(line: Sequence[str], *, errors: int = subprocess.DEVNULL) -> "su
 
 
 def end_bound(process: "subprocess.Popen[str]") -> int:
-    """Ends it at once, and what it has started; its status."""
+    """Kills the program and what it has started; returns its status."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

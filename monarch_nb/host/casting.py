@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monarch_nb.host.sender import Sender
+from monarch_nb.host.sender import SendingNode
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel, UnreachableError, reason_of, reason_parcel
 from monarch_nb.wire import Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
-LATE_S = 2.0  # after which those who wait for a process that had ended must have heard of its end, if they watch it
-FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to say what will not come; together as long as a gap is waited for
+LATE_S = 2.0  # within which callers that watch a process have received the report of its end
+FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as long as a gap is waited for
 _REMEMBERED = 4096  # processes that have ended
 
-Reply = Folded | None  # None: it went on alone
+Reply = Folded | None  # None: sent on alone
 
 
 class _Cast(Struct, eq=False):
@@ -36,7 +36,7 @@ class Caster:
 
     def __init__(
         self,
-        node: Sender,
+        node: SendingNode,
         address: str,
         later: Callable[[float, Callable[[], None]], None],
         monotonic: Callable[[], float],
@@ -53,7 +53,7 @@ class Caster:
         self._armed = False
 
     def cast(self, header: Header, parcel: Parcel) -> None:
-        """Pass a cast on: a call to each proc here, a smaller cast to each agent below. The body is shared."""
+        """Passes a cast on: a call to each proc here, a smaller cast to each agent below. The body is shared."""
         assert header.plan is not None
         deliveries, branches = expand(header.plan, self._host)
         src, port = header.src, 0
@@ -93,10 +93,10 @@ class Caster:
             self._settle(header.port, cast, batch)
 
     def lost(self, header: Header, reason: str, *, reported_elsewhere: bool = False) -> None:
-        """A message of ours did not arrive: whoever waits for answers to it is told, and what follows it goes on.
+        """Handles a lost message: its callers get an error, and later messages go on.
 
-        Of a process here that has ended, those who watch it are told: this word waits for that one. It could come
-        first, by another way, and be healed for before the death is known, which then would hit the one that is healed.
+        If a local process has ended, those who watch it are notified first: an error that came before, by another
+        route, could be healed for before the death is known, which would then hit the healed process.
         """
         self._skip(header)
         places = [header.index] if header.plan is None else list(indices(header.plan.runs))
@@ -106,7 +106,7 @@ class Caster:
             self._lose(header.port, places, reason, reported_elsewhere)
 
     def proc_gone(self, address: str, reason: str) -> None:
-        """A proc here has ended: those who watch it are told, so its answers are only no longer waited for."""
+        """Handles the end of a process here: its replies are no longer waited for, since its watchers are notified."""
         with self._lock:
             while len(self._ended) >= _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
@@ -116,19 +116,19 @@ class Caster:
             self._lose(port, places, reason, reported_elsewhere=True)
 
     def host_lost(self, host: str, reason: str) -> None:
-        """Nothing comes any more of what went by way of another host's agent."""
+        """Fails replies that were to come through another host's agent."""
         with self._lock:
             hit = [(port, cast.request, plan) for port, cast in self._casts.items() for plan in cast.below
                    if plan.head == host]  # fmt: skip
         for port, request, plan in hit:
-            story = f"it was sent through host {host}, which is lost: {reason}"
-            self._lose(port, list(indices(plan.runs)), story, reported_elsewhere=False)
+            why = f"it was sent through host {host}, which is lost: {reason}"
+            self._lose(port, list(indices(plan.runs)), why, reported_elsewhere=False)
             self._skip(replace(request, plan=plan))
 
     def _skip(self, header: Header) -> None:
-        """Whatever else its sender has sent, or will send, must not wait for a lost message."""
+        """Keeps a lost message from blocking others of its sender."""
         kind = header.status if header.kind == Kind.RETURNED else header.kind
-        if header.method == SKIP or not header.mesh:  # to engines nothing is sent in order
+        if header.method == SKIP or not header.mesh:  # messages to engines have no order
             return
         if kind == Kind.CALL and header.seq >= 0:
             dst = header.src if header.kind == Kind.RETURNED else header.dst
@@ -143,7 +143,7 @@ class Caster:
         skip = replace(header, src=self._address, method=SKIP, port=0, status=0, flags=0, buffers=())
         try:
             self._node.send(skip, Parcel([b""]), lane=Lane.URGENT)
-        except UnreachableError:  # nobody is there to wait, unless others know already that its host is back
+        except UnreachableError:  # nobody is waiting, unless other hosts know already that its host is back
             if pause < FILL_MAX_S:
                 self._later(pause, lambda: self._stand_in(header, 2 * pause))
         except Exception:
@@ -212,7 +212,7 @@ class Caster:
                 reason = str(error)
                 self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
             elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):
-                # An answer: who waits for it may be back, which this host has not heard of yet.
+                # A reply: its receiver may be on a host that is back, which this one does not know yet.
                 self._later(pause, lambda: self._send(header, parcel, 2 * pause))
 
 

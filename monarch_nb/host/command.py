@@ -1,4 +1,4 @@
-"""The command that becomes a proc, for those who want another than the default one."""
+"""The command that becomes a process of a mesh, for users who need another than the default one."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class BootstrapCommand:
         check_environment(self.env, "bootstrap_command")
 
     def with_env(self, env: Mapping[str, str | None]) -> "BootstrapCommand":
-        """A copy with `env` laid over its environment. Raises TypeError for values that are no text."""
+        """Returns a copy with `env` laid over its environment. Raises TypeError for values that are not strings."""
         return replace(self, args=list(self.args), env={**self.env, **env})
 
     def _launch(self) -> Launch:
@@ -46,21 +46,21 @@ class BootstrapCommand:
 
 
 def check_environment(env: Mapping[str, str | None], what: str) -> None:
-    """Raises TypeError where a name or a value is no text; None, which removes a variable, may be a value."""
+    """Raises TypeError for a name or a value that is not a string; None, which removes a variable, may be a value."""
     for name, value in env.items():
         if not isinstance(name, str) or not (value is None or isinstance(value, str)):
             raise TypeError(f"{what}: the environment takes text, and {name!r}: {value!r} is not; str() makes it")
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """What processes are started with by default: this interpreter, without changes to the environment."""
+    """Returns the default command: this interpreter, without changes to the environment."""
     return BootstrapCommand(sys.executable, None, command("monarch_nb.host.procs.proc_main")[1:], {})
 
 
 def launches(
     commands: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
 ) -> tuple[Launch, ...]:
-    """One launch for each process of a mesh; nothing for the default way. Raises TypeError for what is no command."""
+    """Returns one launch for each process of a mesh, none for the default. Raises TypeError for an invalid command."""
     if commands is None:
         return ()
     if isinstance(commands, BootstrapCommand):

@@ -1,7 +1,7 @@
 """Run folders: one short, private folder a host, with its sockets and logs; nothing of it outlives the host.
 
-They may lie where everybody can make folders: what another user has put there under our names is passed by. Whoever
-uses one holds a lock on it, which the system takes back whatever ends that process.
+They may lie in a folder that everybody can write to: what another user has put there under our names is skipped. A
+process that uses one holds a lock on it, which the system releases whatever ends that process.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from monarch_nb.wire import host_id, parse_address
 
 _MARK = "mnb"
 _STALE_AFTER_S = 1.0
-_chosen: dict[str, Path] = {}  # by host: those there are sockets in already
+_chosen: dict[str, Path] = {}  # by host, for hosts that have sockets already
 _held: dict[Path, int] = {}  # folders that this process uses: descriptors that hold the locks
 _LONGEST = 60  # leaves room for "/<proc uid>.<rank>.<incarnation>" below the 100 bytes a socket path may have
 _ENDING = ".ending-"  # follows the name of a folder that is being removed
@@ -35,12 +35,12 @@ os.register_at_fork(after_in_child=_held.clear)  # the locks are the parent's
 
 
 def new_host_id() -> str:
-    """A fresh short host id, such as `node7.1f2e3d`."""
+    """Returns a fresh short host id, such as `node7.1f2e3d`."""
     return host_id(secrets.token_hex(3))
 
 
 def lasting_host_id(tcp: str | None) -> str | None:
-    """The id of whoever listens at this port of this machine, the same after each start; None without a fixed port."""
+    """Returns the id of the host with this port of this machine, the same after each start; None if not fixed."""
     port = (tcp or "").rpartition(":")[2]
     if not port.isdigit() or int(port) == 0:
         return None
@@ -52,12 +52,12 @@ def lasting_host_id(tcp: str | None) -> str | None:
 
 
 def base_folder() -> Path:
-    """Where run folders go: `$XDG_RUNTIME_DIR` if it is this user's own and short enough, else the temporary folder."""
+    """Returns the parent of run folders: `$XDG_RUNTIME_DIR` if private and short enough, else the temporary folder."""
     return _places()[0]
 
 
 def _places() -> list[Path]:
-    """Where they may be, the best first."""
+    """Returns candidates for the parent of run folders, the best first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     places = [Path(runtime)] if runtime and _fits(runtime) and is_private(Path(runtime)) else []
     places += [Path(place) for place in (tempfile.gettempdir(), "/tmp") if _fits(place) and _safe(place)]
@@ -69,15 +69,15 @@ def _fits(place: str) -> bool:
 
 
 def _safe(place: str) -> bool:
-    """Whether others cannot put theirs in the place of what this user has made there."""
+    """Whether other users cannot replace what this user has made in a folder."""
     status = os.stat(place)
     return not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX)
 
 
 def run_folder_for(host: str, base: Path | None = None) -> Path:
-    """The path of a host's run folder; nothing is made. The same each time, whatever the environment says later.
+    """Returns the path of a host's run folder, without making it; the same each time, whatever the environment then is.
 
-    Where something else has that name already, which a host with a fixed port has each time, it is another one.
+    If something else has that name already, which happens to a host with a fixed port, it returns another one.
     """
     if base is not None:
         return base / f"{_MARK}-{os.geteuid()}-{host}"
@@ -91,7 +91,7 @@ def run_folder_for(host: str, base: Path | None = None) -> Path:
 
 
 def find_run_folder(host: str) -> Path | None:
-    """The run folder of a host that somebody else of this user has started on this machine; None if there is none."""
+    """Returns the run folder of a host that another process of this user has started on this machine, or None."""
     for place in (run_folder_for(host).parent, *_places()):
         for folder in place.glob(f"{_MARK}-{os.geteuid()}-*{host}"):
             if host_of_folder(folder) == host and is_private(folder):
@@ -100,14 +100,14 @@ def find_run_folder(host: str) -> Path | None:
 
 
 def host_of_folder(folder: Path) -> str:
-    """The host that a run folder is named after, "" if it is not named as they are."""
+    """Returns the host that a run folder is named after, or ""."""
     mark, _, rest = folder.name.partition("-")
     user, _, host = rest.partition("-")
     return host.rpartition("+")[2] if (mark, user) == (_MARK, str(os.geteuid())) else ""
 
 
 def make_run_folder(path: Path) -> None:
-    """Make the folder, with `logs` and `spool` in it, for this user only; it is in use until it is removed here.
+    """Makes the folder, with `logs` and `spool` in it, for this user only; it is in use until it is removed here.
 
     Raises PermissionError if what is there is not this user's own and private.
     """
@@ -131,22 +131,22 @@ def _is_at(path: Path, fd: int) -> bool:
 
 
 def _made(path: Path) -> int:
-    """A descriptor of the folder, with a lock that says that it is in use."""
+    """Returns a descriptor of the folder, with a lock that marks it as used."""
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         try:
             fd = open_private(path)
-        except FileNotFoundError:  # it was swept in between
+        except FileNotFoundError:  # swept meanwhile
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being swept
+        except BlockingIOError:  # being swept
             os.close(fd)
             time.sleep(0.01)
             continue
-        except OSError:  # there are no locks on that file system
+        except OSError:  # no locks on that file system
             return fd
         if _is_at(path, fd):
             return fd
@@ -155,14 +155,14 @@ def _made(path: Path) -> int:
 
 
 def release(path: Path) -> None:
-    """This process uses the folder no longer; what is in it stays, for others who do."""
+    """Marks the folder as no longer used by this process; its content stays, for others."""
     fd = _held.pop(path, -1)
     if fd >= 0:
         os.close(fd)
 
 
 def hold(path: Path) -> int:
-    """Be the agent of a folder while the returned descriptor is open. Raises BlockingIOError if there is one."""
+    """Locks a folder for its agent while the returned descriptor is open. Raises BlockingIOError if there is one."""
     folder = open_private(path)
     try:
         return _hold(folder)
@@ -181,13 +181,13 @@ def _hold(folder: int) -> int:
 
 
 def remove_socket(path: Path, address: str) -> None:
-    """Remove the socket a dead process listened on; never raises."""
+    """Removes the socket of a dead process; never raises."""
     with contextlib.suppress(OSError):
         (path / parse_address(address).name).unlink()
 
 
 def clear_run_folder(path: Path, keep: str) -> None:
-    """Remove what a dead agent and its procs left in their folder, but not the file `keep`; never raises."""
+    """Removes what a dead agent and its processes left in their folder, but not the file `keep`; never raises."""
     if not is_private(path):
         return
     with contextlib.suppress(OSError):
@@ -199,23 +199,23 @@ def clear_run_folder(path: Path, keep: str) -> None:
 
 
 def remove_run_folder(path: Path) -> None:
-    """Remove the folder with all it holds, if it is this user's own; never raises."""
+    """Removes the folder with all it holds, if it is this user's own; never raises."""
     if is_private(path):
         _remove(path)
     release(path)
 
 
 def _remove(path: Path) -> None:
-    """Takes its name from the folder first: what still starts or ends there can put nothing new into it.
+    """Renames the folder first, so that processes which start or end there can put nothing new into it.
 
-    Else one file that is made between the listing and the end of the removal keeps all of it.
+    Else one file that is made between the listing and the end of the removal would keep all of it.
     """
     ending = path.with_name(f"{path.name}{_ENDING}{secrets.token_hex(3)}")
     try:
         path.rename(ending)
     except OSError:
         ending = path
-    for _ in range(_REMOVALS):  # by a descriptor something may still be made in it
+    for _ in range(_REMOVALS):  # something may still be made in it by a descriptor
         shutil.rmtree(ending, ignore_errors=True)
         if not os.path.lexists(ending):
             return
@@ -226,7 +226,7 @@ def _deserted(path: Path) -> bool:
     sockets = [entry for entry in path.iterdir() if entry.is_socket()]
     for listener in sockets:
         with socket.socket(socket.AF_UNIX) as knock:
-            knock.setblocking(False)  # somebody may be there and let nobody in
+            knock.setblocking(False)  # a listener may refuse to accept
             try:
                 knock.connect(str(listener))
             except ConnectionRefusedError:
@@ -238,7 +238,7 @@ def _deserted(path: Path) -> bool:
 
 
 def sweep(base: Path | None = None) -> list[Path]:
-    """Remove this user's run folders that no process uses any more (killed together); returns which. Does not block."""
+    """Removes this user's run folders that no process uses any more; returns them. Does not block."""
     removed = []
     for place in _places() if base is None else [base]:
         try:
@@ -251,10 +251,10 @@ def sweep(base: Path | None = None) -> list[Path]:
 
 
 def _swept(path: Path) -> bool:
-    """Removes one folder, if it is ours and nobody uses it."""
+    """Removes one folder if it is this user's and unused."""
     try:
         folder = open_private(path)
-    except OSError:  # it is gone, or another user has put it there
+    except OSError:  # gone, or made by another user
         return False
     agent = -1
     try:

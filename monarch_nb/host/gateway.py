@@ -1,4 +1,4 @@
-"""An agent as a gateway: it leads controllers to hosts that only it can dial, and those back to them."""
+"""An agent as a gateway: it connects controllers with hosts that only it can dial."""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from monarch_nb.wire import Asker, agent_of, host_of
 _KNOCK_S = 1.0
 
 
-class Gateway:
-    """Which hosts each controller reaches through this agent. On the loop's thread, unless said otherwise."""
+class GatewayService:
+    """The hosts that each controller reaches through this agent. On the loop's thread, unless said otherwise."""
 
     def __init__(self, node: Node, sender: AgentSender, keys: Keys | None, insecure_loopback: bool,
                  soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
@@ -26,7 +26,7 @@ class Gateway:
         self._behind: dict[str, set[str]] = {}
 
     def introduce(self, request: p.Introduce, asker: Asker[p.Introduced]) -> None:
-        """Finds out who answers at an endpoint, on a thread of its own; who asked is answered then."""
+        """Finds out who is at an endpoint, on a thread of its own, and replies then."""
 
         def look() -> None:
             introduced = self._look(asker.src, request)
@@ -52,12 +52,12 @@ class Gateway:
         asker.reply(introduced)
 
     def cut(self, host: str, word: str) -> None:
-        """The connection to a host is gone: who reaches it through here may want to know."""
+        """Reports a broken connection to a host to the controllers that reach it through this agent."""
         for controller, hosts in self._behind.items():
             if host in hosts:
-                self._sender.post(controller, verbs.HOST_CUT, p.Lost({host: word}))
+                self._sender.post(controller, verbs.HOST_CUT, p.HostsLost({host: word}))
 
     def gone(self, controller: str, why: str) -> None:
-        """A controller has left or is gone: to the hosts behind, this agent still is there, so they must be told."""
+        """Reports a controller's end to the hosts behind, for which this agent's connection hides it."""
         for host in self._behind.pop(controller, ()):
-            self._sender.post(agent_of(host), verbs.LOST, p.Lost({host_of(controller): why}))
+            self._sender.post(agent_of(host), verbs.LOST, p.HostsLost({host_of(controller): why}))

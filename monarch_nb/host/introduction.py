@@ -1,4 +1,4 @@
-"""Asking host agents who they are, before anything depends on them."""
+"""Asking host agents for their identity, before anything depends on them."""
 
 import queue
 import secrets
@@ -24,10 +24,10 @@ from monarch_nb.transport import (
 )
 from monarch_nb.wire import Done, Header, Kind, MalformedMessageError, Verb, encode_body
 
-_REFUSALS = 3  # handshakes that fail, one after the other: a listener that is busy may cut off one
+_REFUSALS = 3  # failed handshakes in a row: a busy listener may cut off one
 _CALMS = 3  # such moments in a row
 _PAUSE_S = 0.1
-_GLANCE_S = 0.2  # between looks whether who asks still wants to know
+_GLANCE_S = 0.2  # between checks whether the answer is still wanted
 
 Found = p.HostState | TransportError
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -43,10 +43,10 @@ def introduce(
     ways: p.Hosts | None = None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
-    """Who answers at each endpoint, or what is wrong there. Blocks up to `timeout` seconds, and a little.
+    """Returns the host, or the error, at each endpoint. Blocks up to `timeout` seconds, and a little.
 
-    A refused connection is tried again until then, or until it is `given_up`. Each is told `ways`, if any, before it
-    answers.
+    A refused connection is tried again until then, or until it is `given_up`. Each agent is sent `ways`, if any, before
+    it answers.
     Raises TrustError for an endpoint that may not be used without keys.
     """
     for endpoint in endpoints:
@@ -67,10 +67,10 @@ def introduce(
 
 def ask_controller(
     endpoint: str, keys: Keys | None, me: p.HostState, *, insecure_loopback: bool, timeout: float
-) -> p.Who:
-    """Which controller takes in hosts at an endpoint, where `me` wants to join; blocks.
+) -> p.IdentifyReply:
+    """Returns the controller that accepts hosts at an endpoint where `me` wants to join; blocks.
 
-    Raises TransportError where none does.
+    Raises TransportError if there is none.
     """
     require_keys(endpoint, keys, insecure_loopback)
     deadline = time.monotonic() + timeout
@@ -87,7 +87,7 @@ def ask_controller(
 def _look(
     endpoint: str, keys: Keys | None, deadline: float, given_up: Callable[[], bool] = lambda: False
 ) -> TransportError | None:
-    """What is wrong at an endpoint, as far as it can be told without showing a key."""
+    """Returns what is wrong at an endpoint, as far as that shows without a key."""
     while not given_up():
         left = deadline - time.monotonic()
         try:
@@ -112,7 +112,7 @@ _HOW_TO_START = "Start a host agent there: monarch-nb agent --tcp tcp://0.0.0.0:
 
 
 class _Question(Generic[Q, R]):
-    """Put from an address of its own, so that it disturbs no link there is."""
+    """A request from an address of its own, so that it disturbs no existing link."""
 
     def __init__(
         self, endpoint: str, keys: Keys | None, insecure_loopback: bool, verb: Verb[Q, R],
@@ -134,7 +134,7 @@ class _Question(Generic[Q, R]):
         )
 
     def ask(self, timeout: float, body: Q, ways: p.Hosts | None = None) -> R | TransportError:
-        """The answer, or what is wrong."""
+        """Returns the answer or the error."""
         self._node.start()
         try:
             self._node.learn("there", self._endpoint)
@@ -148,7 +148,7 @@ class _Question(Generic[Q, R]):
             while isinstance(answer := self._next(deadline), float):
                 if answer <= calm_at:
                     continue
-                # Refused between moments at which strangers are borne: a few may be a busy agent's delay.
+                # Refusals between moments at which unknown peers are accepted: a few may be a busy agent's delay.
                 calms = calms + 1 if self._is_calm() else 0
                 if calms == _CALMS:
                     return TrustError(
@@ -164,7 +164,7 @@ class _Question(Generic[Q, R]):
             self._node.close(0.1)  # with the acknowledgements
 
     def _next(self, deadline: float) -> R | TransportError | float:
-        """What is heard next. Raises queue.Empty at the deadline, or when nobody wants to know any more."""
+        """Returns the next event. Raises queue.Empty at the deadline, or when the answer is no longer wanted."""
         while True:
             left = deadline - time.monotonic()
             try:
@@ -174,7 +174,7 @@ class _Question(Generic[Q, R]):
                     raise
 
     def _is_calm(self) -> bool:
-        """Whether it talks to everybody: then it is the key that it minds, not too many strangers."""
+        """Whether it accepts others: then it refuses because of the key, not of too many connections."""
         try:
             return bool(greet(self._endpoint, 1.0, stay=0.5))
         except UnreachableError:

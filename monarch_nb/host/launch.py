@@ -15,21 +15,21 @@ import msgspec
 
 from monarch_nb.host import folders
 from monarch_nb.host.bootstrap import command, untraced
-from monarch_nb.host.protocol import Notice, Ready
+from monarch_nb.host.protocol import AgentReady, PreemptionNotice
 from monarch_nb.transport import descriptors_for, is_descriptor_limit
 from monarch_nb.wire import json_decoder
 
-_LINES = 20  # of an agent's log that its failure to start tells
+_LINES = 20  # of an agent's log in the error of a failed start
 
 
 class AgentStartError(RuntimeError):
-    """A host agent did not come up; the message holds what it said."""
+    """A host agent did not start; the message has its output."""
 
 
 class AgentHandle:
     """A host agent that this process owns: it and its procs end with this process, or with `close()`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", ready: Ready, run_folder: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", ready: AgentReady, run_folder: Path) -> None:
         self.host = ready.host
         self.address = ready.address
         self.endpoint = ready.endpoint
@@ -44,7 +44,7 @@ class AgentHandle:
         return self._process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Block until the agent has ended; returns its exit status. Raises TimeoutError."""
+        """Blocks until the agent has ended; returns its exit status. Raises TimeoutError."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -54,24 +54,24 @@ class AgentHandle:
         return status
 
     def kill(self) -> None:
-        """End it, and all on it, at once; blocks until it is gone. The run folder stays."""
+        """Ends it, and all on it, at once; blocks until it is gone. The run folder stays."""
         self._process.kill()
         self._process.wait()
 
-    def warn(self, notice: Notice) -> None:
-        """Has the agent tell all who use the host that its engine is about to end it; nothing where it has ended."""
+    def warn(self, notice: PreemptionNotice) -> None:
+        """Has the agent notify all users of the host that it is about to be ended; does nothing if it has ended."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._process.stdin.fileno(), msgspec.json.encode(notice) + b"\n")
 
-    def let_go(self) -> None:
-        """It may outlive this process: it ends, and removes its folder, once nobody has anything there any more."""
+    def disown(self) -> None:
+        """Lets it outlive this process: it ends, and removes its folder, once nobody has anything there any more."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.returncode = self._process.poll() or 0  # nobody waits for it
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
+        """Stops the procs (SIGTERM, then SIGKILL) and the agent; blocks until they are gone. Removes the run folder."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -103,7 +103,7 @@ def begin_agent(
     keep_folder: bool = False,
     unused_s: float | None = None,
 ) -> "ComingAgent":
-    """Start a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
+    """Starts a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
 
     Raises AgentStartError, DescriptorLimitError.
     """
@@ -145,7 +145,7 @@ class ComingAgent:
         self._process = process
 
     def wait(self, timeout_s: float = 30.0) -> AgentHandle:
-        """Block until it listens.
+        """Blocks until it listens.
 
         Raises AgentStartError, with the agent's own words, if it ends or is not ready within `timeout_s` seconds.
         """
@@ -154,7 +154,7 @@ class ComingAgent:
         assert process.stdout is not None
         try:
             with process.stdout as out:
-                ready = json_decoder(Ready).decode(_first_line(out.fileno(), timeout_s))
+                ready = json_decoder(AgentReady).decode(_first_line(out.fileno(), timeout_s))
         except (TimeoutError, EOFError) as error:
             process.kill()
             process.stdin.close()
@@ -166,13 +166,13 @@ class ComingAgent:
         return AgentHandle(process, ready, folder)
 
     def kill(self) -> None:
-        """Nobody wants it any more; blocks until it is gone. The run folder stays."""
+        """Ends an agent that is no longer needed; blocks until it is gone. The run folder stays."""
         self._process.kill()
         self._process.communicate()
 
 
 def _end_of(log: Path) -> str:
-    """The last lines of an agent's own log."""
+    """Returns the last lines of an agent's own log."""
     try:
         return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LINES:])
     except OSError:
@@ -199,7 +199,7 @@ _pipes: "weakref.WeakSet[IO[Any]]" = weakref.WeakSet()
 
 
 def only_ours(pipe: IO[Any]) -> None:
-    """Keep the owner pipe out of processes that this one forks without exec: they would hold the host alive."""
+    """Keeps the owner pipe out of processes that this one forks without exec: they would hold the host alive."""
     if not _pipes:
         os.register_at_fork(after_in_child=_close_in_fork)
     _pipes.add(pipe)

@@ -1,31 +1,31 @@
-"""Who may let procs live: leases of owners that this host cannot see die by itself. Pure; times are passed in."""
+"""OwnerLeases of owners whose death this host cannot observe by itself. Pure; times are passed in."""
 
 
 class Idleness:
-    """For how long nobody has used this host, as far as it looked: time in which it was frozen does not count."""
+    """Measures for how long nobody has used this host, without time in which it was frozen."""
 
     def __init__(self, limit: float | None) -> None:
-        self.limit = limit  # seconds after which that is enough; None: never
+        self.limit = limit  # seconds; None: no limit
         self._idle = 0.0
         self._looked: float | None = None
 
     @property
     def pace(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds between checks."""
         return min(1.0, (self.limit or 4.0) / 4)
 
     def over(self, used: bool, now: float) -> bool:
-        """Whether it is enough now. To be called at the pace of `pace`."""
+        """Whether the limit is reached. To be called at the pace of `pace`."""
         away = 0.0 if self._looked is None else min(now - self._looked, 2 * self.pace)
         self._looked = now
         self._idle = 0.0 if used else self._idle + away
         return self.limit is not None and self._idle >= self.limit
 
 
-class Leases:
+class OwnerLeases:
     """Deadlines by owner address.
 
-    Time in which this host did not look (it was frozen, or swapped out) counts for nobody: the owners' signs of life of
+    Time in which this host did not check (it was frozen, or swapped out) does not count: the owners' signs of life of
     that time are still unread.
     """
 
@@ -41,40 +41,40 @@ class Leases:
 
     @property
     def pace(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds between checks."""
         return min(1.0, self.seconds / 4)
 
     @property
     def owners(self) -> list[str]:
-        """Who holds a lease."""
+        """Returns the owners with a lease."""
         return list(self._until)
 
     def grant(self, owner: str, now: float, seconds: float | None = None) -> None:
-        """Begin or renew a lease; `seconds` stays in force for later renewals."""
+        """Begins or renews a lease; `seconds` stays in force for later renewals."""
         if not self._until:
             self._looked = now
         length = self._length[owner] = seconds or self._length.get(owner, self.seconds)
         self._until[owner] = now + length
 
     def renew(self, owner: str, now: float) -> None:
-        """A sign of life: renew the lease if there is one."""
+        """Renews an owner's lease, if it has one, after a sign of life."""
         if owner in self._until:
             self._until[owner] = max(self._until[owner], now + self._length[owner])
 
     def end(self, owner: str) -> None:
-        """No lease any more, none needed."""
+        """Removes a lease."""
         self._until.pop(owner, None)
         self._length.pop(owner, None)
         self._asked.pop(owner, None)
 
     def due(self, now: float) -> list[str]:
-        """Owners worth asking after again: each once in a quarter of its lease."""
+        """Returns owners to be asked for a sign of life: each once in a quarter of its lease."""
         due = [owner for owner in self._until if now - self._asked.get(owner, 0.0) >= self._length[owner] / 4]
         self._asked = {owner: now if owner in due else self._asked[owner] for owner in self._until}
         return due
 
     def expired(self, now: float) -> list[str]:
-        """Owners whose time is up; they are forgotten. To be called at the pace of `pace`."""
+        """Removes and returns owners whose lease has ended. To be called at the pace of `pace`."""
         away, self._looked = now - self._looked, now
         if away > 2 * self.pace:
             self._until = {owner: until + away for owner, until in self._until.items()}

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python lacks; every one says whether it worked, so that other systems take other ways."""
+"""The few Linux calls that Python lacks; every one reports whether it worked, so that other systems take other ways."""
 
 import contextlib
 import ctypes
@@ -58,17 +58,17 @@ def rdma_devices(*, closed: bool = False) -> tuple[str, ...]:
 
 
 def become_subreaper() -> bool:
-    """Make orphaned descendants children of this process."""
+    """Makes orphaned descendants children of this process."""
     return _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> bool:
-    """Set the name `ps` and `top` show (15 bytes)."""
+    """Sets the name `ps` and `top` show (15 bytes)."""
     return _prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
 def die_first_for_memory() -> bool:
-    """Have the kernel end this process, and what it starts, before all others when memory runs out.
+    """Has the kernel end this process, and what it starts, before all others when memory runs out.
 
     Whoever has as high a score dies in the order of size. A lower score may be written again later.
     """
@@ -82,7 +82,7 @@ def die_first_for_memory() -> bool:
 
 
 def processor_time(pid: int) -> float | None:
-    """Seconds that a process has run, all its threads together; None where that cannot be told. It is not woken."""
+    """Returns processor seconds of a process, all its threads together, or None if unknown. Does not wake it."""
     if portable():
         return None
     try:
@@ -92,7 +92,7 @@ def processor_time(pid: int) -> float | None:
 
 
 def memory_used() -> tuple[int, str]:
-    """Bytes of memory that this process costs, and how they are counted. Takes milliseconds.
+    """Returns the bytes of memory that this process costs, and the measure. Takes milliseconds.
 
     "Pss", where the kernel has it: a page that n processes share counts as a part of n. Else "private", what is shared
     with nobody through a file, or "peak", the most that was resident so far.
@@ -105,7 +105,7 @@ def memory_used() -> tuple[int, str]:
 
 
 def memory_resident() -> tuple[int, int]:
-    """Bytes of all pages that this process has in memory, shared ones too, and the most of that so far. Cheap."""
+    """Returns the bytes of all pages that this process has in memory, shared ones too, and their peak. Cheap."""
     peak = _peak()
     with contextlib.suppress(OSError, ValueError, KeyError):
         return _kilobytes("/proc/self/status", "VmRSS"), peak
@@ -127,21 +127,21 @@ def _kilobytes(path: str, name: str) -> int:
 
 
 def process_state(pid: int) -> tuple[str, int]:
-    """The letter of a process's state, and when it began: in clock ticks since the boot, whatever clocks are set to.
+    """Returns the letter of a process's state, and its start, in clock ticks since the boot whatever clocks are set to.
 
-    Raises FileNotFoundError or ProcessLookupError where there is none, OSError where that cannot be told.
+    Raises FileNotFoundError or ProcessLookupError if there is none, OSError if that cannot be found out.
     """
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 
 def seconds_since(ticks: int) -> float:
-    """How long ago that was: the machine's sleep counts."""
+    """Returns how long ago that was, including the machine's sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def thread_count() -> int:
-    """Threads of this process; 0 where that cannot be told."""
+    """Returns the threads of this process, or 0 if unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -149,7 +149,7 @@ def thread_count() -> int:
 
 
 def die_with_pipe(fd: int) -> int | None:
-    """Have the kernel SIGKILL this process's group when the last writer of pipe `fd` is gone.
+    """Has the kernel SIGKILL this process's group when the last writer of pipe `fd` is gone.
 
     The kernel delivers it even to a process that is stopped or sits in C code with the GIL held. The pipe must never
     carry data. A parent-death signal would not do: it fires when the thread that forked ends. Returns the descriptor
@@ -177,7 +177,7 @@ def poll_readable(fd: int) -> bool:
 
 
 def close_other_fds(keep: set[int]) -> None:
-    """Close every descriptor from 3 up, save `keep`."""
+    """Closes every descriptor from 3 up, save `keep`."""
     try:
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2 and fd not in keep:
@@ -206,7 +206,7 @@ def watch_folder(path: str) -> int | None:
 
 
 def line_buffer_c_stdio() -> None:
-    """Let what C libraries print leave the process line by line, so that a SIGKILL loses none of it."""
+    """Lets what C libraries print leave the process line by line, so that a SIGKILL loses none of it."""
     try:
         libc = ctypes.CDLL(None)
         for name in ("stdout", "__stdoutp"):
@@ -234,7 +234,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def punch_hole(fd: int, start: int, length: int) -> bool:
-    """Give the disk space of a part of a file back; the file keeps its size, and reads as zeros there."""
+    """Gives the disk space of a part of a file back; the file keeps its size, and reads as zeros there."""
     if portable():
         return False
     try:

@@ -47,28 +47,28 @@ class Loop:
         self.register(self._wake_read.fileno(), READ, self._woken)
 
     def register(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Call `callback(events)` whenever `fd` is ready."""
+        """Calls `callback(events)` whenever `fd` is ready."""
         self._selector.register(fd, events, callback)
 
     def modify(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Change what a registered `fd` waits for."""
+        """Changes what a registered `fd` waits for."""
         self._selector.modify(fd, events, callback)
 
     def unregister(self, fd: int) -> None:
-        """Stop listening to `fd`; call before closing it. Unknown descriptors are ignored."""
+        """Stops listening to `fd`; call before closing it. Unknown descriptors are ignored."""
         try:
             self._selector.unregister(fd)
         except (KeyError, ValueError):
             pass
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call once, `seconds` from now."""
+        """Calls once, `seconds` from now."""
         timer = Timer(time.monotonic() + seconds, callback)
         heapq.heappush(self._timers, (timer.when, next(self._numbers), timer))
         return timer
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Call soon on the loop's thread. From any thread; never blocks."""
+        """Calls soon on the loop's thread. From any thread; never blocks."""
         self._posted.append(callback)
         try:
             self._wake_write.send(b"\0")
@@ -76,7 +76,7 @@ class Loop:
             pass  # a full pipe wakes just as well
 
     def on_child_signal(self, callback: Callable[[], None]) -> None:
-        """Call soon after any SIGCHLD. Only on the main thread."""
+        """Calls soon after any SIGCHLD. Only on the main thread."""
         self._signalled = callback
         signal.signal(signal.SIGCHLD, self._on_child)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
@@ -85,7 +85,7 @@ class Loop:
         self._child = True  # the wake-up byte may have found no room
 
     def run(self) -> None:
-        """Work until `stop()`."""
+        """Works until `stop()`."""
         self._running = True
         while self._running:
             for key, events in self._selector.select(self._patience()):
@@ -93,7 +93,7 @@ class Loop:
             self._run_timers()
 
     def stop(self) -> None:
-        """Make `run()` return once the present callback is done."""
+        """Makes `run()` return once the present callback is done."""
         self._running = False
 
     def _patience(self) -> float | None:

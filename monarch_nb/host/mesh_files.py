@@ -1,6 +1,6 @@
-"""Files of meshes that may outlive their controllers: where they run, and the secret that is asked for there.
+"""Files of meshes that may outlive their controllers: where they run, and the secret for attaching them.
 
-One file a mesh, mode 0600, in a folder that is this user's own. It is written by the mesh's owner, and says at the end
+One file per mesh, mode 0600, in a private folder of the user. It is written by the mesh's owner, and records at the end
 what became of the mesh, until somebody has read that.
 """
 
@@ -10,6 +10,7 @@ import platform
 import re
 import socket
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +18,52 @@ import msgspec
 
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
-from monarch_nb.host.holdings import clock
 from monarch_nb.host.linux import boot_id, process_state, seconds_since
-from monarch_nb.host.protocol import Holder
+from monarch_nb.host.protocol import MeshHolder
 from monarch_nb.wire import json_decoder
 
-KEEPERS = 2  # hosts of a mesh that keep all there is to know of it: agents may be started anew
-_TOLD_S = 7 * 86400.0  # how long the end of a mesh is kept for who comes late
+KEEPERS = 2  # hosts of a mesh that store its full record: agents may be restarted
+_ENDED_S = 7 * 86400.0  # how long the end of a mesh is recorded
 _LATE_S = 60.0  # after the end of a lease
 _CLOCK_S = 2.0  # by which the times of two clocks of one machine may differ
 
 
-class Way(msgspec.Struct, frozen=True):
+class HostRoute(msgspec.Struct, frozen=True):
     """How one host of a mesh is reached: by its run folder on this machine, or at an endpoint with the job's key."""
 
     host: str
     endpoint: str  # ipc://<run folder>, or tcp://...; empty for one that nobody can dial
     key: str = ""  # as a key file has it
-    tunnel: str = ""  # what opens one to it anew, as its job has written it: the endpoint was the end of the old one
-    gateway: "Way | None" = None  # the host that dials it
-    calls: str = ""  # the endpoint that its agent dials, where nobody can dial it
+    tunnel: str = ""  # how its job opens another one: the endpoint was the end of the old one
+    gateway: "HostRoute | None" = None  # the host that dials it
+    calls: str = ""  # the endpoint that its agent dials, if nobody can dial it
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down of one mesh."""
+    """The content of a mesh's file."""
 
     uid: str
     name: str
     secret: str
-    ways: tuple[Way, ...]
+    ways: tuple[HostRoute, ...]
     version: str  # of monarch_nb
     python: str
     machine: str  # where its owner ran when this was written
     ranks: int
     shape: str
     actors: tuple[str, ...] = ()
-    holder: Holder | None = None  # None while nobody has it
-    former: str = ""  # the address of the last holder, which has ended without a word
+    holder: MeshHolder | None = None  # None while it is detached
+    former: str = ""  # the address of the last holder if that was killed
     keep: float = 0.0  # seconds that it lives on when its holder ends; 0: it ends with it
     left_at: float = 0.0  # times are of the wall clock
-    until: float = 0.0  # when its lease ends, while nobody has it
-    why: str = ""  # it was left
-    ended: str = ""  # why, once it has
+    until: float = 0.0  # when its lease ends, while it is detached
+    why: str = ""  # it was detached
+    ended: str = ""  # the reason, once it has
     ended_at: float = 0.0
 
 
 def folder() -> Path:
-    """Where they are: in `$XDG_STATE_HOME` (`~/.local/state`), or beside the run folders where that is not ours."""
+    """Returns the folder: in `$XDG_STATE_HOME` (`~/.local/state`), or beside the run folders if that is not ours."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
     for base in (state / "monarch-nb", base_folder() / f"monarch-nb-{os.geteuid()}"):
         path = base / "meshes"
@@ -76,18 +76,18 @@ def folder() -> Path:
 
 
 def path_of(uid: str, name: str) -> Path:
-    """The file of a mesh."""
+    """Returns the file of a mesh."""
     readable = re.sub(r"[^\w.-]", "_", name)[:40]
     return folder() / f"{readable}.{uid}.json"
 
 
 def write(path: Path, mesh: MeshFile) -> None:
-    """Writes it, whole or not at all. Raises OSError."""
+    """Writes a file, whole or not at all. Raises OSError."""
     write_private(path, msgspec.json.encode(mesh))
 
 
 def read(path: Path) -> MeshFile | None:
-    """What it says; None where it is not there, not this user's own, or nonsense."""
+    """Reads a file; None if it is missing, not this user's own, or invalid."""
     try:
         return json_decoder(MeshFile).decode(read_private(path))
     except (OSError, msgspec.DecodeError):
@@ -95,7 +95,7 @@ def read(path: Path) -> MeshFile | None:
 
 
 def change(path: Path, **changes: Any) -> None:
-    """Some of what it says is different now. Never raises."""
+    """Changes fields of a file. Never raises."""
     mesh = read(path)
     with contextlib.suppress(OSError):
         if mesh is not None:
@@ -103,21 +103,21 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def end(path: Path, why: str) -> None:
-    """The mesh is gone, and why: for who asks for it later. Never raises; one that somebody holds is left alone."""
+    """Records a mesh's end and its reason. Never raises; does nothing to a mesh that is held."""
     mesh = read(path)
     if mesh is not None and mesh.holder is None:
         change(path, secret="", ways=(), ended=why, ended_at=time.time())
 
 
 def own_system() -> str:
-    """Where the ids of this process's processes mean something: this machine since its start, and a name space."""
+    """Returns the scope of this process's process ids: this machine since its boot, and a name space."""
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 
-def has_ended(holder: Holder) -> bool:
-    """Whether a holder is seen to have ended, from this machine."""
+def has_ended(holder: MeshHolder) -> bool:
+    """Whether a holder is known, on this machine, to have ended."""
     if not holder.system or holder.system != own_system():
         return False
     try:
@@ -126,11 +126,11 @@ def has_ended(holder: Holder) -> bool:
         return True
     except OSError:
         return False
-    return state in "ZX" or time.time() - seconds_since(ticks) > holder.since + _CLOCK_S  # its pid was given again
+    return state in "ZX" or time.time() - seconds_since(ticks) > holder.since + _CLOCK_S  # its pid was reused
 
 
 def tidied() -> list[tuple[Path, MeshFile]]:
-    """All files, those that nobody has written into since their holders or agents were killed put right."""
+    """Returns all files, after correcting those whose holders or agents were killed."""
     for path, mesh in all_files():
         if not mesh.ended:
             _tidy(path, mesh)
@@ -150,12 +150,12 @@ def _tidy(path: Path, mesh: MeshFile) -> None:
         return
     if agent_gone(mesh):
         end(path, "its host agent was killed, or the machine was restarted")
-    elif 0 < mesh.until < now - _LATE_S:  # its agent, on another machine, has had the time to see to that
+    elif 0 < mesh.until < now - _LATE_S:  # its agent, on another machine, has had the time to record the end
         end(path, f"nobody came back to it: its lease ended at {clock(mesh.until)}")
 
 
 def agent_gone(mesh: MeshFile) -> bool:
-    """Whether nobody is there any more who could know of a mesh on this machine."""
+    """Whether no agent remains that could know of a mesh on this machine."""
     keepers = [way.endpoint for way in mesh.ways[:KEEPERS]]
     if not keepers or mesh.machine != platform.node() or not all(each.startswith("ipc://") for each in keepers):
         return False
@@ -163,32 +163,32 @@ def agent_gone(mesh: MeshFile) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody is at a socket. Does not block."""
+    """Whether anything listens at a socket. Does not block."""
     with socket.socket(socket.AF_UNIX) as knock:
         knock.setblocking(False)
         try:
             knock.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # somebody may be there and let nobody in
+        except OSError:  # a listener may refuse to accept
             return True
     return True
 
 
 def remove(path: Path) -> None:
-    """Nobody needs it any more. Never raises."""
+    """Removes a file. Never raises."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def all_files() -> list[tuple[Path, MeshFile]]:
-    """All that there are, the newest last. Old tellings of ends are removed."""
+    """Returns all files, the newest last, after removing old records of ends."""
     found = []
     for path in sorted(folder().glob("*.json"), key=_age):
         mesh = read(path)
         if mesh is None:
             continue
-        if mesh.ended and time.time() - mesh.ended_at > _TOLD_S:
+        if mesh.ended and time.time() - mesh.ended_at > _ENDED_S:
             remove(path)
         else:
             found.append((path, mesh))
@@ -200,3 +200,8 @@ def _age(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def clock(at: float) -> str:
+    """Formats a time of day."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

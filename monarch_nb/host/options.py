@@ -9,13 +9,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
-from monarch_nb.host.protocol import Ready
+from monarch_nb.host.protocol import AgentReady
 
-UNUSED = 4  # the exit status of an agent that has ended since nobody used it
+UNUSED = 4  # the exit status of an agent that has ended because nobody used it
 
 
 class Options(Struct, frozen=True):
-    """What an agent is told at its start."""
+    """The command-line options of an agent."""
 
     host: str
     run_folder: Path
@@ -30,7 +30,7 @@ class Options(Struct, frozen=True):
     prewarm: bool
     keep_folder: bool
     unused_s: float | None = None
-    terminal: bool = False  # somebody has started it there, reads what it says, and may press Ctrl-C
+    terminal: bool = False  # whether a user started it in a terminal, and may press Ctrl-C
 
 
 _EXAMPLE = (
@@ -40,7 +40,7 @@ _EXAMPLE = (
 
 
 def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Options:
-    """Read the command line; prints usage and exits on a wrong one."""
+    """Reads the command line; prints usage and exits if it is wrong."""
     parser = argparse.ArgumentParser(prog=prog, description="Run a Monarch host agent.", epilog=_EXAMPLE)
     parser.add_argument(
         "--host", help="id of this host (default: a new one; with --keep and a fixed port, the same at each start)"
@@ -83,8 +83,8 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     )  # fmt: skip
 
 
-def ready_text(options: Options, ready: Ready) -> str:
-    """What somebody at a terminal reads once the agent runs."""
+def ready_text(options: Options, ready: AgentReady) -> str:
+    """Returns the text for a user at a terminal once the agent runs."""
     lines = [f"Host agent {ready.host} runs (process {ready.pid}). Ctrl-C ends it, and all processes on it."]
     if ready.endpoint is not None:
         key = f', key="{options.key}"' if options.key is not None else ", insecure_loopback=True"

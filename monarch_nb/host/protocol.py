@@ -12,7 +12,7 @@ Environment = dict[str, str | None]  # laid over the agent's own environment; No
 
 
 class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one proc is told at its start."""
+    """The specification of one process, sent at its start."""
 
     address: str
     agent: str
@@ -27,13 +27,13 @@ class ProcSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     sys_path: tuple[str, ...] = ()
     setup: int = 0
-    log: str = ""  # where its output lies until the agent takes it: files of that name, see `monarch_nb.logs.marks`
+    log: str = ""  # prefix of the files with its output until the agent takes it, see `monarch_nb.logs.marks`
     runner: str = ""  # what it runs, as `module:function`
     python: str | None = None  # the interpreter it was asked to run
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """A command line of the user's own that becomes a proc."""
+    """A user's own command line that becomes a process."""
 
     program: str
     arg0: str | None = None
@@ -49,7 +49,7 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     sender.
     """
 
-    mesh: str  # its uid: where its other ranks are is no matter of this host's
+    mesh: str  # its uid
     ranks: tuple[int, ...]
     incarnations: tuple[int, ...] = ()
     owner: str = ""
@@ -73,24 +73,24 @@ class Spawning(msgspec.Struct, frozen=True):
 
 
 def observers(watchers: Iterable[str], owner: str) -> list[str]:
-    """Those of a proc's watchers that show how it is: its owner, and controllers. Ranks learn of its end alone: each
-    rank watches all others of its mesh, so anything more would be as many messages as there are pairs of ranks."""
+    """Those of a process's watchers that display it: its owner, and controllers. Ranks are sent only its end: each rank
+    watches all others of its mesh, so anything more would be as many messages as there are pairs of ranks."""
     return [watcher for watcher in watchers if watcher == owner or not parse_address(watcher).is_proc]
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """proc.started: a process exists and has been told its spec."""
+class StartedProc(msgspec.Struct, frozen=True, kw_only=True):
+    """proc.started: a process exists and has received its specification."""
 
     address: str
     pid: int
     how: str  # "fork" or "cold"
     why: str = ""  # why not "fork"
-    seconds: float = 0.0  # from the request to the process's first words
-    log: str = ""  # the file on its host that all it writes is kept in
+    seconds: float = 0.0  # from the request to the process's first message
+    log: str = ""  # the file on its host with all it writes
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True):
-    """proc.exited: a process is gone, or never came to be."""
+    """proc.exited: a process is gone, or has failed to start."""
 
     address: str
     host: str
@@ -101,14 +101,14 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
     dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
-    expected: bool = False  # somebody asked for it
-    evicted: bool = False  # its agent has ended it, though who owns it did not ask for that
+    expected: bool = False  # whether its end was requested
+    evicted: bool = False  # whether its agent has ended it without its owner's request
     at: float = 0.0  # wall clock, seconds
-    log_bytes: int = 0  # what of its output the agent still has, or may have
+    log_bytes: int = 0  # how much of its output the agent may still have
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """agent.watch: which procs."""
+    """agent.watch: addresses of processes."""
 
     addresses: tuple[str, ...]
 
@@ -136,7 +136,7 @@ class Kill(msgspec.Struct, frozen=True):
     signal: int = 9
 
 
-class Ended(msgspec.Struct, frozen=True):
+class StopReply(msgspec.Struct, frozen=True):
     """Reply to agent.stop: how each proc ended."""
 
     exits: tuple[Exited, ...]
@@ -150,11 +150,11 @@ class Shutdown(msgspec.Struct, frozen=True):
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """agent.hosts: ways to other hosts, which replace earlier ones.
+    """agent.hosts: routes to other hosts, which replace earlier ones.
 
     Endpoints are `tcp://...` of an agent or `ipc://<run folder>` on this machine; a via is the process address of
-    whoever passes messages on, that of host "" to all hosts of which nothing else is known. `incarnations` tells which
-    incarnation of an agent is there, where that is known.
+    whoever forwards messages, that of host "" to all other hosts. `incarnations` has the incarnations of the hosts'
+    agents where they are known.
     """
 
     endpoints: dict[str, str]
@@ -162,11 +162,11 @@ class Hosts(msgspec.Struct, frozen=True):
     incarnations: dict[str, int] = {}
 
 
-class Lost(msgspec.Struct, frozen=True):
-    """agent.lost: these hosts are gone with all that ran there, and why. Passed on to procs as host.lost.
+class HostsLost(msgspec.Struct, frozen=True):
+    """agent.lost: lost hosts, with the reasons. Passed on to processes as host.lost.
 
-    `incarnations` tells which incarnation of an agent has ended: a later one, that is known by then, is not meant.
-    `losses` numbers the loss, which the same agent may survive: processes that were healed after it are not meant.
+    `incarnations` has those of the agents that have ended: later agents are not affected. `losses` numbers the losses,
+    which the same agent may survive: processes that were healed after a loss are not affected.
     """
 
     hosts: dict[str, str]
@@ -174,11 +174,11 @@ class Lost(msgspec.Struct, frozen=True):
     losses: dict[str, int] = {}
 
 
-class Notice(Harmless, frozen=True, kw_only=True):
-    """host.notice: the engine of the sender's host is about to end it, or, where it is `over`, has not done so.
+class PreemptionNotice(Harmless, frozen=True, kw_only=True):
+    """host.notice: the sender's host is about to be ended or, if it is `over`, has not been ended.
 
-    `by` says who, `seconds` how many were left when it was sent: None where nobody knows. `at` is when the notice came,
-    by the host's clock, the same in all that is told of one. The worker that keeps an agent writes it on its pipe.
+    `by` is the source, `seconds` the time that was left when it was sent, None if unknown. `at` is the time of the
+    notice by the host's clock, the same in all messages about it. The agent's worker writes it on its pipe.
     """
 
     by: str
@@ -187,8 +187,8 @@ class Notice(Harmless, frozen=True, kw_only=True):
     over: bool = False
 
 
-class Lease(msgspec.Struct, frozen=True):
-    """agent.lease: `owner` lives; without another word within `seconds` its procs are stopped.
+class OwnerLease(msgspec.Struct, frozen=True):
+    """agent.lease: `owner` lives; unless it renews the lease within `seconds` its processes are stopped.
 
     An owner on the agent's machine gives its `pid`, and its end is noticed at once.
     """
@@ -198,23 +198,23 @@ class Lease(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class Holder(Harmless, frozen=True, kw_only=True):
-    """Who holds a mesh, as the next one who wants it is told."""
+class MeshHolder(Harmless, frozen=True, kw_only=True):
+    """The holder of a mesh, as other controllers see it."""
 
     address: str
     pid: int
     machine: str
-    what: str = "another program"  # it is: "the kernel of train.ipynb"
+    what: str = "another program"  # such as "the kernel of train.ipynb"
     since: float = 0.0  # wall clock, seconds
-    system: str = ""  # where its pid means it: the machine since its start, and the name space of pids
+    system: str = ""  # the scope of its pid: the machine since its boot, and the name space of pids
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """agent.hold: a mesh that can be left. `keep`: it is, for `seconds`, when its owner ends.
+    """agent.hold: the record of a mesh that can be detached; with `keep` it is, for `seconds`, when its owner ends.
 
-    `meshes` are the uids of the procs and of the actors on them; `parts` is what makes the mesh usable by another
-    controller, by part, opaque to the agent (an empty part is taken out); `file` is the mesh's file. `grant` and `turn`
-    are those with which the owner has got it, which an agent that was started anew cannot know.
+    `meshes` are the uids of the processes and of the actors on them; `parts` makes the mesh usable by another
+    controller, by part, opaque to the agent (an empty part is deleted); `file` is the mesh's file. `grant` and `turn`
+    are those with which the owner has attached it, which a restarted agent cannot know.
     """
 
     uid: str
@@ -222,7 +222,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     seconds: float
     keep: bool
-    holder: Holder
+    holder: MeshHolder
     meshes: tuple[str, ...] = ()
     parts: dict[str, bytes] = {}
     file: str = ""
@@ -231,66 +231,66 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """agent.detach: the owner of a mesh leaves it, and it lives on until its lease ends or somebody attaches it."""
+    """agent.detach: the owner detaches a mesh, which lives on until its lease ends or a controller attaches it."""
 
     uid: str
     why: str = "it was detached"
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
-    """agent.attach: the sender wants a mesh. `grant` and `turn` are the first host's, 0 when that is asked."""
+    """agent.attach: the sender wants a mesh. `grant` and `turn` are the first host's, 0 for that host itself."""
 
     uid: str
     secret: str
-    holder: Holder
+    holder: MeshHolder
     steal: bool = False
-    ended: str = ""  # the address of a holder that has ended, as the sender sees
+    ended: str = ""  # the address of a holder that has ended, according to the sender
     grant: int = 0
     turn: int = 0
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to agent.attach: the mesh is the sender's. What is needed to use it, and what has happened meanwhile."""
+    """Reply to agent.attach: the mesh is the sender's; with all that it needs, and what has happened meanwhile."""
 
-    host: str = ""  # that answers, as who has asked knows it
+    host: str = ""  # that answers; set by the receiver
     grant: int = 0
     turn: int = 0
     left_at: float = 0.0
     why: str = ""
     parts: dict[str, bytes] = {}
-    procs: "tuple[ProcState, ...]" = ()
+    procs: "tuple[ProcStatus, ...]" = ()
     logs: dict[str, str] = {}  # the log file of each proc
     exits: tuple[Exited, ...] = ()
-    notices: "tuple[Notice, ...]" = ()  # to its host since it was left, `seconds` as they are now
-    before: Holder | None = None  # whom it was taken from
-    known: bool = True  # not to an agent that was started anew, or that has seen it end: it has nothing of it
+    notices: "tuple[PreemptionNotice, ...]" = ()  # of its host since it was detached, with current `seconds`
+    before: MeshHolder | None = None  # from whom it was taken over
+    known: bool = True  # False for an agent that was restarted, or has seen it end, and has nothing of it
 
 
-class Drop(msgspec.Struct, frozen=True):
-    """agent.drop: the owner of a mesh had lost this host. The mesh is not kept here, and these incarnations stopped."""
+class DropMesh(msgspec.Struct, frozen=True):
+    """agent.drop: the owner of a mesh had lost this host; stops these incarnations and does not hold the mesh."""
 
     uid: str
     secret: str
-    incarnations: dict[int, int]  # of each rank here, the one that was lost
+    incarnations: dict[int, int]  # the lost incarnation of each rank here
 
 
 class Stolen(msgspec.Struct, frozen=True):
-    """controller.stolen: somebody else has a mesh now that the receiver held."""
+    """controller.stolen: another controller has taken over a mesh from the receiver."""
 
     uid: str
-    by: Holder
+    by: MeshHolder
 
 
 class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """proc.owner: who owns these meshes from now on; nobody, for a time, where `owner` is "". Later turns count."""
+    """proc.owner: the new owner of these meshes, or "" while they are detached. Later turns win."""
 
     meshes: tuple[str, ...]
     owner: str
     turn: int
 
 
-class Missed(Harmless, frozen=True, kw_only=True):
-    """An answer that nobody was there to hear."""
+class UndeliveredReply(Harmless, frozen=True, kw_only=True):
+    """A reply that had no receiver."""
 
     PROSE: ClassVar = ("error",)
 
@@ -299,36 +299,36 @@ class Missed(Harmless, frozen=True, kw_only=True):
     endpoint: str
     at: float
     well: bool
-    kept: bool = False  # it is there for who asks
+    kept: bool = False  # whether its value is stored
     error: str = ""  # in a line
 
 
 class ActorThere(msgspec.Struct, frozen=True, array_like=True):
-    """The latest incarnation of an actor that a process knows of."""
+    """The latest incarnation of an actor that a process knows."""
 
     mesh: str
     rank: int
     incarnation: int
-    end: bytes = b""  # why it has ended, an encoded `supervision.Cause`; empty while it lives
+    end: bytes = b""  # the reason of its end, an encoded `supervision.Cause`; empty while it lives
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Reply to proc.owner: what is of interest to a new owner."""
+    """Reply to proc.owner: what a new owner needs to know."""
 
-    missed: tuple[Missed, ...] = ()
+    missed: tuple[UndeliveredReply, ...] = ()
     running: tuple[tuple[str, int, str, float], ...] = ()  # mesh, rank, endpoint, since (wall clock)
     actors: tuple[ActorThere, ...] = ()
-    bare: bool = False  # its set-up has never come: who started it is gone
+    bare: bool = False  # whether its set-up has never come, since its starter is gone
 
 
-class Silent(msgspec.Struct, frozen=True):
-    """proc.unresponsive, proc.responsive: since when (wall clock) living procs, by address, have not answered."""
+class Responsiveness(msgspec.Struct, frozen=True):
+    """proc.unresponsive, proc.responsive: silent or answering processes by address, and since when (wall clock)."""
 
     since: dict[str, float]
 
 
-class ProcState(msgspec.Struct, frozen=True, kw_only=True):
-    """One proc as its agent sees it."""
+class ProcStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process as its agent sees it."""
 
     address: str
     pid: int
@@ -347,7 +347,7 @@ class HostState(Harmless, frozen=True, kw_only=True):
 
     host: str
     pid: int
-    procs: tuple[ProcState, ...]
+    procs: tuple[ProcStatus, ...]
     template_pid: int | None = None
     template_threads: int | None = None
     template_seconds: float | None = None  # from its start to its first words
@@ -356,35 +356,35 @@ class HostState(Harmless, frozen=True, kw_only=True):
     version: str = ""  # of monarch_nb
     torch: str = ""  # its version with its CUDA, "" where it is not installed
     incarnation: int = 0  # which incarnation of this agent: a larger one after each start
-    lease_s: float = 0.0  # how long procs of a silent owner live
+    lease_s: float = 0.0  # how long processes of a silent owner live
 
 
-class Who(msgspec.Struct, frozen=True):
-    """Reply to controller.who, which a dialling agent asks with its HostState: where to join, or why it cannot."""
+class IdentifyReply(msgspec.Struct, frozen=True):
+    """Reply to controller.who, sent by a dialling agent with its HostState: whom to join, or why it cannot."""
 
     address: str = ""
     error: str = ""
 
 
 class Introduce(msgspec.Struct, frozen=True):
-    """agent.introduce: lead the sender, who cannot dial it, to the host at a TCP endpoint, and that host back."""
+    """agent.introduce: connect the sender, who cannot dial it, with the host at a TCP endpoint."""
 
     endpoint: str
     timeout_s: float = 10.0
 
 
 class Introduced(msgspec.Struct, frozen=True):
-    """Reply to agent.introduce: who answers there, or what is wrong.
+    """Reply to agent.introduce: the host at the endpoint, or the error.
 
-    Later host.cut (a Lost) tells the sender when the connection to such a host breaks.
+    Later host.cut (a HostsLost) reports a broken connection to such a host to the sender.
     """
 
     state: HostState | None = None
     error: str = ""
-    nobody: bool = False  # the machine is there, but nobody listens at the port
+    nobody: bool = False  # whether the machine is there but nothing listens at the port
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class AgentReady(msgspec.Struct, frozen=True, kw_only=True):
     """The line an agent prints, as JSON, once it listens."""
 
     host: str

@@ -1,4 +1,4 @@
-"""What an agent sends: engine messages, and replies to them."""
+"""Sending engine messages of an agent, and replies to requests."""
 
 import logging
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ log = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-class Sender(Protocol):
-    """The part of a Node that agents send through."""
+class SendingNode(Protocol):
+    """The part of a Node that an agent sends through."""
 
     def send(self, header: Header, parcel: Parcel, *, lane: Lane = Lane.DATA) -> None:
-        """Send a message."""
+        """Sends a message."""
 
 
 class AgentSender:
-    """Sends for one process; a message that cannot be sent is logged, for there is nobody else to tell."""
+    """Sends for one process; a message that cannot be sent is logged."""
 
-    def __init__(self, node: Sender, address: str) -> None:
+    def __init__(self, node: SendingNode, address: str) -> None:
         self._node = node
         self.address = address
 
     def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
-        """Send one message; says whether it went out. Only those of the data lane may block."""
+        """Sends one message; says whether it went out. Only those of the data lane may block."""
         header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
         return self._send(header, request, verb.lane)
 
     def post_all(self, addresses: Iterable[str], verb: Verb[Q, Any], request: Q) -> None:
-        """Send one message to each."""
+        """Sends one message to each."""
         for dst in sorted(addresses):
             self.post(dst, verb, request)
 

@@ -1,4 +1,4 @@
-"""What a host agent does for those who ask: one method for each CONTROL verb."""
+"""The requests that a host agent answers: one method for each CONTROL verb."""
 
 import logging
 import os
@@ -13,39 +13,79 @@ import msgspec
 from monarch_nb._about import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
-from monarch_nb.host.gateway import Gateway
-from monarch_nb.host.keeping import NOBODY, Keeper
-from monarch_nb.host.leases import Leases
+from monarch_nb.host.gateway import GatewayService
+from monarch_nb.host.leases import OwnerLeases
+from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
 from monarch_nb.host.packages import torch_version
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children, Start
 from monarch_nb.host.procs.environment import HELD_BACK
 from monarch_nb.host.procs.stopping import ProcStopper
 from monarch_nb.host.sender import AgentSender
-from monarch_nb.host.strangers import Strangers
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.logs.verbs import TAIL, TOOK, Follow, Took
 from monarch_nb.wire import REPLY, Asker, Done, Handlers, agent_of, host_of, parse_address, proc_address
 from monarch_nb.wire.header import Header
 
 log = logging.getLogger(__name__)
-_PATIENCE = 2.0  # seconds in which what others know of already is spawned here
+_PATIENCE = 2.0  # seconds to wait for the spawn of a process that others know already
+_REMEMBERED = 1 << 16  # ranks; those that were started longest ago are forgotten
 
 
-class Service:
+class PendingProcs:
+    """Processes that get messages before they have started. Pure.
+
+    Incarnations of a rank start in order: once a later one has, an earlier one will not be started any more.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, int], int] = {}
+        self._met: dict[tuple[str, int], set[str]] = {}
+
+    def expect(self, address: str) -> bool:
+        """Records a message to, or a watch of, a process that is not here; returns whether it may yet be started."""
+        mesh, rank, incarnation = parse_address(address).place
+        if incarnation < self._latest.get((mesh, rank), -1):
+            return False
+        self._met.setdefault((mesh, rank), set()).add(address)
+        return True
+
+    def expire(self, address: str) -> None:
+        """Stops waiting for a process."""
+        mesh, rank, _ = parse_address(address).place
+        met = self._met.get((mesh, rank), set())
+        met.discard(address)
+        if not met:
+            self._met.pop((mesh, rank), None)
+
+    def started(self, address: str) -> list[str]:
+        """Records a start; returns the awaited processes that will never start now."""
+        mesh, rank, incarnation = parse_address(address).place
+        self._latest.pop((mesh, rank), None)  # the latest last
+        self._latest[mesh, rank] = incarnation
+        if len(self._latest) > _REMEMBERED:
+            del self._latest[next(iter(self._latest))]
+        met = self._met.pop((mesh, rank), set())
+        later = {other for other in met if parse_address(other).incarnation > incarnation}
+        if later:
+            self._met[mesh, rank] = later
+        return sorted(met - later - {address})
+
+
+class AgentService:
     """Answers requests on the loop's thread.
 
-    `keeper(grant)` makes who looks after meshes that outlive their owners.
+    `keeper(grant)` makes the service for meshes that outlive their owners.
     `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`, `follow(owner, pid)`,
     `later(seconds, call)`, `replaced(address)` and `end(reason, timeout, done)` are the agent's.
     """
 
-    def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: Leases,
+    def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: OwnerLeases,
                  logs: LogTailer, sender: AgentSender, kept: bool, incarnation: int,
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
-                 strangers: Strangers, replaced: Callable[[str], None], gateway: Gateway,
-                 keeper: Callable[[Callable[[str], None]], Keeper],
+                 pending: PendingProcs, replaced: Callable[[str], None], gateway: GatewayService,
+                 keeper: Callable[[Callable[[str], None]], MeshLeaseService],
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -59,8 +99,8 @@ class Service:
         self._forget = forget
         self._follow = follow
         self._later = later
-        self._awaited: dict[str, set[str]] = {}  # who watches procs that were not spawned yet
-        self._strangers, self._replaced = strangers, replaced
+        self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet
+        self._pending, self._replaced = pending, replaced
         self._gateway = gateway
         self._incarnation = incarnation
         self._end = end
@@ -84,18 +124,18 @@ class Service:
         self.keeper.serve(takes)
 
     def handle(self, header: Header, body: bytes | memoryview) -> None:
-        """Carry out one request and answer it. Whatever comes of a process is a sign of its life."""
+        """Executes one request and answers it. Any message of a process is a sign of its life."""
         self._leases.renew(header.src, time.monotonic())
         if header.method != REPLY:
             self._verbs.take(header, body)
 
     @property
     def used(self) -> bool:
-        """Whether somebody has, or has left, anything here."""
+        """Whether anybody has, or has detached, anything here."""
         return bool(self._leases or self.keeper.waits or self.keeper.holders or self._children.alive())
 
     def users(self) -> set[str]:
-        """All processes that have anything here, run here, or watch what runs here."""
+        """Returns all processes that have anything here, run here, or watch what runs here."""
         alive = self._children.alive()
         watching = (watcher for child in alive for watcher in child.watchers)
         mine = (address for child in alive for address in (child.address, child.spec.owner))
@@ -127,7 +167,7 @@ class Service:
         files = [self._logs.begin(start.spec.address, start.spec.log, start.spec.name) for start in starts]
         self._children.start(starts, {owner, asker.src}, heavy=request.heavy)
         for start, file in zip(starts, files, strict=True):
-            for never in self._strangers.started(start.spec.address):
+            for never in self._pending.started(start.spec.address):
                 self._wait_no_longer(never)
                 self._replaced(never)
             child = self._children.find(start.spec.address)
@@ -137,7 +177,7 @@ class Service:
                     self._attend(child, watcher)
 
     def _see_owner(self, owner: str) -> None:
-        """Make sure that this host learns of the owner's end, one way or the other."""
+        """Makes sure that this host notices the owner's end."""
         child = self._children.find(owner)
         if child is not None:
             if not child.alive:
@@ -147,20 +187,20 @@ class Service:
             self.ask_after(owner)
 
     def ask_after(self, owner: str) -> None:
-        """Ask an owner for a sign of life, which renews its lease. A proc's own agent also tells of its end at once."""
+        """Asks an owner for a sign of life, which renews its lease; its own agent also reports its end."""
         self._sender.post(owner, verbs.PROC_PING, Done(), port=1)
         if parse_address(owner).is_proc and host_of(owner) != self._host:
             self._sender.post(agent_of(host_of(owner)), verbs.WATCH, p.Addresses((owner,)))
 
     def owner_ended(self, owner: str, why: str) -> None:
-        """The process of an owner on this machine has ended, which is no proc: its actors may be in anybody's procs."""
+        """Handles the end of an owner on this machine that is not a process of a mesh."""
         self.owner_gone(owner, why)
         gone = p.Exited(address=owner, host=host_of(owner), at=time.time(), reason=why, expected=True)
         concerned = [child.address for child in self._children.alive() if child.spec.owner != NOBODY]
         self._sender.post_all(concerned, verbs.PROC_EXITED, gone)
 
     def owner_gone(self, owner: str, why: str) -> None:
-        """Stop what a dead owner had, but for what is to be kept."""
+        """Stops what a dead owner had, except what is to be kept."""
         self._leases.end(owner)
         self.keeper.owner_gone(owner, why)
         self._gateway.gone(owner, why)
@@ -173,9 +213,9 @@ class Service:
             child = self._children.find(address)
             if child is not None:
                 self._attend(child, asker.src)
-            else:  # who spawns it may have passed it on before its request was read here
+            else:  # its spawner may have passed the address on before this agent read the spawn request
                 self._awaited.setdefault(address, set()).add(asker.src)
-                wait = _PATIENCE if self._strangers.meet(address) else 0.0
+                wait = _PATIENCE if self._pending.expect(address) else 0.0
                 self._later(wait, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
         return Done()
 
@@ -190,10 +230,10 @@ class Service:
         unknown = p.Exited(address=address, host=self._host, at=time.time(), reason=why)
         self._sender.post_all(self._awaited.pop(address, ()), verbs.PROC_EXITED, unknown)
 
-    def _stop(self, request: p.Stop, asker: Asker[p.Ended]) -> None:
+    def _stop(self, request: p.Stop, asker: Asker[p.StopReply]) -> None:
         children = [child for address in request.addresses if (child := self._children.find(address)) is not None]
         self._stopper.stop(children, timeout_s=request.timeout_s, grace_s=request.grace_s, reason=request.reason,
-                           done=lambda exits: asker.reply(p.Ended(tuple(exits))))  # fmt: skip
+                           done=lambda exits: asker.reply(p.StopReply(tuple(exits))))  # fmt: skip
 
     def _kill(self, request: p.Kill, asker: Asker[Done]) -> Done:
         for address in request.addresses:
@@ -210,13 +250,13 @@ class Service:
         )  # fmt: skip
 
     def introduction(self) -> p.HostState:
-        """Who this host is, without what runs there. Any thread."""
+        """Returns this host's identity, without what runs there. Any thread."""
         return p.HostState(host=self._host, pid=os.getpid(), procs=(), python=sys.version.split()[0],
                            version=__version__, torch=torch_version(), incarnation=self._incarnation,
                            lease_s=self._leases.seconds)  # fmt: skip
 
-    def _shutdown(self, request: p.Shutdown, asker: Asker[p.Ended]) -> None:
-        self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.Ended(tuple(exits))))
+    def _shutdown(self, request: p.Shutdown, asker: Asker[p.StopReply]) -> None:
+        self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.StopReply(tuple(exits))))
 
     def _hosts(self, request: p.Hosts, asker: Asker[Done]) -> Done:
         for host in {**request.endpoints, **request.vias}:
@@ -226,11 +266,11 @@ class Service:
                 )
         return Done()
 
-    def _lost(self, request: p.Lost, asker: Asker[Done]) -> Done:
+    def _lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:
         alive = self._children.alive()
         self._sender.post_all(
             (child.address for child in alive), verbs.HOST_LOST, request
-        )  # before what comes back of it
+        )  # before it can send anything
         for host, reason in request.hosts.items():
             self._forget(host, reason, request.incarnations.get(host, 0))
             for owner in {child.spec.owner for child in alive if host_of(child.spec.owner) == host}:
@@ -254,7 +294,7 @@ class Service:
         for address, count in request.bytes.items():
             self._logs.took(address, asker.src, count)
 
-    def _lease(self, request: p.Lease, asker: Asker[Done]) -> Done:
+    def _lease(self, request: p.OwnerLease, asker: Asker[Done]) -> Done:
         now = time.monotonic()
         self._leases.grant(request.owner or asker.src, now, request.seconds)
         if request.pid:
@@ -266,12 +306,12 @@ class Service:
 
 
 def _own_pools() -> p.Environment:
-    """What a fork must be told, for its template had its thread pools held back."""
+    """Returns the thread counts for a fork, whose template had its thread pools held back."""
     return {name: os.environ.get(name) for name in HELD_BACK}
 
 
 def _spread(values: Sequence[Any], count: int, default: Any, what: str) -> Sequence[Any]:
-    """One value for each rank: as given, one for all, or the default."""
+    """Returns one value for each rank: as given, one for all, or the default."""
     if len(values) not in (0, 1, count):
         raise ValueError(f"{len(values)} {what} for {count} ranks")
     return values if len(values) == count else [values[0] if values else default] * count

@@ -8,34 +8,36 @@ SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a pro
 WATCH = Verb(
     "agent.watch", p.Addresses, Done, doc="notifies the sender when procs end, at once for those that have ended"
 )
-STOP = Verb("agent.stop", p.Stop, p.Ended, doc="stops procs; answered when all are gone")
+STOP = Verb("agent.stop", p.Stop, p.StopReply, doc="stops procs; answered when all are gone")
 KILL = Verb("agent.kill", p.Kill, Done, doc="sends a signal to procs")
 STATUS = Verb("agent.status", Done, p.HostState, doc="who the agent is, and which procs it has")
-SHUTDOWN = Verb("agent.shutdown", p.Shutdown, p.Ended, doc="stops every proc, then the agent")
+SHUTDOWN = Verb("agent.shutdown", p.Shutdown, p.StopReply, doc="stops every proc, then the agent")
 HOSTS = Verb("agent.hosts", p.Hosts, Done, doc="routes to other hosts")
-LOST = Verb("agent.lost", p.Lost, Done, doc="hosts are gone, with all that ran there")
+LOST = Verb("agent.lost", p.HostsLost, Done, doc="hosts are gone, with all that ran there")
 LEAVE = Verb("agent.leave", Done, Done, doc="the sender goes: its procs are stopped")
 INTRODUCE = Verb(
     "agent.introduce", p.Introduce, p.Introduced, doc="makes the agent a gateway to the host at an endpoint"
 )
-LEASE = Verb("agent.lease", p.Lease, Done, doc="the owner lives; its procs do for so long")
+LEASE = Verb("agent.lease", p.OwnerLease, Done, doc="the owner lives; its procs do for so long")
 BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
 DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which keeps running for its lease")
 ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender attaches a mesh that was left, or takes it over")
-DROP = Verb("agent.drop", p.Drop, Done, doc="ranks that the sender gave up when it lost the host are stopped")
+DROP = Verb("agent.drop", p.DropMesh, Done, doc="ranks that the sender gave up when it lost the host are stopped")
 
 # From an agent, to a proc or a controller.
-PROC_STARTED = Verb("proc.started", p.Started, doc="a process exists")
+PROC_STARTED = Verb("proc.started", p.StartedProc, doc="a process exists")
 PROC_EXITED = Verb("proc.exited", p.Exited, doc="a process has ended, or was never started")
 PROC_STOP = Verb("proc.stop", p.ProcStop, doc="the proc should end by itself")
 PROC_PING = Verb("proc.ping", Done, Done, doc="does the owner of procs still live?")
-PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Silent, doc="living procs of the receiver do not answer")
-PROC_RESPONSIVE = Verb("proc.responsive", p.Silent, doc="they answer again")
+PROC_UNRESPONSIVE = Verb("proc.unresponsive", p.Responsiveness, doc="living procs of the receiver do not answer")
+PROC_RESPONSIVE = Verb("proc.responsive", p.Responsiveness, doc="they answer again")
 NEW_OWNER = Verb("proc.owner", p.NewOwner, p.Welcome, doc="meshes have another owner, or none for a time")
 STOLEN = Verb("controller.stolen", p.Stolen, doc="another controller has taken a mesh over")
-HOST_LOST = Verb("host.lost", p.Lost, doc="hosts are gone, with all that ran there")
-HOST_CUT = Verb("host.cut", p.Lost, doc="a gateway's connection to hosts behind it is gone")
-HOST_NOTICE = Verb("host.notice", p.Notice, doc="the sender's host is about to be taken away, or stays after all")
-WHO = Verb("controller.who", p.HostState, p.Who, doc="may this host join, and which controller is it?")
+HOST_LOST = Verb("host.lost", p.HostsLost, doc="hosts are gone, with all that ran there")
+HOST_CUT = Verb("host.cut", p.HostsLost, doc="a gateway's connection to hosts behind it is gone")
+HOST_NOTICE = Verb(
+    "host.notice", p.PreemptionNotice, doc="the sender's host is about to be taken away, or stays after all"
+)
+WHO = Verb("controller.who", p.HostState, p.IdentifyReply, doc="may this host join, and which controller is it?")
 HOST_JOINS = Verb("host.joins", p.HostState, doc="a host that dialled has joined")

@@ -17,7 +17,7 @@ import msgspec
 
 from monarch_nb.connect import run_worker_until_killed
 from monarch_nb.host.preemption import END, grace
-from monarch_nb.host.protocol import Notice
+from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.job.report import own_addresses, report, write_report
 from monarch_nb.wire import json_decoder
 
@@ -103,7 +103,7 @@ def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: s
     run_worker_until_killed(address, key, ready=tell, unused_s=keep, find_out=_of_engine)
 
 
-def _of_engine() -> Notice:
+def _of_engine() -> PreemptionNotice:
     """The notice that this process has just been given; asks Slurm, if that has started it, for a few seconds."""
     number, begun = os.environ.get("SLURM_JOB_ID", ""), time.monotonic()
     known = grace(os.environ)
@@ -113,10 +113,10 @@ def _of_engine() -> Notice:
             job, settings = pool.map(_ask, asked)
         return of_slurm(number, job, settings, time.time(), time.monotonic() - begun)
     by = f"Slurm job {number}" if number else "Kubernetes" if _KUBERNETES in os.environ else "SIGTERM"
-    return Notice(by=by, seconds=known)
+    return PreemptionNotice(by=by, seconds=known)
 
 
-def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.0) -> Notice:
+def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.0) -> PreemptionNotice:
     """The notice of a Slurm job, as `scontrol` tells of it and of its `settings`; empty texts where it does not.
 
     While Slurm says that the job runs, it does until its end time: that of a preemption with a grace time, or the time
@@ -132,7 +132,7 @@ def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.
     if state == "RUNNING":
         left = None if end is None else max(0.0, end - now)
         how = preempted or "ends soon"
-    return Notice(by=f"Slurm job {number} {how}", seconds=left)
+    return PreemptionNotice(by=f"Slurm job {number} {how}", seconds=left)
 
 
 def _seconds(text: str) -> float | None:

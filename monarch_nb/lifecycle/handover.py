@@ -88,8 +88,8 @@ class Handover:
     def _welcome(self, meshes: set[str]) -> p.Welcome:
         local = self._runtime.local
         missed = tuple(
-            p.Missed(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at, well=one.status == Status.VALUE,
-                     kept=one.frames is not None, error=one.error)
+            p.UndeliveredReply(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at,
+                     well=one.status == Status.VALUE, kept=one.frames is not None, error=one.error)
             for one in local.unheard.news(meshes)
         )  # fmt: skip
         now, wall = time.monotonic(), time.time()

@@ -27,9 +27,13 @@ class HostNotices:
     def __init__(self, runtime: Runtime, driver: Driver, publish: Callable[[Event], None], show: Show) -> None:
         """`publish` takes events for displays; `show` shows them to the user at once."""
         self._runtime, self._driver, self._publish, self._show = runtime, driver, publish, show
-        self._known: dict[str, tuple[p.Notice, float]] = {}  # by host, with the time of arrival by the monotonic clock
+        self._known: dict[
+            str, tuple[p.PreemptionNotice, float]
+        ] = {}  # by host, with the time of arrival by the monotonic clock
         self._published: dict[str, HostNoticed] = {}
-        self._due: dict[tuple[str, bool], dict[str, p.Notice]] = {}  # by source and whether it is withdrawn; by host
+        self._due: dict[
+            tuple[str, bool], dict[str, p.PreemptionNotice]
+        ] = {}  # by source and whether it is withdrawn; by host
         self._given_up: set[str] = set()  # hosts
         self._lock = threading.Lock()
         runtime.verbs.handle(verbs.HOST_NOTICE, self._noticed)
@@ -68,7 +72,7 @@ class HostNotices:
         if not self._runtime.is_worker:  # whose output the user may not see
             self._show(event)
 
-    def _noticed(self, notice: p.Notice, asker: Asker[None]) -> None:
+    def _noticed(self, notice: p.PreemptionNotice, asker: Asker[None]) -> None:
         host = host_of(asker.src)
         if asker.src != agent_of(host) or host in self._given_up:
             return
@@ -98,7 +102,7 @@ class HostNotices:
             text = f"{hosts_text(hosts)} {was} to be taken away ({by}), and {still} as before"
             self._show_user(HostNoticeWithdrawn(", ".join(hosts), text))
 
-    def _on_notices(self, by: str, notices: Mapping[str, p.Notice]) -> None:
+    def _on_notices(self, by: str, notices: Mapping[str, p.PreemptionNotice]) -> None:
         now, wall = time.monotonic(), time.time()
         known = {host: self._known.get(host) for host in notices}
         fresh = [host for host, before in known.items() if before is None or before[0].at != notices[host].at]

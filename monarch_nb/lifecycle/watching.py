@@ -130,7 +130,7 @@ class ProcessWatcher:
         self._publish(HostLost(host))
         return loss
 
-    def found(self, started: p.Started) -> None:
+    def found(self, started: p.StartedProc) -> None:
         """Registers a process of a mesh that this one has attached."""
         self.pids[started.address] = started.pid
         self._publish(ProcStarted(started.address, started.pid, started.log))
@@ -146,7 +146,7 @@ class ProcessWatcher:
             self._driver.killed(*place, cause)
         self._runtime.node.forget(gone.address, gone.reason)
 
-    def _started(self, started: p.Started, asker: Asker[None]) -> None:
+    def _started(self, started: p.StartedProc, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
         if started.why:
             logger.info("%s was started cold: %s", started.address, started.why)
@@ -163,7 +163,7 @@ class ProcessWatcher:
         self._runtime.node.forget(gone.address, gone.reason)  # last: waiting calls have failed with a better reason
         self._publish(ProcExited(gone.address, gone.reason))
 
-    def _hosts_lost(self, lost: p.Lost, asker: Asker[None]) -> None:
+    def _hosts_lost(self, lost: p.HostsLost, asker: Asker[None]) -> None:
         for host, reason in lost.hosts.items():
             self.host_lost(host, reason, lost.incarnations.get(host, 0), lost.losses.get(host, 0))
 
@@ -179,12 +179,12 @@ class ProcessWatcher:
                 cause = Cause(kind="owner", text=f"its owner {process} is gone: {reason}", actor=str(cell.instance))
                 cell.stop("its owner is gone", cause=cause)
 
-    def _unresponsive(self, silent: p.Silent, asker: Asker[None]) -> None:
+    def _unresponsive(self, silent: p.Responsiveness, asker: Asker[None]) -> None:
         for address, since in silent.since.items():
             self.unresponsive[address] = since
             self._publish(ProcUnresponsive(address, since))
 
-    def _responsive(self, silent: p.Silent, asker: Asker[None]) -> None:
+    def _responsive(self, silent: p.Responsiveness, asker: Asker[None]) -> None:
         for address, since in silent.since.items():
             self.unresponsive.pop(address, None)
             self._publish(ProcResponsive(address, since))

@@ -126,7 +126,7 @@ class Client:
                 found[header.index] = frames
         return found, messages
 
-    def started(self, *addresses: str, timeout: float = SOON) -> list[protocol.Started]:
+    def started(self, *addresses: str, timeout: float = SOON) -> list[protocol.StartedProc]:
         return [self.event(verbs.PROC_STARTED, lambda e, a=address: e.address == a, timeout) for address in addresses]
 
     def exited(self, *addresses: str, timeout: float = SOON) -> list[protocol.Exited]:

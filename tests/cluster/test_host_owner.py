@@ -126,7 +126,7 @@ def test_a_kept_host_survives_owners_but_their_procs_do_not(tmp_path: Path) -> N
         second.ask(verbs.WATCH, protocol.Addresses((lost,)))
         [kept_pid] = [one.pid for one in second.started(kept)]
         # Not before both run: neither answers pings, and a start may take longer than that.
-        first.ask(verbs.LEASE, protocol.Lease(seconds=1.0))
+        first.ask(verbs.LEASE, protocol.OwnerLease(seconds=1.0))
         first.close()
         assert "it was silent for longer than its lease" in second.exited(lost)[0].reason
         assert not alive(lost_pid)
@@ -164,7 +164,7 @@ def test_a_remote_owner_that_answers_keeps_its_lease() -> None:
 def test_hosts_with_a_kept_mesh_outlive_their_owner_for_a_lease(tmp_path: Path) -> None:
     with hosted() as (handle, client):
         [started] = client.started(*client.spawn(1))
-        holder = protocol.Holder(address=client.address, pid=1, machine="here")
+        holder = protocol.MeshHolder(address=client.address, pid=1, machine="here")
         uid = parse_address(started.address).mesh
         client.ask(verbs.HOLD, protocol.Hold(uid=uid, name="w", secret="s", seconds=3.0, keep=True, holder=holder))
         assert handle._process.stdin is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, ProcMesh, endpoint
-from monarch_nb.host.protocol import Notice
+from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import current_runtime
 from monarch_nb.testing import Cluster
@@ -162,7 +162,7 @@ def test_notices_for_all_hosts_of_a_job_at_once_are_one(
     owner = keeper(hosts, "handles")
     owner.step.call_one().get(20)
     for number in (0, 1):
-        simulated._hosts[f"m{number}"].warn(Notice(by="Slurm", seconds=30.0 - number, at=1.0), "m0/c0.0.0")
+        simulated._hosts[f"m{number}"].warn(PreemptionNotice(by="Slurm", seconds=30.0 - number, at=1.0), "m0/c0.0.0")
     simulated.settle()
     simulated.advance(1)
     told, _ = owner.heard.call_one().get(20)

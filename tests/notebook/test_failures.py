@@ -351,14 +351,14 @@ def test_with_live_displays_the_error_and_its_bar_are_one_output(eight: Notebook
 
 
 NOTICED = """
-from monarch_nb.host.protocol import Notice
+from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.host.verbs import HOST_NOTICE
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import Header, Kind, agent_of, encode_body
 def notice(**said):  # as its agent sends it
     runtime = current_runtime()
-    body = encode_body(Notice(by="Slurm job 7 has reached its time limit", **said))
+    body = encode_body(PreemptionNotice(by="Slurm job 7 has reached its time limit", **said))
     header = Header(Kind.CONTROL, runtime.address, agent_of(runtime.host), method=HOST_NOTICE.name)
     runtime.verbs.take(header, body)
 """

@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.host.procs import liveness
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.liveness import LivenessMonitor
-from monarch_nb.host.protocol import ProcSpec, Silent
+from monarch_nb.host.protocol import ProcSpec, Responsiveness
 from monarch_nb.wire import Verb
 
 
@@ -98,7 +98,7 @@ class World:
         if not self.deaf:
             self.clock.call_later(self.delay, lambda: self.monitor.pong(child))
 
-    def post(self, receiver: str, verb: Verb[Any, None], body: Silent) -> None:
+    def post(self, receiver: str, verb: Verb[Any, None], body: Responsiveness) -> None:
         self.told += [verb.name for _ in body.since]
         self.messages.append((receiver, verb.name, len(body.since)))
 

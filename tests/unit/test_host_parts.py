@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.host import folders
-from monarch_nb.host.leases import Idleness, Leases
+from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.procs import exits
 from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
@@ -70,13 +70,13 @@ def test_a_host_is_idle_since_its_last_use_not_counting_freezes() -> None:
     assert not any(Idleness(None).over(False, float(at)) for at in range(1000))
 
 
-def ends(leases: Leases, first: int, last: int) -> dict[str, int]:
+def ends(leases: OwnerLeases, first: int, last: int) -> dict[str, int]:
     """When leases end, where it is looked at them once a second."""
     return {owner: now for now in range(first, last + 1) for owner in leases.expired(float(now))}
 
 
 def test_a_lease_lives_from_sign_to_sign_of_life() -> None:
-    leases = Leases(10.0)
+    leases = OwnerLeases(10.0)
     leases.grant("a/c", 0.0)
     leases.grant("b/c", 0.0, 100.0)
     assert ends(leases, 1, 8) == {}
@@ -90,7 +90,7 @@ def test_a_lease_lives_from_sign_to_sign_of_life() -> None:
 
 
 def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
-    leases = Leases(10.0)
+    leases = OwnerLeases(10.0)
     leases.grant("a/c", 0.0)
     assert ends(leases, 1, 9) == {}
     assert ends(leases, 1000, 1000) == {}  # frozen from 9 to 1000: what owners have said since then is still unread
@@ -103,7 +103,7 @@ def test_time_in_which_nobody_looked_at_the_leases_ends_none() -> None:
 
 
 def test_owners_are_asked_after_four_times_in_a_lease() -> None:
-    leases = Leases(8.0)
+    leases = OwnerLeases(8.0)
     leases.grant("a/c", 100.0)
     asked = [now for now in range(100, 108) if leases.due(float(now))]
     assert asked == [100, 102, 104, 106]

@@ -15,8 +15,8 @@ import pytest
 
 from monarch_nb.connect import AttachError, attach_mesh, detached_meshes, listing
 from monarch_nb.host import mesh_files
-from monarch_nb.host.mesh_files import MeshFile, Way, has_ended, own_system
-from monarch_nb.host.protocol import Holder
+from monarch_nb.host.mesh_files import HostRoute, MeshFile, has_ended, own_system
+from monarch_nb.host.protocol import MeshHolder
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -34,13 +34,13 @@ def other() -> "Iterator[subprocess.Popen[bytes]]":
     process.wait()
 
 
-def holder(pid: int, **more: Any) -> Holder:
-    return Holder(address="k/c", pid=pid, machine=platform.node(), what="the notebook a.ipynb", since=time.time(),
+def holder(pid: int, **more: Any) -> MeshHolder:
+    return MeshHolder(address="k/c", pid=pid, machine=platform.node(), what="the notebook a.ipynb", since=time.time(),
                   **{"system": own_system(), **more})  # fmt: skip
 
 
 def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
-    mesh = MeshFile(uid="p1", name="fleet", secret="s", ways=(Way("node7.1", endpoint),), version="1", python="3",
+    mesh = MeshFile(uid="p1", name="fleet", secret="s", ways=(HostRoute("node7.1", endpoint),), version="1", python="3",
                     machine=platform.node(), ranks=2, shape="hosts=2", **said)  # fmt: skip
     path = mesh_files.path_of("p1", "fleet")
     mesh_files.write(path, mesh)

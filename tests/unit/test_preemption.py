@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.host import preemption
 from monarch_nb.host.preemption import BURST_S, LATE_S, UNKNOWN_S, Preemption, grace
-from monarch_nb.host.protocol import Notice
+from monarch_nb.host.protocol import PreemptionNotice
 from monarch_nb.job.worker import of_slurm
 
 pytestmark = pytest.mark.timeout(10)
@@ -36,7 +36,7 @@ class Host:
     def users(self) -> set[str]:
         return set(self.using)
 
-    def post_all(self, addresses: set[str], verb: Any, notice: Notice) -> None:
+    def post_all(self, addresses: set[str], verb: Any, notice: PreemptionNotice) -> None:
         self.told += [(address, notice.seconds, notice.over) for address in sorted(addresses)]
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -59,7 +59,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def line(**said: Any) -> bytes:
-    return msgspec.json.encode(Notice(by="Slurm", **said)) + b"\n"
+    return msgspec.json.encode(PreemptionNotice(by="Slurm", **said)) + b"\n"
 
 
 def test_all_who_use_a_host_are_told_and_it_goes_on(host: Host) -> None:
@@ -112,7 +112,7 @@ def test_a_notice_without_consequences_passes_and_the_host_is_normal(
     host: Host, seconds: float | None, passed: float
 ) -> None:
     host.preemption.terminated()
-    host.preemption.given(Notice(by="spot", seconds=seconds))
+    host.preemption.given(PreemptionNotice(by="spot", seconds=seconds))
     host.told.clear()
     host.passes(passed - 1)
     assert host.told == []
@@ -171,10 +171,10 @@ CONFIG = "Configuration data as of 2024-05-06T10:00:00\nKillOnBadExit           
     ],
 )
 def test_slurm_says_how_long_a_job_has(job: str, by: str, seconds: float | None) -> None:
-    assert of_slurm("17", f"JobId=17 JobName=m {job} Requeue=0", CONFIG, NOW) == Notice(
+    assert of_slurm("17", f"JobId=17 JobName=m {job} Requeue=0", CONFIG, NOW) == PreemptionNotice(
         by=f"Slurm job 17 {by}", seconds=seconds
     )
 
 
 def test_where_slurm_does_not_answer_nobody_knows_how_long() -> None:
-    assert of_slurm("17", "", "", NOW) == Notice(by="Slurm job 17 is being ended", seconds=None)
+    assert of_slurm("17", "", "", NOW) == PreemptionNotice(by="Slurm job 17 is being ended", seconds=None)

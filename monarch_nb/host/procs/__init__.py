@@ -1,1 +1,1 @@
-"""How procs are started, watched and ended by the agent of their host, and what runs in them first."""
+"""Starting, watching and ending processes on a host, and the first code that runs in them."""

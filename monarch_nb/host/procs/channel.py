@@ -1,7 +1,7 @@
-"""The agent's end of the socket it shares with one proc: the spec goes down, the first words and pongs come up.
+"""The agent's end of the socket it shares with one process: the spec goes down, first messages and pongs come up.
 
 The other end is handed to a template by descriptor or inherited at exec; once every copy of it is closed, the process
-is gone or never came to be. That makes it the one truth about a start in flight, whoever died on the way.
+is gone or has failed to start. That makes it the one source for a start under way, whoever died in between.
 """
 
 import os
@@ -16,7 +16,7 @@ PING = b"?"
 
 
 class ProcChannel:
-    """One proc's line. `on_line` gets words such as `["pid", "123"]`; `on_end` comes once, after the last of them."""
+    """The channel of one process. `on_line` gets words such as `["pid", "123"]`, and `on_end` one call at the end."""
 
     def __init__(self, loop: Loop, spec: ProcSpec, on_line: Callable[[list[str]], None],
                  on_end: Callable[[], None]) -> None:  # fmt: skip
@@ -37,21 +37,21 @@ class ProcChannel:
         return self._far.fileno()
 
     def handed_over(self) -> None:
-        """The proc (or whoever starts it) has its copy: close ours."""
+        """Closes this copy of the far end, once the process (or its starter) has its own."""
         self._far.close()
 
     def ping(self) -> None:
-        """Ask whether the proc still runs Python; the line `pong` answers."""
+        """Asks whether the process still runs Python; it answers with the line `pong`."""
         if self._fd >= 0:
             self._send(PING)
 
     def drain(self) -> None:
-        """Read what has arrived by now."""
+        """Reads what has arrived."""
         if self._fd >= 0:
             self._ready(READ)
 
     def close(self) -> None:
-        """Let go, without `on_end`."""
+        """Closes the channel, without `on_end`."""
         if self._fd >= 0:
             self._loop.unregister(self._fd)
             self._fd = -1
@@ -74,7 +74,7 @@ class ProcChannel:
         except BlockingIOError:
             return
         except OSError:
-            self._outgoing.clear()  # the reading side says the rest
+            self._outgoing.clear()  # the reading side reports the end
         if not self._outgoing:
             self._loop.modify(self._fd, READ, self._ready)
 
@@ -99,25 +99,25 @@ class ProcChannel:
 
 
 class AgentChannel:
-    """The proc's end."""
+    """The process's end."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def say(self, *words: object) -> None:
-        """Tell the agent; a lost agent is noticed elsewhere."""
+        """Sends a line to the agent; a lost agent is noticed elsewhere."""
         try:
             os.write(self._fd, " ".join(str(word).replace("\n", "; ") for word in words).encode() + b"\n")
         except OSError:
             pass
 
     def read_spec(self) -> ProcSpec:
-        """Wait for the spec. Raises EOFError if the agent is gone."""
+        """Waits for the spec. Raises EOFError if the agent is gone."""
         length = int.from_bytes(self._exactly(4), "big")
         return msgpack_decoder(ProcSpec).decode(self._exactly(length))
 
     def serve(self, on_end: Callable[[], None]) -> None:
-        """Answer pings until the agent is gone, then call `on_end`."""
+        """Answers pings until the agent is gone, then call `on_end`."""
         while True:
             try:
                 data = os.read(self._fd, 64)

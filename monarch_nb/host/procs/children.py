@@ -1,4 +1,4 @@
-"""The procs of one host: starting them one way or the other, and taking note of how they end."""
+"""The processes of one host: starting them in one way or another, and recording how they end."""
 
 import errno
 import os
@@ -25,25 +25,25 @@ from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.logs.last_lines import spool_size
 from monarch_nb.settings import settings
 
-_REMEMBERED = 1024  # ended procs, for those who ask late
-_LOOK_S = 1.0  # between looks whether the light template may go
+_REMEMBERED = 1024  # ended processes, for late requests
+_LOOK_S = 1.0  # between checks whether the light template can be ended
 
 
-class Listener(Protocol):
-    """What happens to procs."""
+class ProcListener(Protocol):
+    """Receives events of processes."""
 
     def started(self, child: Child) -> None:
-        """A process exists."""
+        """Called when a process has started."""
 
     def exited(self, child: Child) -> None:
-        """A process is gone, or never came to be."""
+        """Called when a process is gone, or has failed to start."""
 
     def pong(self, child: Child) -> None:
-        """A proc answered a ping."""
+        """Called when a process answers a ping."""
 
 
 class Start(Struct, frozen=True):
-    """How one proc is to be started."""
+    """How one process is to be started."""
 
     spec: ProcSpec
     python: str | None = None
@@ -53,9 +53,9 @@ class Start(Struct, frozen=True):
 
 
 class Children:
-    """Starts procs and keeps them. Everything happens on the loop's thread."""
+    """Starts and watches processes. Everything happens on the loop's thread."""
 
-    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: Listener,
+    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: ProcListener,
                  early: EarlyTemplates | None = None) -> None:  # fmt: skip
         self._loop = loop
         self._environment = environment
@@ -63,7 +63,7 @@ class Children:
         self._listener = listener
         self._starts: dict[ProcChannel, tuple[Child, Start]] = {}
         self._children: dict[str, Child] = {}
-        self._alive: dict[str, Child] = {}  # of those: many more may have ended
+        self._alive: dict[str, Child] = {}  # a subset: many more may have ended
         self._popen: dict[int, subprocess.Popen[bytes]] = {}
         self._oom = exits.OomCounter()
         self.reaper = Reaper(loop, self._drain)
@@ -75,24 +75,24 @@ class Children:
             self.forker.adopt(early.full, early.pid if early.light is None else None)
 
     def alive(self) -> list[Child]:
-        """Procs that have not ended."""
+        """Returns processes that have not ended."""
         return list(self._alive.values())
 
     def find(self, address: str) -> Child | None:
-        """A proc by address, ended ones too for a while."""
+        """Returns a process by address, ended ones too for a while."""
         return self._children.get(address)
 
     def staying(self, addresses: Iterable[str]) -> list[str]:
-        """Those of them that are no procs of this host which have ended or are to end: to these, news are nothing."""
+        """Returns those addresses that are worth a report: not processes of this host that have ended or are to end."""
         found = [(address, self._children.get(address)) for address in addresses]
         return [address for address, child in found if child is None or (child.alive and not child.stop_wanted)]
 
     def all(self) -> list[Child]:
-        """Every remembered proc."""
+        """Returns every remembered process."""
         return list(self._children.values())
 
     def start(self, starts: Sequence[Start], watchers: Iterable[str], *, heavy: bool = True) -> None:
-        """Start procs. Returns at once; the listener hears how it went.
+        """Starts processes. Returns at once; the listener gets the outcomes.
 
         They wait for the template if they are `heavy`, or many: see `_forker_for`.
         """
@@ -119,25 +119,25 @@ class Children:
         self._forget_old()
 
     def _forker_for(self, count: int, heavy: bool) -> Forker:
-        """The template, or while it still imports the light one, for a few procs whose owner has torch no more than it.
+        """Returns the template or, while that still imports, the light one for a few processes without heavy modules.
 
-        More of them, or such as import torch anyway, are there sooner if they share what the template imports.
+        More of them, or those that import torch anyway, start sooner if they share what the template imports.
         """
         light = self._light.coming or self._light.ready
         if heavy or not light or not self.forker.coming:
             return self.forker
-        there = sum(child.light for child in self._alive.values())  # who replaces one may be one
+        there = sum(child.light for child in self._alive.values())  # they may be replaced by this one
         return self._light if there + count <= settings.host_light_procs else self.forker
 
     def _retire_light(self) -> None:
-        """The template is ready: the light one goes, once what it was asked for is under way."""
+        """Ends the light template, once the real one is ready and its requests are under way."""
         if any(child.state == "starting" for child in self._alive.values()):
             self._loop.call_later(_LOOK_S, self._retire_light)
         else:
             self._light.close()
 
     def signal(self, child: Child, signum: int) -> None:
-        """Send a signal to a living proc; SIGKILL goes to everything in its session's group."""
+        """Sends a signal to a living proc; SIGKILL goes to everything in its session's group."""
         if not child.alive or not child.pid:
             child.stop_wanted = child.stop_wanted or signum in (signal.SIGKILL, signal.SIGTERM)
         elif signum == signal.SIGKILL:
@@ -147,12 +147,12 @@ class Children:
             os.kill(child.pid, signum)
 
     def close(self) -> None:
-        """Kill the templates."""
+        """Kills the templates."""
         self._light.close()
         self.forker.close()
 
     def look(self) -> None:
-        """From time to time, while there are procs."""
+        """Checks periodically, while there are processes."""
         self._oom.look(time.monotonic())
 
     def _why_cold(self, start: Start) -> str:
@@ -170,7 +170,7 @@ class Children:
         channel: ProcChannel
 
         def line(words: list[str]) -> None:
-            self._heard(channel, child, words)
+            self._on_words(channel, child, words)
 
         def end() -> None:
             self._channel_ended(channel, child)
@@ -178,7 +178,7 @@ class Children:
         channel = ProcChannel(self._loop, child.spec, line, end)
         return channel
 
-    def _heard(self, channel: ProcChannel, child: Child, words: list[str]) -> None:
+    def _on_words(self, channel: ProcChannel, child: Child, words: list[str]) -> None:
         match words:
             case ["pong"]:
                 self._listener.pong(child)
@@ -197,11 +197,11 @@ class Children:
                 self._failed(child, " ".join(text))
 
     def _channel_ended(self, channel: ProcChannel, child: Child) -> None:
-        if channel in self._starts and not child.pid:  # nobody holds its other end: it will never be
+        if channel in self._starts and not child.pid:  # nobody holds its other end: it has failed
             self._refused(channel, DIED)
 
     def _refused(self, channel: ProcChannel, why: str) -> None:
-        """The template cannot: the same proc by the cold path, with a new channel."""
+        """Starts by the cold path, with a new channel, what the template refused."""
         child, start = self._starts.pop(channel)
         channel.close()
         if child.stop_wanted:
@@ -227,7 +227,7 @@ class Children:
             self._failed(child, explain(error))
             return
         child.pid, child.how = process.pid, "cold"
-        self._popen[process.pid] = process  # held until reaped, or subprocess would reap it behind our back
+        self._popen[process.pid] = process  # held until reaped, or subprocess would reap it first
         self.reaper.watch(process.pid, lambda status: self._died(child, status))
 
     def _drain(self) -> None:
@@ -260,7 +260,7 @@ class Children:
         if child.channel is not None:
             child.channel.close()
         self._listener.exited(child)
-        child.let_go()
+        child.discard()
 
     def _forget_old(self) -> None:
         for address in [child.address for child in self._children.values() if not child.alive][:-_REMEMBERED]:
@@ -268,7 +268,7 @@ class Children:
 
 
 def explain(error: Exception) -> str:
-    """Why a process could not be made, with what to do about it."""
+    """Returns why a process could not be started, with what to do about it."""
     number = getattr(error, "errno", None)
     if number in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -24,7 +24,7 @@ _NODES = Path("/sys/devices/system/node")
 def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, python: str | None = None,
           bind: Mapping[str, str] | None = None, log: str = "",
           launch: Launch | None = None) -> "subprocess.Popen[bytes]":  # fmt: skip
-    """Start a proc in a session of its own, by a command of the user's if there is one.
+    """Starts a proc in a session of its own, by a command of the user's if there is one.
 
     Blocks for the exec (milliseconds). Raises OSError, and ValueError for what cannot be bound.
     """
@@ -58,7 +58,7 @@ def start(channel: ProcChannel, cord: int, environment: Mapping[str, str], *, py
 
 
 def binding_prefix(bind: Mapping[str, str]) -> list[str]:
-    """What to put before a command so that it runs on given processors and memory; nothing off Linux.
+    """Returns a command prefix that binds a command to processors and memory; nothing off Linux.
 
     Keys are numactl's (`cpunodebind`, `membind`, `physcpubind`), and `cpus`, which taskset takes where numactl lacks.
     """
@@ -82,7 +82,7 @@ def binding_prefix(bind: Mapping[str, str]) -> list[str]:
 
 
 def _cpus_of_nodes(nodes: str) -> str:
-    """The processors of memory nodes such as "0,1", as a list for taskset; empty if they are not plain numbers."""
+    """Returns the processors of memory nodes such as "0,1", as a list for taskset; empty for anything but numbers."""
     try:
         return ",".join((_NODES / f"node{int(node)}" / "cpulist").read_text().strip() for node in nodes.split(","))
     except (OSError, ValueError):

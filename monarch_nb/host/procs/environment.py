@@ -1,4 +1,4 @@
-"""What the environment of a proc means for how it is started, and how it is put in place."""
+"""The environment of a process: what it means for how the process is started, and how it is set."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SPIN, _BRIEFLY = "OPENBLAS_THREAD_TIMEOUT", "20"
 QUIET = {"KINETO_LOG_LEVEL": "6"}
 HELD_BACK = (*POOLS, _SPIN, *QUIET)
 
-PRELOAD = "MONARCH_NB_PRELOAD"  # which modules procs are born with, separated by commas
+PRELOAD = "MONARCH_NB_PRELOAD"  # modules that templates import, separated by commas
 
 # Read once, when a library or the interpreter is loaded: a fork of a process that has loaded it would not see them.
 _READ_AT_LOAD = ("LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_", "PYTHON", "CUDA_",
@@ -40,7 +40,7 @@ def read_at_load(name: str) -> bool:
 
 
 def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, str]) -> str:
-    """Why a proc with this environment cannot be a fork of a template that has `base`; empty if it can.
+    """Returns why a process with this environment cannot be a fork of a template that has `base`; empty if it can.
 
     Only names whose value differs from the template's count.
     """
@@ -51,19 +51,19 @@ def reason_for_cold_start(overlay: Mapping[str, str | None], base: Mapping[str, 
 
 
 def held_back(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a template: `base` with every thread pool held back to the calling thread."""
+    """Returns the environment of a template: `base` with every thread pool held back to the calling thread."""
     return {_SPIN: _BRIEFLY, **QUIET, **base, **dict.fromkeys(POOLS, "1")}
 
 
 def install(environment: Mapping[str, str]) -> None:
-    """Make `environment` this process's own, in C as well."""
+    """Makes `environment` this process's own, in C as well."""
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
 
 
 def wanted_threads(environment: Mapping[str, str], *names: str) -> int:
-    """How many threads a pool may have: the first of `names` that is set, else the usable processors."""
+    """Returns the size of a thread pool: the first of `names` that is set, else the usable processors."""
     for name in names:
         value = environment.get(name, "").split(",")[0]
         if value.isdigit() and int(value) > 0:

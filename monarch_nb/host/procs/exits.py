@@ -1,4 +1,4 @@
-"""Telling how a process ended: status words, its last lines, and whether the kernel was out of memory."""
+"""How a process ended: status words, its last lines, and whether the kernel was out of memory."""
 
 import itertools
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 from monarch_nb.logs.last_lines import last_lines as last_lines_of
 from monarch_nb.settings import settings
 
-_FEWEST = 20  # the owner may want more than this agent was told at its start
+_FEWEST = 20  # the owner may want more than this agent was configured with
 _MOST = 4000
 _LAST_BYTES = 16 * 1024
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-RECENT_S = 5.0  # that long a kill for memory may take to end a process
-_CRASHED = "Fatal Python error: "  # faulthandler's first words
+RECENT_S = 5.0  # a kill for memory may take that long to end a process
+_CRASHED = "Fatal Python error: "  # first words of faulthandler's output
 
 
 def outcome(status: int) -> tuple[int | None, int | None]:
-    """A wait status as (exit code, signal); one of them is None."""
+    """Splits a wait status into (exit code, signal), one of which is None."""
     code = os.waitstatus_to_exitcode(status)
     return (code, None) if code >= 0 else (None, -code)
 
 
 def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> str:
-    """One line in the words people search for."""
+    """Returns one line with the words people search for."""
     if signum is not None:
         word = f"Killed(sig={signum})"
         name = _signal_name(signum)
@@ -35,12 +35,12 @@ def reason(exitcode: int | None, signum: int | None, *, oom: bool = False) -> st
 
 
 def last_lines(base: str, count: int | None = None) -> tuple[str, ...]:
-    """The last lines a proc wrote to its spool; empty if that cannot be read."""
+    """Returns the last lines a process wrote to its spool; empty if that cannot be read."""
     return last_words(base, count)[0]
 
 
 def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The last lines a proc wrote, and apart from them where it crashed, if faulthandler could tell."""
+    """Returns the last lines a process wrote and, separately, faulthandler's dump of the crash, if any."""
     if count is None:
         count = max(_FEWEST, settings.tail_log_lines)
     lines = last_lines_of(base, _MOST, _LAST_BYTES) if base else ()
@@ -52,7 +52,7 @@ def last_words(base: str, count: int | None = None) -> tuple[tuple[str, ...], tu
 
 
 def _without_ours(stack: tuple[str, ...]) -> tuple[str, ...]:
-    """A stack as faulthandler writes it, without the frames at its end that run the user's code."""
+    """Strips the frames that run the user's code from the end of a faulthandler stack."""
     end = len(stack)
     if end and 'File "<string>"' in stack[-1]:  # the command line of a host agent
         end -= 1
@@ -62,27 +62,27 @@ def _without_ours(stack: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class OomCounter:
-    """Counts what the kernel's out-of-memory killer has killed in this control group, and which ends that explains.
+    """Counts kills by the kernel's out-of-memory killer in this control group, and which ends they explain.
 
-    The kernel counts before it kills, so that whoever ends of it finds it counted; each kill explains one end. Where
-    the group's count cannot be read, it is that of this machine.
+    The kernel counts before it kills, so the count covers every process that has ended of it; each kill explains one
+    end. If the group's count cannot be read, it uses that of this machine.
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"),
                  machine: Path = Path("/proc/vmstat")) -> None:  # fmt: skip
         files = [file for file in _candidates(root, membership) if file.is_file()]
-        self._files = files or [machine]  # the whole machine's, where no control group counts
+        self._files = files or [machine]  # the whole machine's, if no control group counts
         self._explained = self._lately = self._read()  # kills that have explained an end, or are too old to
         self._looked = 0.0
 
     def look(self, now: float) -> None:
-        """From time to time: kills of long ago are no explanation for what ends now."""
+        """Forgets old kills, which do not explain what ends now; to be called periodically."""
         if now - self._looked >= RECENT_S:
             self._explained = max(self._explained, self._lately)
             self._looked, self._lately = now, self._read()
 
     def struck(self) -> bool:
-        """Whether a process was killed for memory, not before the last two looks, whose end nothing has explained yet.
+        """Whether a process was killed for memory: an unexplained kill since the last two checks.
 
         Call it once for each process that a SIGKILL has ended.
         """

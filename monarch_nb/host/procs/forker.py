@@ -1,4 +1,4 @@
-"""The agent's side of the template process: start it, wait until it is ready, ask it for forks, notice its death."""
+"""The agent's side of the template process: starts it, waits until it is ready, requests forks, notices its death."""
 
 import contextlib
 import json
@@ -27,9 +27,10 @@ Refuse = Callable[[ProcChannel, str], None]
 
 
 class Forker:
-    """Asks a template for forks. `refuse(channel, why)` is called for each that has to start some other way.
+    """Requests forks from a template. Calls `refuse(channel, why)` for each process that has to start some other way.
 
-    A channel that was handed over and ends without a word means that the template, or its middle process, was killed.
+    A channel that was handed over and ends without a message means that the template, or its middle process, was
+    killed.
     """
 
     def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, refuse: Refuse,
@@ -64,7 +65,7 @@ class Forker:
 
     @property
     def ready(self) -> bool:
-        """Whether forks take no longer than a fork."""
+        """Whether the template is ready."""
         return self._ready
 
     @property
@@ -73,19 +74,19 @@ class Forker:
         return self._socket is not None and not self._ready
 
     def prewarm(self) -> None:
-        """Start the template unless it is there."""
+        """Starts the template unless it is there."""
         if self._socket is None and self._again and not self._unusable:
             self._start()
 
     def adopt(self, control: socket.socket, pid: int | None) -> None:
-        """Take over a template that has been started already; without `pid`, it tells its own first of all."""
+        """Takes over a template that has been started already; without `pid`, its first message has it."""
         self._began = time.monotonic()
         self._listen(control)
         if pid is not None:
             self._watch(pid)
 
     def fork(self, channels: Sequence[ProcChannel]) -> None:
-        """Have one proc forked for each channel; queued until the template is ready. Never blocks."""
+        """Requests one fork for each channel; queued until the template is ready. Never blocks."""
         self.prewarm()
         self._waiting += channels
         if self._socket is None:
@@ -94,7 +95,7 @@ class Forker:
             self._hand_over()
 
     def close(self) -> None:
-        """Kill the template; it has no state."""
+        """Kills the template; it has no state."""
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())
         if self._pid is not None:
@@ -142,7 +143,7 @@ class Forker:
         except OSError:
             data = b""
         if not data:
-            self.close()  # it has ended, or is to; then _died() is called
+            self.close()  # it has ended, or is to; _died() is called next
             if self._pid is None:
                 self._gone()
         elif self._ready:
@@ -192,7 +193,7 @@ class Forker:
             self._be_patient(_ANSWER_TIMEOUT_S)
 
     def forked(self) -> None:
-        """A process that was asked for exists: on a machine that is short of processors the others may take long."""
+        """Extends the time-out: on a machine short of processors the remaining forks may take long."""
         if self._ready and self._unanswered:
             self._be_patient(_ANSWER_TIMEOUT_S)
 
@@ -211,7 +212,7 @@ class Forker:
         self._gone()
 
     def _gone(self) -> None:
-        """There is no template any more: one that has served gets a successor, else the next request starts one."""
+        """Handles the template's death: one that has served gets a successor, else the next request starts one."""
         self._be_patient(None)
         if self._socket is not None:
             self._loop.unregister(self._socket.fileno())

@@ -1,4 +1,4 @@
-"""The first code of a proc, forked or fresh: tidy up what came with the process, then run the runtime."""
+"""The first code of a process, forked or fresh: cleans up what it has inherited, then runs the runtime."""
 
 import atexit
 import builtins
@@ -33,15 +33,15 @@ _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads
 def main(argv: Sequence[str]) -> int:
     """Entry of the cold path: the descriptors of the channel and of the agent's cord."""
     fd, cord = map(int, argv or os.environ.pop(DESCRIPTORS).split())
-    die_with_pipe(cord)  # before the first words: the agent may be killed at any moment after them
+    die_with_pipe(cord)  # before the first message: the agent may be killed at any moment after it
     AgentChannel(fd).say("pid", os.getpid())
     return run(fd, cord, forked=False)
 
 
 def run(fd: int, cord: int, *, forked: bool) -> int:
-    """Be a proc until its runner returns; returns the exit status."""
-    lifeline = die_with_pipe(cord)  # first of all: from here on nothing of this outlives the agent
-    die_first_for_memory()  # the agent, its template and the kernel are worth more than a rank, which can be healed
+    """Runs a process until its runner returns; returns the exit status."""
+    lifeline = die_with_pipe(cord)  # first: from here on nothing of this process outlives the agent
+    die_first_for_memory()  # the agent, its template and the kernel matter more than a rank, which can be healed
     channel = AgentChannel(fd)
     try:
         spec = channel.read_spec()
@@ -62,10 +62,10 @@ _NOT_OWN = frozenset({*sys.stdlib_module_names, "monarch", "monarch_nb", "monarc
 
 
 def _empty_own_modules(last: str) -> None:
-    """What a program's own modules hold goes, as at the end of any Python: its `__del__` methods run.
+    """Clears a program's own modules, as at the end of any Python, so that `__del__` methods run.
 
-    `last` names the last module of the template: those before it, thousands on pages that all procs share, are not
-    looked at.
+    `last` names the last module of the template: those before it, thousands on pages that all processes share, are
+    skipped.
     """
     imported = tuple(itertools.takewhile(lambda item: item[0] != last, reversed(sys.modules.items())))
     for module in [module for name, module in imported if _is_own(name, module)]:
@@ -85,7 +85,7 @@ def _is_own(name: str, module: object) -> bool:
 
 
 def leave(status: int, last: str) -> NoReturn:
-    """End a forked process as an interpreter does, but for taking the template's modules, up to `last`, apart.
+    """Ends a forked process as an interpreter does, but without taking apart the template's modules, up to `last`.
 
     That would write to, and so copy, most of what it shares with the template: half a second for each process.
     """
@@ -131,7 +131,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
 
 
 def _nobody_answers(prompt: object = "", /) -> NoReturn:
-    """`input()` of a process that has no terminal and no cell."""
+    """Replaces `input()` in a process that has no terminal and no cell."""
     question = repr_of(text_of(prompt)) if text_of(prompt) else ""
     raise EOFError(
         f"input({question}) has nobody to ask on a rank: ask in the notebook or script, and pass the answer to the "
@@ -140,7 +140,7 @@ def _nobody_answers(prompt: object = "", /) -> NoReturn:
 
 
 def _default_signals() -> None:
-    """What a fresh interpreter has, whatever the parent ignored or blocked."""
+    """Restores the signal handling of a fresh interpreter, whatever the parent ignored or blocked."""
     ignored = {signal.SIGPIPE, *(s for s in (getattr(signal, "SIGXFSZ", None),) if s)}
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         try:
@@ -156,7 +156,7 @@ def _default_signals() -> None:
 
 
 def _reseed() -> None:
-    """Give each fork the randomness of a fresh process: what the template imported has seeded its generators there.
+    """Gives each fork the randomness of a fresh process: imports have seeded generators in the template.
 
     Devices other than the processor seed theirs when a process first uses them. torch is asked for its generator, since
     `torch.seed` would set the devices to one seed.
@@ -167,7 +167,7 @@ def _reseed() -> None:
             reseed(module)
 
 
-# What seeds the generators that a module has made when it was imported: of Python, and of all that a template imports.
+# Seeds the generators that modules make when they are imported: Python's, and those of all that a template imports.
 _GENERATORS: dict[str, Callable[[Any], object]] = {
     "random": lambda module: module.seed(),
     "numpy.random": lambda module: module.seed(),
@@ -177,7 +177,7 @@ _GENERATORS: dict[str, Callable[[Any], object]] = {
 
 
 def _restore_threads() -> None:
-    """Give thread pools the size they would have had without the template."""
+    """Gives thread pools the size they would have had without the template."""
     torch = sys.modules.get("torch")
     if torch is not None:
         wanted = wanted_threads(os.environ, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -194,12 +194,12 @@ def _runner(path: str) -> Callable[[ProcSpec], int | None]:
 
 
 def _end_with_agent() -> None:
-    """Where the kernel did not do it: the agent is gone, so is this process and what it started."""
+    """Ends this process and what it started when the agent is gone, where the kernel did not."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _set_openblas_threads(count: int) -> bool:
-    """Let every OpenBLAS that is loaded use `count` threads. Returns whether there was one."""
+    """Has every loaded OpenBLAS use `count` threads. Returns whether there was one."""
     was_set = False
     for path in _loaded("openblas"):
         library = ctypes.CDLL(path)

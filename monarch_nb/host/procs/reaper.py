@@ -1,4 +1,4 @@
-"""Seeing children die: by pidfd where there is one, by SIGCHLD everywhere; orphans that were adopted are reaped too."""
+"""Reaping children: by pidfd where there is one, by SIGCHLD everywhere; adopted orphans too."""
 
 import contextlib
 import os
@@ -19,37 +19,37 @@ class Reaper:
         self._before_orphans = before_orphans
         self._watched: dict[int, Died] = {}
         self._pidfds: dict[int, int] = {}
-        self.on_stopped: Callable[[Collection[int]], None] = lambda pids: None  # by a signal, or they go on
+        self.on_stopped: Callable[[Collection[int]], None] = lambda pids: None  # for stop and continue signals
         self._use_pidfd = has_pidfd()
         self._adopts = not portable()
         loop.on_child_signal(self._signalled)
 
     def watch(self, pid: int, died: Died) -> None:
-        """Call `died(status)` when child `pid` is gone. Until then the pid means that child and no other."""
+        """Calls `died(status)` when child `pid` is gone. Until then the pid means that child and no other."""
         self._watched[pid] = died
         if self._use_pidfd:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                self._loop.post(self._sweep)  # already dead, or no descriptors left: SIGCHLD tells as well
+                self._loop.post(self._sweep)  # already dead, or no descriptors left: SIGCHLD comes as well
                 return
             self._pidfds[pid] = fd
             self._loop.register(fd, READ, lambda _events: self._reap(pid))
 
     def _reap(self, pid: int) -> None:
-        """Take the status of a child known to be dead."""
+        """Takes the status of a child known to be dead."""
         fd = self._pidfds.pop(pid, -1)
         if fd >= 0:
             self._loop.unregister(fd)
             os.close(fd)
         died = self._watched.pop(pid, None)
         if died is not None:
-            kill_group(pid)  # while the zombie still keeps the number: what it started in its session goes with it
+            kill_group(pid)  # while the zombie still keeps the number, with what it started in its session
         try:
             status = os.waitpid(pid, 0)[1]
         except ChildProcessError:
             if died is not None:
-                self._watched[pid] = died  # whoever forked it has not left yet; SIGCHLD comes when it is ours
+                self._watched[pid] = died  # its forker has not left yet; SIGCHLD comes when it is ours
             return
         if died is not None:
             died(status)
@@ -62,7 +62,7 @@ class Reaper:
 
     @staticmethod
     def _stopped() -> set[int]:
-        """Children that a signal has stopped, or that go on, since the last time."""
+        """Returns children that a signal has stopped or continued since the last call."""
         pids: set[int] = set()
         with contextlib.suppress(ChildProcessError):
             while (child := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
@@ -97,7 +97,7 @@ class Reaper:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group a proc leads; nothing if it is empty."""
+    """Signals the process group of a process; does nothing if it is empty."""
     try:
         os.killpg(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -114,7 +114,7 @@ def end_all_descendants() -> None:
 
 
 def end_descendants() -> bool:
-    """SIGKILL every child that is left, adopted ones too (Linux); False where they cannot be known."""
+    """SIGKILLs every remaining child, adopted ones too (Linux); False if they cannot be found."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             pids = [int(word) for word in file.read().split()]

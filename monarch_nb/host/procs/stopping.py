@@ -1,4 +1,4 @@
-"""Ending procs: ask, then SIGTERM, then SIGKILL; a stopped (SIGSTOP) or deaf process ends too."""
+"""Ending processes: a request, then SIGTERM, then SIGKILL; a stopped (SIGSTOP) or unresponsive process ends too."""
 
 import signal
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ class _Round(Struct, eq=False):
 
 
 class ProcStopper:
-    """Carries out requests to stop procs, several at once if need be."""
+    """Executes requests to stop processes, several at once if need be."""
 
     def __init__(self, loop: Loop, children: Children, sender: AgentSender) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class ProcStopper:
 
     def stop(self, procs: Iterable[Child], *, timeout_s: float, grace_s: float, reason: str,
              done: Callable[[list[Exited]], None] = lambda _exits: None) -> None:  # fmt: skip
-        """Stop procs; `done` hears of their exits, in time `timeout_s + grace_s` and a little.
+        """Stops processes; `done` gets their exits, after `timeout_s + grace_s` and a little at the latest.
 
         With `timeout_s` zero they are not asked first.
         """
@@ -55,7 +55,7 @@ class ProcStopper:
         self._check(round_)
 
     def gone(self, child: Child) -> None:
-        """A proc has ended."""
+        """Handles the end of a process."""
         for round_ in list(self._rounds):
             if round_.waiting.pop(child.address, None) is not None and child.exit is not None:
                 round_.exits.append(child.exit)
@@ -64,7 +64,7 @@ class ProcStopper:
     def _terminate(self, round_: _Round, grace_s: float) -> None:
         for child in list(round_.waiting.values()):
             self._children.signal(child, signal.SIGTERM)
-            self._children.signal(child, signal.SIGCONT)  # or a stopped one would not even see it
+            self._children.signal(child, signal.SIGCONT)  # a stopped process would not receive it
         round_.timer = self._loop.call_later(grace_s, lambda: self._kill(round_))
 
     def _kill(self, round_: _Round) -> None:

@@ -4,8 +4,8 @@ Importing torch takes a second. So that the first procs need not wait for it, th
 threads, forks a light template, which has the engine only; that one forks the template proper, which imports the rest.
 
 Protocol, on one unix socket with the agent: a request is one 4-byte count with that many descriptors (the far ends of
-channels); the template says one JSON line when ready, then one "+" for each request done. Each child speaks on its own
-channel from its first moment, so nothing is lost whoever dies on the way. A child's parent leaves at once: the agent,
+channels); the template sends one JSON line when ready, then one "+" for each request done. Each child sends on its own
+channel from its first moment, so nothing is lost whoever dies in between. A child's parent leaves at once: the agent,
 as the nearest subreaper, adopts it.
 """
 
@@ -29,9 +29,9 @@ from monarch_nb.host.procs.environment import PRELOAD, held_back, install
 
 ENGINE = ("msgspec", "cloudpickle", "zmq", "monarch_nb.runtime", "monarch_nb.transport", "monarch_nb.supervision",
           "monarch_nb.engine.worker", "monarch_nb.host.procs.proc_main")  # fmt: skip
-QUICK = frozenset({"numpy"})  # of those: a tenth of a second, nobody waits for it
+QUICK = frozenset({"numpy"})  # takes a tenth of a second, so nobody waits for it
 # What sharded tensors and the first optimizer of a training program import, two seconds of work: done piece by piece
-# while nobody asks.
+# while there are no requests.
 WORTH_IMPORTING_LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -44,15 +44,15 @@ BATCH = 16  # descriptors in one request; the kernel allows 253
 
 
 class EarlyTemplates(Struct, frozen=True):
-    """Templates that were forked before there was an agent: the agent's ends of their control sockets."""
+    """Templates that were forked before the agent started: the agent's ends of their control sockets."""
 
     pid: int  # of the light one
-    light: socket.socket | None  # None where it is the template proper, there being nothing more to import
+    light: socket.socket | None  # None for the template proper, with nothing more to import
     full: socket.socket
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the agent is gone; in a forked child, become a proc and return its exit status."""
+    """Serves until the agent is gone; in a forked child, becomes a process and returns its exit status."""
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     cord = int(argv[1])
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def fork_early(cord: int, log: Path) -> "EarlyTemplates | int":
-    """Fork the light template, and from it the template proper, off the process that is about to become the agent.
+    """Forks the light template, and from it the template proper, off the process that is about to become the agent.
 
     Returns twice: in the agent what it needs to know; in a template, or a proc forked from it, once that has ended, its
     exit status. Raises OSError.
@@ -85,7 +85,7 @@ def fork_early(cord: int, log: Path) -> "EarlyTemplates | int":
 
 
 def _be_early(full: socket.socket, light: socket.socket | None, cord: int, log: Path) -> int:
-    """What the forked process does: it has nothing of the agent's but the cord."""
+    """Runs the forked process, which has nothing of the agent's but the cord."""
     os.setsid()
     with open(log, "ab") as out:
         os.dup2(out.fileno(), 1)
@@ -108,7 +108,7 @@ def can_fork_early() -> bool:
 
 
 def _fork_full(control: socket.socket, cord: int, other: socket.socket) -> bool:
-    """Fork the template proper, as an orphan for the agent to adopt. Whether this is it."""
+    """Forks the template proper, as an orphan for the agent to adopt. Returns whether this is it."""
     middle = os.fork()
     if middle:
         control.close()
@@ -151,12 +151,12 @@ def _serve_all(control: socket.socket, cord: int, imported: list[str], later: li
 
 
 def worth_importing() -> list[str]:
-    """What procs are born with beside the engine: torch and numpy, unless the environment names other modules."""
+    """Returns the modules that templates import: torch and numpy, unless the environment names others."""
     return [name.strip() for name in os.environ.get(PRELOAD, "numpy,torch").split(",") if name.strip()]
 
 
 def import_all(names: Sequence[str]) -> list[str]:
-    """Import what there is of `names`; returns those. What is missing or broken is left for the procs to meet."""
+    """Imports those of `names` that there are, and returns them. Errors are left for the processes."""
     done = []
     for name in names:
         try:
@@ -169,7 +169,7 @@ def import_all(names: Sequence[str]) -> list[str]:
 
 
 def _share() -> None:
-    """Keep the garbage collector and the finalizers of imported modules from writing to pages that procs share.
+    """Keeps the garbage collector and the finalizers of imported modules from writing to pages that processes share.
 
     torch undoes the registration of its operators at the end of an interpreter: 40 ms for each proc, which is about to
     end anyway. Finalizers that a proc makes itself run as ever.
@@ -181,7 +181,7 @@ def _share() -> None:
 
 
 def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
-    """Fork for each request. Returns a channel in a child, None in the template once the agent is gone."""
+    """Forks for each request. Returns a channel in a child, None in the template once the agent is gone."""
     while True:
         while later and not select.select([control], [], [], QUIET_S)[0]:
             import_all([later.pop(0)])
@@ -198,7 +198,7 @@ def _serve(control: socket.socket, cord: int, later: list[str]) -> int | None:
 
 
 def _fork_batch(channels: list[int], cord: int) -> int | None:
-    """Fork a middle process that forks one child for each channel. Returns the channel in a child."""
+    """Forks a middle process that forks one child for each channel. Returns the channel in a child."""
     try:
         middle = os.fork()
     except OSError as error:
@@ -214,7 +214,7 @@ def _fork_batch(channels: list[int], cord: int) -> int | None:
             _complain(channels[at:], error)
             break
         if child == 0:
-            os.setsid()  # before the first words: from then on the agent signals the group,
+            os.setsid()  # before the first message: from then on the agent signals the group,
             die_with_pipe(cord)  # and may be killed itself, whatever has become of this process
             os.write(channel, f"pid {os.getpid()}\n".encode())
             return channel

@@ -2,34 +2,34 @@
 
 import pytest
 
-from monarch_nb.host.holdings import HeldError, Holding, Holdings
-from monarch_nb.host.protocol import Exited, Hold, Holder
+from monarch_nb.host.mesh_leases import HeldError, MeshLease, MeshLeases
+from monarch_nb.host.protocol import Exited, Hold, MeshHolder
 
 pytestmark = pytest.mark.timeout(10)
 
-FIRST = Holder(address="h1/c1.0.0", pid=1, machine="here", what="the kernel of train.ipynb", since=0.0)
-SECOND = Holder(address="h2/c2.0.0", pid=2, machine="there")
-THIRD = Holder(address="h3/c3.0.0", pid=3, machine="there")
+FIRST = MeshHolder(address="h1/c1.0.0", pid=1, machine="here", what="the kernel of train.ipynb", since=0.0)
+SECOND = MeshHolder(address="h2/c2.0.0", pid=2, machine="there")
+THIRD = MeshHolder(address="h3/c3.0.0", pid=3, machine="there")
 
 
-def wanted(uid: str = "p1", *, keep: bool = False, holder: Holder = FIRST, **more: object) -> Hold:
+def wanted(uid: str = "p1", *, keep: bool = False, holder: MeshHolder = FIRST, **more: object) -> Hold:
     given = {"uid": uid, "name": "trainers", "secret": "s", "seconds": 10.0, "keep": keep, "holder": holder, **more}
     return Hold(**given)  # type: ignore[arg-type]
 
 
-def held(*, keep: bool = False) -> Holdings:
-    holdings = Holdings()
+def held(*, keep: bool = False) -> MeshLeases:
+    holdings = MeshLeases()
     holdings.hold(wanted(keep=keep), FIRST.address)
     return holdings
 
 
-def left(at: float = 0.0) -> Holdings:
+def left(at: float = 0.0) -> MeshLeases:
     holdings = held()
     holdings.leave("p1", FIRST.address, at, 1000.0, "it was detached")
     return holdings
 
 
-def one(holdings: Holdings) -> Holding:
+def one(holdings: MeshLeases) -> MeshLease:
     found = holdings.get("p1")
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def test_other_hosts_follow_the_latest_grant_of_the_first() -> None:
 def test_a_restarted_first_host_resumes_from_the_owners_record() -> None:
     other = left()
     other.attach("p1", "s", FIRST, grant=5, turn=9)
-    anew = Holdings()
+    anew = MeshLeases()
     anew.hold(wanted(grant=5, turn=9), FIRST.address)
     anew.attach("p1", "s", SECOND, steal=True)
     assert (one(anew).grant, one(anew).turn) == (6, 10)
@@ -159,7 +159,7 @@ def test_ends_of_procs_are_kept_while_nobody_has_the_mesh() -> None:
 
 
 def test_parts_are_replaced_by_name_and_empty_ones_taken_out() -> None:
-    holdings = Holdings()
+    holdings = MeshLeases()
     holdings.hold(wanted(parts={"procs": b"1", "a": b"2"}), FIRST.address)
     holdings.hold(wanted(parts={"a": b"", "b": b"3"}), FIRST.address)
     assert one(holdings).parts == {"procs": b"1", "b": b"3"}

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from monarch_nb.host.strangers import Strangers
+from monarch_nb.host.service import PendingProcs
 from monarch_nb.wire import proc_address
 
 
@@ -11,38 +11,38 @@ def at(incarnation: int, rank: int = 0) -> str:
 
 
 def test_an_earlier_incarnation_is_not_awaited_once_a_later_one_started() -> None:
-    strangers = Strangers()
-    assert strangers.meet(at(1))
-    assert strangers.meet(at(3))
-    assert strangers.meet(at(1, rank=1))
-    assert strangers.started(at(2)) == [at(1)]
-    assert not strangers.meet(at(1))
-    assert strangers.meet(at(3))
-    assert strangers.meet(at(1, rank=1))
+    pending = PendingProcs()
+    assert pending.expect(at(1))
+    assert pending.expect(at(3))
+    assert pending.expect(at(1, rank=1))
+    assert pending.started(at(2)) == [at(1)]
+    assert not pending.expect(at(1))
+    assert pending.expect(at(3))
+    assert pending.expect(at(1, rank=1))
 
 
 def test_a_started_process_is_no_longer_pending() -> None:
-    strangers = Strangers()
-    assert strangers.meet(at(0))
-    assert strangers.started(at(0)) == []
-    assert strangers.meet(at(1))
-    strangers.part(at(1))
-    assert strangers.started(at(2)) == []
+    pending = PendingProcs()
+    assert pending.expect(at(0))
+    assert pending.started(at(0)) == []
+    assert pending.expect(at(1))
+    pending.expire(at(1))
+    assert pending.started(at(2)) == []
 
 
 def test_every_sender_learns_once_that_a_process_never_comes() -> None:
     for seed in range(300):
-        dice, strangers = Random(seed), Strangers()
+        dice, pending = Random(seed), PendingProcs()
         latest, waiting = -1, set[int]()
         for _ in range(30):
             incarnation = dice.randrange(latest + 4)
             if dice.random() < 0.6:
-                may_come = strangers.meet(at(incarnation))
+                may_come = pending.expect(at(incarnation))
                 assert may_come == (incarnation >= latest)
                 if may_come:
                     waiting.add(incarnation)
             elif incarnation > latest:
                 latest = incarnation
-                told = strangers.started(at(incarnation))
+                told = pending.started(at(incarnation))
                 assert told == sorted(at(each) for each in waiting if each < incarnation)
                 waiting = {each for each in waiting if each > incarnation}
