@@ -1,4 +1,4 @@
-"""Takes the pictures of the live displays: a real JupyterLab, real ranks where few will do, told ones where many are.
+"""Takes the pictures of the live displays in a real JupyterLab, of real ranks, or of events alone where there are many.
 
     .venv/bin/python scripts/screenshots.py [FOLDER] [SCENE ...]
     .venv/bin/python scripts/screenshots.py --pages
@@ -7,6 +7,7 @@ Writes FOLDER/SCENE-light.png and -dark.png (build/screenshots without FOLDER); 
 that README.md and the pages of docs/ show, and nothing else.
 """
 
+import argparse
 import re
 import sys
 import tempfile
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.guide_pictures import NAMES
 from tests.browser.lab import ROOT, SCREENSHOTS, lab, page, run_cell, theme, write_notebook
 
+TAKEN_BY_TESTS = {"marimo"}  # tests/browser/test_marimo.py leaves it in build/screenshots
 _PICTURED = re.compile(r"images/([\w-]+)-light\.png")
 
 BEGIN = """
@@ -239,6 +241,23 @@ shown("{uid}")
 
 SCENES = {
     "idle": Scene("%mesh workers gpus=4", '[data-state="idle"]'),
+    "panel-empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output", side_by_side(""), whole=True),
+    "panel-idle": Scene(
+        "%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\ntrainers.step.call(3).get()\nworkers",
+        '[data-state="idle"]',
+        side_by_side("gpus=1"),
+        whole=True,
+    ),
+    "panel-failed": Scene(
+        """
+import os, signal
+os.kill(workers.slice(gpus=2).run(os.getpid).get().item(), signal.SIGKILL)
+workers
+""",
+        '[data-state="failed"]',
+        side_by_side("gpus=2", "Failures"),
+        whole=True,
+    ),
     "busy": Scene(
         all_busy("busy", "workers"),
         '[data-state="busy"]',
@@ -255,6 +274,7 @@ workers
 """,
         '[data-state="failed"]',
         pick(2),
+        before="%heal workers",
     ),
     "failure": Scene(
         """
@@ -320,23 +340,6 @@ shown("huge")
 """,
         ".mnb-grid, .mnb-canvas",
         pick(530),
-    ),
-    "panel-empty": Scene("%stop --all\n%meshes", ".jp-OutputArea-output", side_by_side(""), whole=True),
-    "panel-idle": Scene(
-        "%mesh workers gpus=4\ntrainers = workers.spawn('trainers', Trainer)\ntrainers.step.call(3).get()\nworkers",
-        '[data-state="idle"]',
-        side_by_side("gpus=1"),
-        whole=True,
-    ),
-    "panel-failed": Scene(
-        """
-import os, signal
-os.kill(workers.slice(gpus=2).run(os.getpid).get().item(), signal.SIGKILL)
-workers
-""",
-        '[data-state="failed"]',
-        side_by_side("gpus=2", "Failures"),
-        whole=True,
     ),
     "panel-busy": Scene(
         all_busy("pbusy", "cluster"),
@@ -506,9 +509,9 @@ def published() -> set[str]:
     """The scenes that README.md and the pages of docs/ show."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     shown = {name for page in pages for name in _PICTURED.findall(page.read_text(encoding="utf-8"))}
-    if unknown := shown - set(SCENES) - NAMES:
+    if unknown := shown - set(SCENES) - NAMES - TAKEN_BY_TESTS:
         raise SystemExit(f"pages show pictures that nothing here takes: {', '.join(sorted(unknown))}")
-    return shown - NAMES
+    return shown & set(SCENES)
 
 
 def take_all(wanted: list[str], folder: Path) -> None:
@@ -537,11 +540,15 @@ def publish(made: Path, name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if arguments == ["--pages"]:
-        arguments = [str(ROOT / "docs" / "images"), *sorted(published())]
-    folder = Path(arguments[0]) if arguments else SCREENSHOTS
-    wanted = arguments[1:] or list(SCENES)
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=SCREENSHOTS, help="default: build/screenshots")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"default: all of {', '.join(SCENES)}")
+    parser.add_argument("--pages", action="store_true", help="the pictures of README.md and docs/, into docs/images")
+    options = parser.parse_args()
+    folder = ROOT / "docs" / "images" if options.pages else options.folder
+    wanted = sorted(published()) if options.pages else options.scenes or list(SCENES)
+    if unknown := set(wanted) - set(SCENES):
+        parser.error(f"there is no scene {', '.join(sorted(unknown))}")
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     take_all(wanted, folder)
