@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch.distributed.tensor import Replicate
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map
 
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
@@ -19,10 +20,10 @@ from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import (
     check_gradients,
-    check_overlap,
     check_reshape,
     check_writes,
     make_again,
+    overlapping_inputs,
     reshaped,
     viewed,
     written,
@@ -254,7 +255,11 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
             )
     handles = cast("list[MeshTensor]", given)
     if plan.writes and len(handles) > 1:
-        check_overlap(func, args, kwargs or {}, plan, [(handle, handle.reference, handle.meta) for handle in handles])
+        known = [(handle, handle.reference, handle.meta) for handle in handles]
+        if read := overlapping_inputs(func, args, kwargs or {}, plan, known):
+            copies = {id(tensor): tensor.clone() for tensor in read}
+            args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+            return issue(func, args, kwargs)
     result = run(stream, plan, handles, floats)
     if plan.rebinds:
         with no_dispatch():  # its own sizes and strides, too

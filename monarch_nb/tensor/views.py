@@ -126,11 +126,14 @@ def check_gradients(plan: Plan, given: Sequence[Reference]) -> None:
             )
 
 
-def check_overlap(func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]) -> None:
-    """Raises what local torch raises for an operation that writes to memory of which it reads other elements.
+def overlapping_inputs(
+    func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]
+) -> list[Any]:
+    """Returns the tensors that an operation has to read from copies, since it writes to other elements of their memory.
 
-    Workers would not notice, since the tensors may have separate memory there. `given` are the tensors among the
-    arguments, with their references and metas.
+    Workers would not notice, or refuse a shard whose strides differ from those of the whole. `given` are the tensors
+    among the arguments, with their references and metas. Raises RuntimeError where local torch does. Raises
+    ViewWriteError if copies change the result: local torch's then depends on the order of its kernel.
     """
     for index in plan.writes:
         _, target, meta = given[index]
@@ -142,27 +145,83 @@ def check_overlap(func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence
         ):
             break
     else:
-        return
+        return []
     size = max(_end(reference, meta) for _, reference, meta in given)
     if sum(meta.nbytes for _, _, meta in given) + size > _REAL:
-        return
+        return []
+    results = []
     with no_dispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        buffers: dict[object, Any] = {}
-        real = {}
-        for tensor, reference, meta in given:
-            buffer = buffers.setdefault(reference.memory or reference, torch.zeros(size, dtype=torch.uint8))
-            offset = reference.offset // meta.dtype.itemsize
-            empty = torch.empty(0, dtype=meta.dtype, device="cpu")
-            real[id(tensor)] = empty.set_(buffer.untyped_storage(), offset, meta.shape, meta.stride)
-        cpu = torch.device("cpu")
-        args, kwargs = tree_map(
-            lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), (args, kwargs)
+        real, written = _real_tensors(plan, given, size, target.memory, True)
+        written.zero_()
+        targets = {id(given[index][0]) for index in plan.writes}
+        for tensor in targets:
+            real[tensor].fill_(1)
+        read = [
+            tensor
+            for tensor, reference, _ in given
+            if reference.memory is target.memory and id(tensor) not in targets and bool(real[id(tensor)].any())
+        ]
+        for shared in (True, False):
+            torch.manual_seed(0)
+            real, written = _real_tensors(plan, given, size, target.memory, shared)
+            try:
+                func(*_with_real(args, real), **_with_real(kwargs, real))
+            except RuntimeError as error:
+                if "single memory location" in str(error):
+                    raise
+                return []
+            results.append(written)
+    # The values of an index are not known here.
+    if not torch.equal(*results) or (read and any(_is_index(known) for _, _, known in given)):
+        raise ViewWriteError(
+            plan.operation,
+            "it reads elements that it also writes, so that its result depends on the order in which it does so",
+            "Let it read from a copy: x.sub_(y.clone())",
+            user_line(),
         )
-        try:
-            func(*args, **kwargs)
-        except RuntimeError as error:
-            if "single memory location" in str(error):
-                raise
+    return read
+
+
+def _is_index(meta: Meta) -> bool:
+    return not (meta.dtype.is_floating_point or meta.dtype.is_complex or meta.dtype is torch.bool)
+
+
+def _real_tensors(
+    plan: Plan, given: Sequence[tuple[Any, Reference, Meta]], size: int, memory: Memory, shared: bool
+) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+    """Returns CPU tensors by the id of what they stand for, and the bytes of `memory`, which is written to.
+
+    Elements of floating point differ from each other, indices are 0 and masks true. `shared`: the tensors that the
+    operation only reads share memory with those that it writes.
+    """
+    targets = {id(given[index][0]) for index in plan.writes}
+    dtypes = {reference.memory: meta.dtype for _, reference, meta in given if reference.memory is memory}
+    buffers: dict[object, torch.Tensor] = {}
+    real = {}
+    for tensor, reference, meta in given:
+        owner = reference.memory or reference
+        buffer = buffers.get(owner)
+        if buffer is None:
+            buffer = buffers[owner] = torch.zeros(size, dtype=torch.uint8)
+            dtype = dtypes[memory] if reference.memory is memory else meta.dtype
+            elements = buffer[: size // dtype.itemsize * dtype.itemsize].view(dtype)
+            numbers = torch.arange(len(elements))
+            if not _is_index(meta) and dtype is not torch.bool:
+                elements.copy_((numbers % 89 + 1) / 97)
+            elif reference.memory is memory:
+                elements.copy_(numbers % (2 if dtype is torch.bool else 89))
+            elif dtype is torch.bool:
+                elements.fill_(True)
+        offset = reference.offset // meta.dtype.itemsize
+        part = torch.empty(0, dtype=meta.dtype, device="cpu")
+        part.set_(buffer.untyped_storage(), offset, meta.shape, meta.stride)
+        real[id(tensor)] = part if shared or id(tensor) in targets else part.clone()
+    return real, buffers[memory]
+
+
+def _with_real(values: Any, real: dict[int, torch.Tensor]) -> Any:
+    cpu = torch.device("cpu")
+    return tree_map(lambda value: cpu if isinstance(value, torch.device) else real.get(id(value), value), values)
 
 
 def _end(reference: Reference, meta: Meta) -> int:

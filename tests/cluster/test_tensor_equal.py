@@ -439,6 +439,28 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
 
 
 @pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+def test_a_write_whose_result_depends_on_the_order_of_elements_is_refused(mesh: Mesh, placed: Any) -> None:
+    tensor = monarch_nb.distribute(numbers(3, 3), mesh, [placed])
+    rows = monarch_nb.distribute(torch.tensor([1, 2]), mesh, [R])
+    writes: list[Callable[[Any], Any]] = [
+        lambda t: t[-3:, :].sub_(t.diagonal()),
+        lambda t: t.mul_(t.diagonal()[:, None]),
+        lambda t: t[1:, :2].copy_(t[:-1, :2]),
+        lambda t: t[:, :2].index_add_(0, rows, t[:-1, :2]),
+    ]
+    for write in writes:
+        with pytest.raises(ViewWriteError, match=r"depends on the order.*clone\(\)"):
+            write(tensor)
+    local = numbers(3, 3)
+    for both in (local, tensor):
+        both[:, :-1] = both[:, 1:]  # forwards: each element is read before it is written
+        both[:-1, :2].copy_(both[1:, :2])
+        both.copy_(both.diagonal())
+        both.sub_(both.diagonal().clone())
+    assert torch.equal(tensor.full_tensor(), local)
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
 def test_an_expanded_tensor_may_be_copied_onto_itself_only(mesh: Mesh, placed: Any) -> None:
     local, tensor = numbers(5, 3), monarch_nb.distribute(numbers(5, 3), mesh, [placed])
     for source in (local, tensor):
