@@ -68,7 +68,7 @@ describe("the picture", () => {
     document.body.replaceChildren(picture.element);
     const [tensor, mesh] = [...picture.element.querySelectorAll("svg")].map((drawn) => [...drawn.querySelectorAll("[data-at]")]) as [Element[], Element[]];
     const lit = (): string[] => [...tensor.map((box, at) => `${at ? "t1" : "t0"}:${box.classList.contains("mnb-lit")}`), ...mesh.map((box, at) => `r${at}:${box.classList.contains("mnb-lit")}`)].filter((one) => one.endsWith(":true")).map((one) => one.slice(0, 2));
-    return { picture, tensor, mesh, lit, said: () => picture.element.querySelector(".mnb-said span")?.textContent ?? "" };
+    return { picture, tensor, mesh, lit, said: () => picture.element.querySelector(".mnb-description span")?.textContent ?? "" };
   };
   const at = (box: Element | undefined, type: string): boolean => box?.dispatchEvent(new Event(type, { bubbles: true })) ?? false;
 
@@ -89,7 +89,7 @@ describe("the picture", () => {
     at(tensor[1], "click");
     expect(lit()).toEqual(["t1", "r2"]);
     expect(mesh.map((box) => box.getAttribute("aria-pressed"))).toEqual(["false", "false", "true", "false"]);
-    expect((picture.element.querySelector(".mnb-said button") as HTMLElement).hidden).toBe(false);
+    expect((picture.element.querySelector(".mnb-description button") as HTMLElement).hidden).toBe(false);
     at(tensor[1], "click");
     expect(lit()).toEqual([]);
   });

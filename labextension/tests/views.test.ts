@@ -10,7 +10,7 @@ import { Curves, band, nearest, runsOf } from "../src/views/curves";
 import { factsOf, words } from "../src/views/details";
 import { hostsOf, noticeOf, together } from "../src/views/hosts";
 import { type Layout, layout } from "../src/views/layout";
-import { storyOf, tailsOf } from "../src/views/story";
+import { factsOfFailure, tailsOf } from "../src/views/failure";
 
 describe("a grid", () => {
   const cellsOf = (plan: Layout): number[] => plan.rows.flatMap((row) => row.cells);
@@ -123,17 +123,17 @@ describe("a failure", () => {
 
   it("is told with where, when, who was told, and what to do while it is open", () => {
     const failure: Failure = { ...FAILURE, told: [["trainers", "asked"], ["trainers", "not handled"], ["<root>", "shown"]] };
-    const story = Object.fromEntries(storyOf(CLUSTER, failure));
+    const story = Object.fromEntries(factsOfFailure(CLUSTER, failure));
     expect(story).toMatchObject({ what: "the host killed it because it ran out of memory", where: "host node1, pid 7", affects: "workers", next: "heal_mesh(trainers)" });
     expect(story.since).toMatch(/, noticed 2\.0 s later$/);
     expect(story.reported).toBe("trainers was asked; then trainers did not handle it; then shown here because no call was waiting");
-    expect(Object.fromEntries(storyOf(CLUSTER, { ...failure, state: "healed" })).next).toBe(undefined);
+    expect(Object.fromEntries(factsOfFailure(CLUSTER, { ...failure, state: "healed" })).next).toBe(undefined);
   });
 
   it("of several ranks is told with all processes, and equal lines once", () => {
     const { host: _host, pid: _pid, ...bare } = FAILURE;
     const failure: Failure = { ...bare, ranks: [0, 1], processes: [["h1", [7, 8]], ["h9", []]], told: [["a call", "asked"], ["<root>", "shown"]], texts: [["gpus=0", "bad"]], last_lines: ["x"] };
-    expect(Object.fromEntries(storyOf(CLUSTER, failure))).toMatchObject({ where: "host node1, pids 7, 8; host h9", reported: "raised by the waiting call", "gpus=0": "bad" });
+    expect(Object.fromEntries(factsOfFailure(CLUSTER, failure))).toMatchObject({ where: "host node1, pids 7, 8; host h9", reported: "raised by the waiting call", "gpus=0": "bad" });
     expect(tailsOf(failure)).toEqual([["last lines of each", ["x"]]]);
     expect(tailsOf({ ...failure, lines: [["gpus=0", ["x"]], ["gpus=1", ["y"]]] })).toEqual([["last lines of gpus=0", ["x"]], ["last lines of gpus=1", ["y"]]]);
   });

@@ -206,7 +206,7 @@ print("went through", len(tries))
     )
     bar = output.locator(".mnb-failure")
     bar.get_by_text("trainers, gpus=0 died: killed by signal 9 (SIGKILL)").wait_for(timeout=10_000)
-    assert bar.locator(".mnb-story").is_hidden()  # the error below tells it
+    assert bar.locator(".mnb-failure-details").is_hidden()  # the error below says it
     bar.locator(".mnb-toggle").click()
     bar.locator(".mnb-facts", has_text="raised by the waiting call").wait_for(timeout=5_000)
     bar.get_by_role("button", name="Retry").click()
@@ -243,7 +243,7 @@ def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: 
     tensor.locator('[data-at="1"]').hover()
     assert lit(".mnb-lit") == [2, 3]
     mesh.locator('[data-at="7"]').click()
-    live.locator(".mnb-said", has_text="rank 7 (data=3 model=1) · 1.00 MB · holds [768:1024, :]").wait_for(
+    live.locator(".mnb-description", has_text="rank 7 (data=3 model=1) · 1.00 MB · holds [768:1024, :]").wait_for(
         timeout=5_000
     )
     notebook.shown.mouse.move(0, 0)

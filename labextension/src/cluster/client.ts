@@ -26,7 +26,7 @@ export type Listener = (patch: Patch | null) => void;
 interface Subscription {
   message: object;
   listener: (message: never) => void;
-  heard: boolean;
+  answered: boolean;
 }
 
 interface Waiting {
@@ -80,18 +80,18 @@ export class Cluster {
     };
   }
 
-  /** Logs, metrics, or what the debugger holds: `listener` with what comes, until the result is called. */
+  /** Calls `listener` with the messages of a topic until the result is called. */
   subscribe<T extends Topic>(watch: Watch<T>, listener: (message: Topics[T]) => void): () => void {
     const id = `${watch.topic}-${this._prefix}-${++this._counter}`;
     const message = { type: "watch", ...watch, id };
-    this._subscriptions.set(id, { message, listener, heard: false });
-    this._insist(message, () => this._subscriptions.get(id)?.heard ?? true);
+    this._subscriptions.set(id, { message, listener, answered: false });
+    this._insist(message, () => this._subscriptions.get(id)?.answered ?? true);
     return () => {
       if (this._subscriptions.delete(id)) this._send({ type: "unwatch", id });
     };
   }
 
-  /** Sends what a view of the kernel says; what it watches is watched again after the way to the kernel was gone. */
+  /** Sends a message of a view of the kernel; its subscriptions are sent again after a reconnect. */
   send(message: { type?: string; id?: string }): void {
     if (message.type === "watch" && message.id) this._watched.set(message.id, message);
     if (message.type === "unwatch" && message.id) this._watched.delete(message.id);
@@ -99,9 +99,9 @@ export class Cluster {
   }
 
   /** Calls `listener` with every message of the kernel until the result is called. */
-  hear(listener: (message: FromKernel) => void): () => void {
-    this._hearing.add(listener);
-    return () => void this._hearing.delete(listener);
+  onMessage(listener: (message: FromKernel) => void): () => void {
+    this._messageListeners.add(listener);
+    return () => void this._messageListeners.delete(listener);
   }
 
   /** Asks the kernel for something; resolves with the result, rejects with an Error that people can read. */
@@ -123,7 +123,7 @@ export class Cluster {
     return this.live ? Date.now() / 1000 + this._skew : this._savedAt || Date.now() / 1000;
   }
 
-  /** The way to the kernel is gone; `forget` where the kernel is, too, and what is known with it. */
+  /** The connection to the kernel is lost; `forget` clears the state where the kernel has ended. */
   lost(why: string, forget = false): void {
     this._savedAt = this.now();
     this.live = false;
@@ -142,20 +142,20 @@ export class Cluster {
     this._notify(null);
   }
 
-  /** Asks the kernel how much it has said: what was lost on the way is then had anew. */
+  /** Asks the kernel for its count of sent messages; lost ones lead to a new snapshot. */
   check(): void {
     if (this._listeners.size) this._send({ type: "alive" });
   }
 
-  /** The way to this kernel was gone for a time: what was said, and what was asked, may be lost. */
+  /** After an interruption of the connection to this kernel: subscribes and sends pending requests again. */
   recovered(): void {
     this.reconnected();
     for (const { message } of this._waiting.values()) this._send(message); // the kernel does each of them once
   }
 
-  /** There is a way again, perhaps to another kernel: what is watched is watched there. */
+  /** After a connect, perhaps to another kernel: subscribes there. */
   reconnected(): void {
-    this._said = -1;
+    this._sent = -1;
     if (this._listeners.size) this._send({ type: "watch", topic: "cluster" });
     for (const { message } of this._subscriptions.values()) this._send(message);
     for (const message of this._watched.values()) this._send(message);
@@ -195,11 +195,11 @@ export class Cluster {
     for (const listener of this._listeners) listener(patch);
   }
 
-  /** Of all that the kernel has said since it was asked last, something has not come. */
-  private _missing(said: number): boolean {
-    const missing = this._said >= 0 && said - this._said !== this._heard;
-    this._said = said;
-    this._heard = 0;
+  /** Whether a message was lost since the last count. */
+  private _missing(sent: number): boolean {
+    const missing = this._sent >= 0 && sent - this._sent !== this._received;
+    this._sent = sent;
+    this._received = 0;
     return missing;
   }
 
@@ -208,9 +208,9 @@ export class Cluster {
       if (this._missing(message.sent)) this.recovered();
       return;
     }
-    this._heard++;
+    this._received++;
     if (typeof message.now === "number") this._skew = message.now - Date.now() / 1000;
-    for (const listener of this._hearing) listener(message);
+    for (const listener of this._messageListeners) listener(message);
     switch (message.type) {
       case "hello":
         if (this._engine !== undefined && this._engine !== message.engine) this._seq = -1;
@@ -248,7 +248,7 @@ export class Cluster {
       case "debug": {
         const subscription = this._subscriptions.get(message.id);
         if (!subscription) return;
-        subscription.heard = true;
+        subscription.answered = true;
         subscription.listener(message as never);
         break;
       }
@@ -267,11 +267,11 @@ export class Cluster {
   private _counter = 0;
   private _engine: string | undefined;
   private _greeting: ReturnType<typeof setTimeout> | undefined;
-  private _heard = 0; // messages since the kernel said how many it had sent
-  private _hearing = new Set<(message: FromKernel) => void>();
+  private _received = 0; // messages since the last count of the kernel
+  private _messageListeners = new Set<(message: FromKernel) => void>();
   private _listeners = new Set<Listener>();
   private _prefix = Math.random().toString(36).slice(2, 8);
-  private _said = -1; // how many the kernel had sent then
+  private _sent = -1; // the last count of the kernel
   private _savedAt = 0;
   private _seq = -1;
   private _skew = 0; // how far the kernel's clock is ahead of ours, in seconds

@@ -3,7 +3,7 @@
 import { bytes } from "../page/words";
 import { type Rank, type State, STATES } from "./state";
 
-/** Ranks that are alike in one respect, and what is said of them. */
+/** Ranks that are alike in one respect, and the text that describes them. */
 export interface Difference {
   state: State;
   what: string;
@@ -12,7 +12,7 @@ export interface Difference {
 
 const FAR = 6; // times the usual distance from the middle
 const NOTABLE = 0.25; // of the middle: less is of no interest
-const FEWEST = 8; // values of which a middle can be told
+const FEWEST = 8; // values from which a median makes sense
 const MEASURED: readonly [keyof Rank & ("cpu" | "memory" | "rate" | "queue"), string, (value: number) => string, number][] = [
   ["cpu", "CPU", (value) => `${Math.round(value * 100)} %`, 0.1],
   ["memory", "memory", bytes, 64 << 20],
@@ -31,8 +31,8 @@ export function differences(count: number, rankAt: (index: number) => Rank, most
     if (known) known.indices.push(index);
     else groups.set(key, { state: rank.state, what: [rank.state, about].filter(Boolean).join(": "), indices: [index] });
   });
-  const place = (state: State): number => STATES.indexOf(state);
-  const sorted = [...groups.values()].sort((a, b) => place(a.state) - place(b.state) || b.indices.length - a.indices.length);
+  const order = (state: State): number => STATES.indexOf(state);
+  const sorted = [...groups.values()].sort((a, b) => order(a.state) - order(b.state) || b.indices.length - a.indices.length);
   const listed = [...sorted.slice(0, most), ...MEASURED.flatMap(([what, name, show, least]) => farOff(ranks, what, name, show, least))];
   const rest = sorted.slice(most);
   if (rest.length) listed.push({ state: (rest[0] as Difference).state, what: `${rest.length} more kinds`, indices: rest.flatMap((each) => each.indices).sort((a, b) => a - b) });

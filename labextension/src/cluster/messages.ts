@@ -121,13 +121,13 @@ export interface Piece {
   hatched?: boolean;
 }
 
-/** Nothing comes under this topic: who watches it has the store told of tensors. */
+/** No messages have this topic: subscribing makes the store follow tensors. */
 export interface TensorMessage {
   type: "tensors";
   id: string;
 }
 
-/** Nothing comes under this topic either: who watches it has the store told of what moves. */
+/** No messages have this topic either: subscribing makes the store follow transfers. */
 export interface TransferMessage {
   type: "transfers";
   id: string;

@@ -57,7 +57,7 @@ export interface Rank {
   gpu_total?: number;
 }
 
-/** The records of a mesh's ranks by index; those with nothing to say have none. */
+/** The records of a mesh's ranks by index; idle ones without a record are left out. */
 export type RankRecords = Record<string, Partial<Rank>>;
 
 export type Reported = [who: string, how: "asked" | "handled" | "not handled" | "shown"];
@@ -87,7 +87,7 @@ export interface Failure {
   /** `raised` is no failure of the cluster: an endpoint raised an ordinary exception. */
   state: "open" | "healing" | "healed" | "stopped" | "raised";
   ended?: number;
-  /** Of an exception that was raised: its call, whose frames are kept. */
+  /** The call that raised the exception, whose frames are still there. */
   call?: string;
 }
 
@@ -134,7 +134,7 @@ export interface Wait {
   count: number;
 }
 
-/** Bytes that have gone from one process to another by one mover; with the mover "", memory that `from` offers. */
+/** Bytes moved from one process to another by one mover; with the mover "", memory that `from` offers. */
 export interface Transfer {
   from: string;
   to?: string;

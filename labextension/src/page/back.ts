@@ -1,4 +1,4 @@
-// What the panel tells the widgets of a page, which do not hear how it stands with their kernel.
+// Notifies the widgets of a page when their kernel is connected again, which only the panel can observe.
 
 /** The name of the event: a connection to a kernel is there again. */
 export const BACK = "monarch-nb-back";

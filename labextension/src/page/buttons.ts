@@ -1,23 +1,23 @@
-// Buttons that ask the kernel for something, and the line that says what came of it.
+// Buttons that send a request to the kernel, and the line that shows the result.
 
 import type { Said } from "../cluster/messages";
 import { h } from "./dom";
 
-export type Tell = (text: string, wrong?: boolean) => void;
+export type Report = (text: string, wrong?: boolean) => void;
 type Ask = () => Promise<Said | void>;
 
-/** A line in which a view says what came of a click. */
-export function messageLine(): { message: HTMLElement; tell: Tell } {
+/** A line that shows the result of a click. */
+export function messageLine(): { message: HTMLElement; report: Report } {
   const message = h("div", { class: "mnb-message", role: "status" });
-  const tell: Tell = (text, wrong = false) => {
+  const report: Report = (text, wrong = false) => {
     message.textContent = text;
     message.classList.toggle("mnb-wrong", wrong);
   };
-  return { message, tell };
+  return { message, report };
 }
 
-/** A button that asks the kernel for something, and waits with its own label. */
-export function askButton(label: string, ask: Ask, tell: Tell, attributes: Record<string, unknown> = {}): HTMLButtonElement {
+/** A button that sends a request; disabled until the reply is there. */
+export function askButton(label: string, ask: Ask, report: Report, attributes: Record<string, unknown> = {}): HTMLButtonElement {
   const button = h("button", { class: "mnb-b", type: "button", text: label, ...attributes });
   button.addEventListener("click", async () => {
     if (button.getAttribute("aria-disabled") === "true") return;
@@ -25,9 +25,9 @@ export function askButton(label: string, ask: Ask, tell: Tell, attributes: Recor
     button.classList.add("mnb-waits");
     try {
       const result = await ask();
-      tell(result?.text ?? "");
+      report(result?.text ?? "");
     } catch (error) {
-      tell((error as Error).message, true);
+      report((error as Error).message, true);
     } finally {
       button.removeAttribute("aria-disabled");
       button.classList.remove("mnb-waits");
@@ -36,7 +36,7 @@ export function askButton(label: string, ask: Ask, tell: Tell, attributes: Recor
   return button;
 }
 
-/** Copies text; the button says that it did. */
+/** A button that copies text and confirms it in its label. */
 export function copyButton(label: string, text: () => string): HTMLButtonElement {
   const button = h("button", { class: "mnb-b", type: "button", text: label });
   button.addEventListener("click", async () => {

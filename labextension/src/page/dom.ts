@@ -15,7 +15,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Rec
   return element;
 }
 
-/** Makes an element of a drawing. Attributes that are null or false are left out; `text` is what it says. */
+/** Makes an element of a drawing. Attributes that are null or false are left out; `text` becomes its content. */
 export function svg(tag: string, attributes: Record<string, unknown> = {}, ...children: (Node | null)[]): SVGElement {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -28,16 +28,16 @@ export function svg(tag: string, attributes: Record<string, unknown> = {}, ...ch
 }
 
 /** Writes text only where it changes: no needless layout. */
-export function say(element: Element, text: string): void {
+export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Writes rows of [what, value] into a table of facts; rows that are there already are kept. */
-export function sayFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
+/** Writes rows of [name, value] into a table of facts; existing rows are reused. */
+export function setFacts(table: Element, facts: readonly (readonly [string, string])[]): void {
   for (const [at, [what, value]] of facts.entries()) {
     const row = table.children[at] ?? table.appendChild(h("div", {}, h("span", { class: "mnb-dim" }), h("span")));
-    say(row.children[0] as Element, what);
-    say(row.children[1] as Element, value);
+    setText(row.children[0] as Element, what);
+    setText(row.children[1] as Element, value);
   }
   while (table.childElementCount > facts.length) table.lastElementChild?.remove();
 }

@@ -1,4 +1,4 @@
-// The line in which people say what they look for among many ranks.
+// The query line: finds ranks by state, host, dimension or metric.
 
 import { h } from "./dom";
 

@@ -1,4 +1,4 @@
-// How things are said.
+// Words and numbers as they are shown.
 
 import type { Failure, Mesh, Rank, Reported, State } from "../cluster/state";
 

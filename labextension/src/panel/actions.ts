@@ -1,4 +1,4 @@
-// What can be done to the cluster by a click or a command: asks before something is lost, and says what came of it.
+// What can be done to the cluster by a click or a command: asks before something is lost, and reports the result.
 
 import { Dialog, showDialog } from "@jupyterlab/apputils";
 import { ISignal, Signal } from "@lumino/signaling";
@@ -33,7 +33,7 @@ export class Actions {
     return this._changed;
   }
 
-  say(text: string, wrong = false, code = ""): void {
+  report(text: string, wrong = false, code = ""): void {
     this._show({ text, wrong, code });
     if (text && !wrong) this._done(this.outcome);
   }
@@ -47,7 +47,7 @@ export class Actions {
     const connection = this._connection();
     const mesh = connection?.cluster.state.meshes[uid];
     if (!connection || !mesh) {
-      this.say("That mesh has been stopped, or belongs to another notebook.", true);
+      this.report("That mesh has been stopped, or belongs to another notebook.", true);
       return;
     }
     if (!sure && !(await this._sure(connection, verb, uid, ranks))) return;
@@ -56,9 +56,9 @@ export class Actions {
     try {
       const variables = await this._variables(connection);
       const result = await connection.cluster.request(verb, ranks === null ? { mesh: uid } : { mesh: uid, ranks });
-      this.say(result.text ?? "", false, codeFor(verb, mesh, uid, ranks, variables));
+      this.report(result.text ?? "", false, codeFor(verb, mesh, uid, ranks, variables));
     } catch (error) {
-      this.say((error as Error).message, true);
+      this.report((error as Error).message, true);
     }
   }
 
@@ -67,7 +67,7 @@ export class Actions {
     const state = this._connection()?.cluster.state;
     const failed = Object.entries(state?.meshes ?? {}).filter(([, mesh]) => !mesh.stopped && mesh.counts?.failed);
     const roots = failed.filter(([, mesh]) => mesh.kind === "procs" || !failed.some(([other]) => other === mesh.on));
-    if (!roots.length) this.say("Nothing has failed, so there is nothing to heal.");
+    if (!roots.length) this.report("Nothing has failed, so there is nothing to heal.");
     for (const [uid] of roots) await this.act("heal", uid, null);
   }
 
@@ -80,9 +80,9 @@ export class Actions {
     this._show({ text: `spawning ${mesh.name} …`, wrong: false, code: "" });
     try {
       const result = await connection.cluster.request("spawn", mesh);
-      this.say(result.text ?? "", false, codeForSpawn(mesh.name, mesh.dims));
+      this.report(result.text ?? "", false, codeForSpawn(mesh.name, mesh.dims));
     } catch (error) {
-      this.say((error as Error).message, true);
+      this.report((error as Error).message, true);
     }
   }
 

@@ -5,14 +5,14 @@ import type { Mesh } from "../cluster/state";
 
 export type Variables = Record<string, string>; // name in the notebook: uid
 
-/** What a mesh is called in code; `bound` says whether a variable of the notebook holds it. */
+/** The name of a mesh in code; `bound`: whether a variable of the notebook holds it. */
 export function nameOf(mesh: Mesh, uid: string, variables: Variables): { name: string; bound: boolean } {
   const held = Object.keys(variables).filter((name) => variables[name] === uid && !name.startsWith("_"));
   const bound = held.includes(mesh.name) ? mesh.name : held[0];
   return bound ? { name: bound, bound: true } : { name: mesh.name, bound: false };
 }
 
-/** "" where no line says just that. */
+/** "" where no single line does it. */
 export function codeFor(verb: "heal" | "stop" | "interrupt", mesh: Mesh, uid: string, ranks: number[] | null, variables: Variables): string {
   const { name, bound } = nameOf(mesh, uid, variables);
   if (verb === "heal") return `%heal ${name}`;
@@ -32,7 +32,7 @@ export function dimsText(dims: Dims): string {
   return Object.entries(dims).map(([label, size]) => `${label}=${size}`).join(" ");
 }
 
-/** Reads `hosts=2 gpus=4`. Throws an Error that says what is wrong. */
+/** Reads `hosts=2 gpus=4`. Throws an Error with the reason. */
 export function dimsFrom(text: string): Dims {
   const dims: Dims = {};
   for (const word of text.trim().split(/[\s,]+/)) {
@@ -64,7 +64,7 @@ export interface NewMesh {
   dims: Dims;
 }
 
-/** What a form says; a string is what is wrong with it. */
+/** The mesh that a form describes, or a string with its mistake. */
 export function newMeshFrom(name: string, dims: string): NewMesh | string {
   const wrong = wrongName(name);
   if (wrong) return wrong;

@@ -126,7 +126,7 @@ export class Connection implements IDisposable {
     const kernel = this._kernel;
     this._set({ kernel: Boolean(kernel), language: "", comm: "none", error: "", loading: false });
     if (kernel) {
-      // It may be busy with a cell and tell later; what it is by its specification is known at once.
+      // A busy kernel answers later; its specification is known at once.
       void kernel.spec.then((spec) => kernel === this._kernel && !this.facts.language && this._set({ language: spec?.language ?? "" }));
       void kernel.info.then((info) => kernel === this._kernel && this._set({ language: info.language_info.name }));
     }
@@ -148,7 +148,7 @@ export class Connection implements IDisposable {
     if (connected) this._tries = 0;
     else this._connectAnew();
     if (!back) return;
-    this.cluster.recovered(); // what was said in between may not have been heard
+    this.cluster.recovered(); // messages in between may be lost
     document.dispatchEvent(new Event(BACK));
   }
 
@@ -160,7 +160,7 @@ export class Connection implements IDisposable {
       this._anew = null;
       if (kernel !== this._kernel || kernel.isDisposed || kernel.connectionStatus !== "disconnected") return;
       this._tries++;
-      void kernel.reconnect().catch(() => undefined); // it is told by another change of its status
+      void kernel.reconnect().catch(() => undefined); // another change of its status shows the result
     }, ANEW_MS);
   }
 
@@ -169,7 +169,7 @@ export class Connection implements IDisposable {
     this.cluster.lost(why, true);
   }
 
-  /** After a cell that may have loaded the extension. (The kernel's status says nothing: messages that go past it end, too.) */
+  /** After a cell that may have loaded the extension. (The kernel's status does not show it: other messages end, too.) */
   private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
     if (this.facts.comm === "live") return;
     const cell = (message.parent_header as { msg_id?: string }).msg_id ?? "";
@@ -257,7 +257,7 @@ async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): P
   const more = comm as unknown as Shelled;
   const nothing = (): void => undefined;
   if (!more.subshellStarted || more.commsOverSubshells === "disabled") return nothing;
-  // Its status says nothing: it is told idle after each message that went past the cell, such as those of the page before.
+  // Its status does not show it: it becomes idle after each message beside the cell, such as those of the page before.
   const own = (await within(INFO_MS, kernel.info)) ? null : await ownSubshell(kernel, more);
   if (own) return own;
   const may = (kernel as unknown as { supportsSubshells?: boolean }).supportsSubshells;
@@ -266,8 +266,8 @@ async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): P
 }
 
 /**
- * A page that is loaded while a cell runs does not hear whether the kernel has subshells before the cell ends, and
- * JupyterLab asks for none. Its control channel answers meanwhile; a kernel that knows no subshells says nothing.
+ * A page that is loaded while a cell runs does not know whether the kernel has subshells before the cell ends, and
+ * JupyterLab asks for none. Its control channel answers meanwhile; a kernel without subshells does not reply.
  */
 async function ownSubshell(kernel: Kernel.IKernelConnection, comm: Shelled): Promise<(() => void) | null> {
   const ask = (msgType: string, content: object): Promise<{ subshell_id?: string }> =>

@@ -38,10 +38,10 @@ export class Front {
     const notebook = this._tracker.currentWidget;
     if (notebook === this.notebook) return;
     this.notebook = notebook;
-    this.connection?.changed.disconnect(this._tell, this);
+    this.connection?.changed.disconnect(this._report, this);
     this.connection = notebook ? this._of(notebook) : null;
-    this.connection?.changed.connect(this._tell, this);
-    this._tell();
+    this.connection?.changed.connect(this._report, this);
+    this._report();
   }
 
   private _of(notebook: NotebookPanel): Connection {
@@ -57,8 +57,8 @@ export class Front {
     return connection;
   }
 
-  private _tell(): void {
-    // Buttons in saved outputs are shown where somebody is there to do what they say.
+  private _report(): void {
+    // Buttons in saved outputs are shown where a kernel can act on them.
     this.notebook?.node.classList.toggle("mnb-live", Boolean(this.connection && phaseOf(this.connection.facts) === "live"));
     this._changed.emit();
   }

@@ -2,7 +2,7 @@
 
 import type { Cluster } from "../cluster/client";
 import type { FromKernel } from "../cluster/messages";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 
 type Callback = (message: FromKernel) => void;
 type End = () => void;
@@ -11,13 +11,13 @@ interface Module {
   default?: { render?(context: { model: object; el: HTMLElement }): End | void | Promise<End | void> };
 }
 
-/** Draws the view of that name into `root`; the result ends it. What goes wrong is said there. */
+/** Draws the view of that name into `root`; the result ends it. Errors are shown there. */
 export function drawKernelView(cluster: Cluster, name: string, root: HTMLElement): End {
   const ends: End[] = [];
   let ended = false;
   const later = (end: End): void => void (ended ? end() : ends.push(end));
   draw(cluster, name, root, later).catch((error: unknown) => {
-    if (!ended) say(root, `${name} cannot be shown: ${error instanceof Error ? error.message : String(error)}`);
+    if (!ended) setText(root, `${name} cannot be shown: ${error instanceof Error ? error.message : String(error)}`);
   });
   return () => {
     ended = true;
@@ -37,10 +37,10 @@ async function draw(cluster: Cluster, name: string, root: HTMLElement, later: (e
 
 /** What a view needs of anywidget's model, on the panel's own connection. */
 function modelOf(cluster: Cluster, later: (end: End) => void): object {
-  const heard = new Map<Callback, End>();
+  const listeners = new Map<Callback, End>();
   const watched = new Set<string>();
   later(() => {
-    for (const end of heard.values()) end();
+    for (const end of listeners.values()) end();
     for (const id of watched) cluster.send({ type: "unwatch", id });
   });
   return {
@@ -50,10 +50,10 @@ function modelOf(cluster: Cluster, later: (end: End) => void): object {
       if (message.id && message.type === "unwatch") watched.delete(message.id);
       cluster.send(message);
     },
-    on: (_: "msg:custom", callback: Callback) => void heard.set(callback, cluster.hear(callback)),
+    on: (_: "msg:custom", callback: Callback) => void listeners.set(callback, cluster.onMessage(callback)),
     off: (_: "msg:custom", callback: Callback) => {
-      heard.get(callback)?.();
-      heard.delete(callback);
+      listeners.get(callback)?.();
+      listeners.delete(callback);
     },
   };
 }

@@ -4,7 +4,7 @@ export interface Facts {
   notebook: boolean;
   /** There is a kernel, or one is on its way. */
   kernel: boolean;
-  /** The kernel's language; "" while it has not told. */
+  /** The kernel's language; "" until it is known. */
   language: string;
   /** As JupyterLab calls it: idle, busy, starting, restarting, dead, … */
   status: string;
@@ -48,28 +48,28 @@ export interface Words {
 
 const PURPOSE = "This panel shows the processes and actors that a notebook starts: their state, their output, and failures.";
 
-/** What is said where there is no cluster to show. */
+/** The text where there is no cluster to show. */
 export function wordsFor(facts: Facts): Words {
-  const say = (title: string, text = "", code = "", offersLoad = false): Words => ({ title, text, code, offersLoad });
+  const words = (title: string, text = "", code = "", offersLoad = false): Words => ({ title, text, code, offersLoad });
   switch (phaseOf(facts)) {
     case "none":
-      return say("No notebook is open", `${PURPOSE} Open a notebook to begin.`);
+      return words("No notebook is open", `${PURPOSE} Open a notebook to begin.`);
     case "no-kernel":
-      return say("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. The panel then shows what it starts.");
+      return words("This notebook has no kernel", "Choose one in the menu: Kernel > Change Kernel. The panel then shows what it starts.");
     case "foreign":
-      return say("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
+      return words("This is not a Python kernel", `The notebook runs ${facts.language}. Monarch needs a Python kernel: Kernel > Change Kernel.`);
     case "starting":
-      return facts.connected || COMING.has(facts.status) ? say("The kernel is starting") : say("The kernel is not connected", "JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.");
+      return facts.connected || COMING.has(facts.status) ? words("The kernel is starting") : words("The kernel is not connected", "JupyterLab is connecting to it. If that takes long: Kernel > Reconnect to Kernel.");
     case "loading":
-      return say("Monarch is being loaded", facts.status === "busy" ? "It waits for the running cell." : "");
+      return words("Monarch is being loaded", facts.status === "busy" ? "It waits for the running cell." : "");
     case "unloaded":
       return facts.error
-        ? say("Monarch could not be loaded", facts.error, "%load_ext monarch", true)
-        : say("Monarch is not loaded in this notebook", `${PURPOSE} Load Monarch here, or in a cell:`, "%load_ext monarch", true);
+        ? words("Monarch could not be loaded", facts.error, "%load_ext monarch", true)
+        : words("Monarch is not loaded in this notebook", `${PURPOSE} Load Monarch here, or in a cell:`, "%load_ext monarch", true);
     case "opening":
-      return say("Waiting for the kernel", facts.status === "busy" ? "It answers when the running cell has ended." : "");
+      return words("Waiting for the kernel", facts.status === "busy" ? "It answers when the running cell has ended." : "");
     case "live":
-      return say("No processes yet", `${PURPOSE} To start four processes on this machine, press Spawn… above, or type in a cell:`, "%mesh workers gpus=4");
+      return words("No processes yet", `${PURPOSE} To start four processes on this machine, press Spawn… above, or type in a cell:`, "%mesh workers gpus=4");
   }
 }
 

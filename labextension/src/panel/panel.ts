@@ -5,7 +5,7 @@ import { AccordionPanel, PanelLayout, Widget } from "@lumino/widgets";
 
 import type { Actions } from "./actions";
 import type { Cluster } from "../cluster/client";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
@@ -62,8 +62,8 @@ export class MonarchPanel extends SidePanel {
     this._foot = foot;
 
     _front.changed.connect(this._changed, this);
-    _actions.changed.connect(this._said, this);
-    this._said();
+    _actions.changed.connect(this._showOutcome, this);
+    this._showOutcome();
     this._changed();
   }
 
@@ -98,7 +98,7 @@ export class MonarchPanel extends SidePanel {
       this._actions.clear();
       this._unwatch = cluster?.watch(() => (this._pending ??= requestAnimationFrame(() => this._draw()))) ?? null;
     }
-    say(this._name, notebook?.title.label ?? "Monarch");
+    setText(this._name, notebook?.title.label ?? "Monarch");
     this._name.title = notebook?.context.path ?? "";
     this._draw();
   }
@@ -116,13 +116,13 @@ export class MonarchPanel extends SidePanel {
     this._note.setHidden(shown);
     this.content.setHidden(!shown);
     this._foot.setHidden(!live);
-    say(this._noteTitle, words.title);
-    say(this._noteText, words.text);
-    say(this._typed, words.code);
+    setText(this._noteTitle, words.title);
+    setText(this._noteText, words.text);
+    setText(this._typed, words.code);
     this._typed.hidden = this._insertTyped.hidden = !words.code;
     this._load.hidden = !words.offersLoad;
     this._spawn.hidden = !live;
-    say(this._summary, !state || !live ? (shown ? `last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
+    setText(this._summary, !state || !live ? (shown ? `last seen: ${words.title.toLowerCase()}` : "") : summaryOf(state).text);
     this._summary.title = this._summary.textContent ?? ""; // where the panel is narrow
     if (!state) return;
     this.failures.count(state);
@@ -144,12 +144,12 @@ export class MonarchPanel extends SidePanel {
     }
   }
 
-  private _said(): void {
+  private _showOutcome(): void {
     const { text, wrong, code } = this._actions.outcome;
-    say(this._outcome, text);
+    setText(this._outcome, text);
     this._outcome.title = text;
     this._outcome.classList.toggle("mnb-wrong", wrong);
-    say(this._code, code);
+    setText(this._code, code);
     this._insert.style.visibility = code ? "visible" : "hidden";
   }
 

@@ -1,4 +1,4 @@
-// In JupyterLab's own debugger: which rank is looked at, and what a gutter cannot say of a breakpoint.
+// In JupyterLab's own debugger: the rank that is shown, and the properties of breakpoints that a gutter cannot show.
 
 import type { ISessionContext } from "@jupyterlab/apputils";
 import type { KernelMessage } from "@jupyterlab/services";
@@ -7,7 +7,7 @@ import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
 import { BACK } from "../page/back";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 
 const MOST = 64; // ranks of one group that have a button
@@ -137,7 +137,7 @@ export class RanksSection extends Widget {
     this._asking = false;
   }
 
-  /** The connection was gone: what has stopped meanwhile may not have been heard, by JupyterLab's own lists neither. */
+  /** After a reconnect: stops in between may be missing, also in JupyterLab's own lists. */
   private _back = (): void => {
     if (!this.isVisible && !this._threads.threads.length) return;
     void this._refresh().then(() => (this._threads.lead ? this._focus(this._threads.lead) : undefined));
@@ -151,9 +151,9 @@ export class RanksSection extends Widget {
   private async _do(command: string, args: JSONObject): Promise<void> {
     try {
       await this._link.ask(command, args);
-      say(this._wrong, "");
+      setText(this._wrong, "");
     } catch (error) {
-      say(this._wrong, error instanceof Error ? error.message : String(error));
+      setText(this._wrong, error instanceof Error ? error.message : String(error));
     }
   }
 
@@ -173,7 +173,7 @@ export class RanksSection extends Widget {
     this._threads = threads;
     this._pin.checked = threads.pinned;
     const stopped = threads.threads.length;
-    say(this._note, stopped ? "" : "No rank is stopped. Breakpoints in the methods of actors stop ranks.");
+    setText(this._note, stopped ? "" : "No rank is stopped. Breakpoints in the methods of actors stop ranks.");
     this._note.hidden = Boolean(stopped);
     (this._pin.parentElement as HTMLElement).hidden = !stopped;
     this._list.replaceChildren(

@@ -48,10 +48,10 @@ export function showSavedForms(tracker: INotebookTracker): void {
       tracker.forEach((panel) => fill(panel, refused));
     }, SOON_MS);
   };
-  const heard = (_: unknown, message: KernelMessage.IMessage): void => {
+  const onMessage = (_: unknown, message: KernelMessage.IMessage): void => {
     if (message.header.msg_type === "display_data" || message.header.msg_type === "execute_result") soon();
   };
-  const follow = (panel: NotebookPanel): void => void panel.sessionContext.iopubMessage.connect(heard);
+  const follow = (panel: NotebookPanel): void => void panel.sessionContext.iopubMessage.connect(onMessage);
   tracker.forEach(follow);
   tracker.widgetAdded.connect((_, panel) => follow(panel));
   document.addEventListener("securitypolicyviolation", (event) => {
@@ -72,7 +72,7 @@ function fill(panel: NotebookPanel, refused: boolean): void {
       const renderer = panel.content.rendermime.createRenderer("text/html");
       const form = h("div", { class: "mnb-saved-form" }, h("div", { class: "mnb-dim", text: refused ? FORBIDDEN : BROKEN }), renderer.node);
       const output = node.querySelector<HTMLElement>(".jp-OutputArea-output");
-      if (output) output.style.display = "none"; // what the widget says of that is for its authors
+      if (output) output.style.display = "none"; // the widget's own message is for its authors
       (output?.parentElement ?? node).append(form);
       void renderer.renderModel(model);
     }

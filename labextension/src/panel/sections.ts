@@ -7,7 +7,7 @@ import type { Actions, Verb } from "./actions";
 import type { Cluster } from "../cluster/client";
 import { countOf, pointOf, sizeOf, unheldOf } from "../cluster/ranks";
 import type { ClusterState } from "../cluster/state";
-import { eachFrame, h, say, sayFacts } from "../page/dom";
+import { eachFrame, h, setText, setFacts } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
 import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
@@ -132,8 +132,8 @@ export class MeshSection extends Section {
     this._unheld.hidden = !unheld.length || !cluster.live;
     if (this._unheld.hidden) return;
     const names = [...new Set(unheld.map((uid) => cluster.state.meshes[uid]?.name ?? ""))].join(", ");
-    say(this._unheldText, unheld.length === 1 ? `Nothing refers to ${names} any more.` : `Nothing refers to ${unheld.length} meshes any more: ${names}.`);
-    say(this._endThem, unheld.length === 1 ? "End it" : "End them");
+    setText(this._unheldText, unheld.length === 1 ? `Nothing refers to ${names} any more.` : `Nothing refers to ${unheld.length} meshes any more: ${names}.`);
+    setText(this._endThem, unheld.length === 1 ? "End it" : "End them");
     this._endThem.onclick = () => {
       this._endThem.disabled = true;
       const asked = unheldOf(cluster.state).map((uid) => cluster.request("stop", { mesh: uid }));
@@ -189,7 +189,7 @@ export class SelectedSection extends Section {
     this._stacked = false;
     const row = this._row;
     if (!row) {
-      say(this._facts, "");
+      setText(this._facts, "");
       this.title.label = "Selected";
       return () => undefined;
     }
@@ -201,15 +201,15 @@ export class SelectedSection extends Section {
   private _follow(cluster: Cluster, row: Row): () => void {
     const { uid, ranks } = targetOf(row);
     const mesh = cluster.state.meshes[uid];
-    const kept: string[] = [];
+    const tail: string[] = [];
     const single = ranks?.length === 1;
     return cluster.subscribe({ topic: "logs", mesh: uid, ranks: ranks ?? undefined, lines: TAIL }, ({ reset, lines }) => {
-      if (reset) kept.length = 0;
-      for (const [index, , , text] of lines) kept.push(single || !mesh?.labels.length ? text : `${placeOf(mesh.labels, pointOf(mesh.sizes, index))}  ${text}`);
-      kept.splice(0, Math.max(0, kept.length - TAIL));
+      if (reset) tail.length = 0;
+      for (const [index, , , text] of lines) tail.push(single || !mesh?.labels.length ? text : `${placeOf(mesh.labels, pointOf(mesh.sizes, index))}  ${text}`);
+      tail.splice(0, Math.max(0, tail.length - TAIL));
       if (this._stacked) return;
       const down = this._lines.scrollTop + this._lines.clientHeight >= this._lines.scrollHeight - 4;
-      say(this._lines, kept.join("\n") || "no output yet");
+      setText(this._lines, tail.join("\n") || "no output yet");
       if (down) this._lines.scrollTop = this._lines.scrollHeight;
     });
   }
@@ -220,14 +220,14 @@ export class SelectedSection extends Section {
     if (!row || !cluster || !mesh) return;
     const { uid, ranks } = targetOf(row);
     this._stacked = true;
-    say(this._lines, "asking the processes …");
+    setText(this._lines, "asking the processes …");
     try {
       const wanted = (ranks ?? Array.from({ length: 16 }, (_, at) => at)).slice(0, Math.min(16, countOf(mesh.sizes)));
       const { stacks } = await cluster.request("stack", { mesh: uid, ranks: wanted });
       const several = Object.keys(stacks).length > 1;
-      say(this._lines, Object.entries(stacks).map(([index, text]) => (several ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n${text}` : text)).join("\n"));
+      setText(this._lines, Object.entries(stacks).map(([index, text]) => (several ? `── ${placeOf(mesh.labels, pointOf(mesh.sizes, Number(index)))}\n${text}` : text)).join("\n"));
     } catch (error) {
-      say(this._lines, (error as Error).message);
+      setText(this._lines, (error as Error).message);
     }
     this._lines.scrollTop = 0;
   }
@@ -245,7 +245,7 @@ export class SelectedSection extends Section {
     able(this._interrupt, !stopped && Boolean(counts.busy));
     able(this._stack, !stopped && living > 0);
     able(this._stop_, !stopped);
-    sayFacts(this._facts, facts);
+    setFacts(this._facts, facts);
   }
 
   private _facts = h("div", { class: "mnb-facts" });

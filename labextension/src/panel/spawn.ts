@@ -5,7 +5,7 @@ import { Widget } from "@lumino/widgets";
 
 import { NewMesh, codeForSpawn, freshName, newMeshFrom } from "./code";
 import type { ClusterState } from "../cluster/state";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 
 class Form extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
   constructor(private _state: ClusterState, typed: [string, string] | null) {
@@ -29,9 +29,9 @@ class Form extends Widget implements Dialog.IBodyWidget<NewMesh | string> {
   private _update(): void {
     const mesh = this.getValue();
     const wrong = typeof mesh === "string";
-    say(this._code, wrong ? "" : codeForSpawn(mesh.name, mesh.dims));
+    setText(this._code, wrong ? "" : codeForSpawn(mesh.name, mesh.dims));
     const taken = !wrong && Object.values(this._state.meshes).some((other) => other.name === mesh.name && !other.stopped);
-    say(this._note, wrong ? mesh : taken ? `${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
+    setText(this._note, wrong ? mesh : taken ? `${mesh.name} is running. The same shape keeps it; another shape replaces it, and its actors are lost.` : "");
     this._note.classList.toggle("mnb-wrong", wrong || taken);
   }
 

@@ -3,7 +3,7 @@
 import { Widget } from "@lumino/widgets";
 
 import type { Cluster } from "../cluster/client";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { phaseOf } from "./link";
 import { summaryOf } from "./summary";
@@ -45,7 +45,7 @@ export class StatusItem extends Widget {
     this.setHidden(!live);
     if (!live || !this._cluster) return;
     const { text, failed } = summaryOf(this._cluster.state);
-    say(this._button, failed ? `${LETTERS.failed} ${text}` : text);
+    setText(this._button, failed ? `${LETTERS.failed} ${text}` : text);
     this._button.classList.toggle("mnb-wrong", failed > 0);
     this._button.setAttribute("aria-label", `Monarch: ${text}`);
   }

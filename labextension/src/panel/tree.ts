@@ -1,4 +1,4 @@
-// The tree of the panel: mesh → host → process → actor, as rows. What a row says is worked out only when it is seen.
+// The tree of the panel: mesh → host → process → actor, as rows. The text of a row is made when the row is visible.
 
 import { fitting, found } from "../cluster/finding";
 import { actorsOn, baseOf, countsOf, hostNumber, indexOfBase, pointOf, present, rankOf, sizeOf } from "../cluster/ranks";
@@ -20,11 +20,11 @@ export interface Row {
   parent: string;
   expandable: boolean;
   expanded: boolean;
-  place: number; // among its siblings, from 1
+  position: number; // among its siblings, from 1
   siblings: number;
 }
 
-export interface Look {
+export interface RowText {
   name: string;
   note: string;
   state: State | "";
@@ -50,27 +50,27 @@ export function rowsOf(state: ClusterState, turned: Turned, query = ""): Row[] {
 }
 
 function add(rows: Row[], turned: Turned, more: Partial<Row> & Pick<Row, "key" | "kind" | "level" | "uid">, usual: boolean): Row {
-  const row: Row = { index: -1, from: 0, to: 0, parent: "", expandable: false, expanded: false, place: 1, siblings: 1, ...more };
+  const row: Row = { index: -1, from: 0, to: 0, parent: "", expandable: false, expanded: false, position: 1, siblings: 1, ...more };
   row.expanded = row.expandable && usual !== turned.has(row.key);
   rows.push(row);
   return row;
 }
 
-function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, place: number, siblings: number): void {
+function meshRows(rows: Row[], state: ClusterState, turned: Turned, uid: string, mesh: Mesh, position: number, siblings: number): void {
   const actors = Object.entries(state.meshes).filter(([, other]) => other.kind === "actors" && other.on === uid && !other.inner);
   const hosts = mesh.hosts?.length ?? 0;
   const perHost = mesh.per_host ?? sizeOf(mesh);
   const children = actors.length + (hosts > 1 ? hosts : sizeOf(mesh));
-  const root = add(rows, turned, { key: `m:${uid}`, kind: "mesh", level: 1, uid, expandable: !mesh.stopped && children > 0, place, siblings }, children <= FEW);
+  const root = add(rows, turned, { key: `m:${uid}`, kind: "mesh", level: 1, uid, expandable: !mesh.stopped && children > 0, position, siblings }, children <= FEW);
   if (!root.expanded) return;
   let at = 0;
-  for (const [other] of actors) add(rows, turned, { key: `a:${other}`, kind: "actors", level: 2, uid: other, parent: root.key, place: ++at, siblings: children }, false);
+  for (const [other] of actors) add(rows, turned, { key: `a:${other}`, kind: "actors", level: 2, uid: other, parent: root.key, position: ++at, siblings: children }, false);
   if (mesh.kind === "actors") {
-    for (let index = 0; index < sizeOf(mesh); index++) add(rows, turned, { key: `r:${uid}:${index}`, kind: "actor", level: 2, uid, index, parent: root.key, place: ++at, siblings: children }, false);
+    for (let index = 0; index < sizeOf(mesh); index++) add(rows, turned, { key: `r:${uid}:${index}`, kind: "actor", level: 2, uid, index, parent: root.key, position: ++at, siblings: children }, false);
   } else if (hosts > 1) {
     for (let host = 0; host < hosts; host++) {
       const from = host * perHost;
-      const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, place: ++at, siblings: children }, false);
+      const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++at, siblings: children }, false);
       if (row.expanded) procRows(rows, state, turned, row, uid, from, from + perHost, 0, perHost);
     }
   } else procRows(rows, state, turned, root, uid, 0, sizeOf(mesh), at, children);
@@ -93,7 +93,7 @@ function foundRows(rows: Row[], state: ClusterState, turned: Turned, uid: string
   let at = 0;
   for (const [host, found] of byHost) {
     const from = host * perHost;
-    const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, place: ++at, siblings: byHost.size }, indices.length <= OPENED);
+    const row = add(rows, turned, { key: `h:${uid}:${host}`, kind: "host", level: 2, uid, index: host, from, to: from + perHost, parent: root.key, expandable: true, position: ++at, siblings: byHost.size }, indices.length <= OPENED);
     if (row.expanded) foundRanks(rows, state, turned, row, mesh, found);
   }
 }
@@ -125,14 +125,14 @@ function foundIn(state: ClusterState, uid: string, mesh: Mesh, query: string): n
 function procRows(rows: Row[], state: ClusterState, turned: Turned, parent: Row, uid: string, from: number, to: number, before: number, siblings: number): void {
   for (let index = from; index < to; index++) {
     const living = actorsOn(state, uid, index);
-    const proc = add(rows, turned, { key: `p:${uid}:${index}`, kind: "proc", level: parent.level + 1, uid, index, parent: parent.key, expandable: living.length > 0, place: before + index - from + 1, siblings }, false);
+    const proc = add(rows, turned, { key: `p:${uid}:${index}`, kind: "proc", level: parent.level + 1, uid, index, parent: parent.key, expandable: living.length > 0, position: before + index - from + 1, siblings }, false);
     if (proc.expanded)
-      living.forEach(([other, , at], nth) => add(rows, turned, { key: `r:${other}:${at}`, kind: "actor", level: proc.level + 1, uid: other, index: at, parent: proc.key, place: nth + 1, siblings: living.length }, false));
+      living.forEach(([other, , at], nth) => add(rows, turned, { key: `r:${other}:${at}`, kind: "actor", level: proc.level + 1, uid: other, index: at, parent: proc.key, position: nth + 1, siblings: living.length }, false));
   }
 }
 
-/** What a row says. */
-export function lookOf(state: ClusterState, row: Row, now: number): Look {
+/** The text of a row. */
+export function lookOf(state: ClusterState, row: Row, now: number): RowText {
   const mesh = state.meshes[row.uid];
   if (!mesh) return { name: "", note: "", state: "", counts: [], spoken: "" };
   if (row.kind === "proc" || row.kind === "actor") return rankLook(state, row, mesh, now);
@@ -147,10 +147,10 @@ export function lookOf(state: ClusterState, row: Row, now: number): Look {
   return { name, note, state: "", counts: states, spoken };
 }
 
-function rankLook(state: ClusterState, row: Row, mesh: Mesh, now: number): Look {
+function rankLook(state: ClusterState, row: Row, mesh: Mesh, now: number): RowText {
   const rank = rankOf(state, row.uid, row.index);
-  const place = placeOf(mesh.labels, pointOf(mesh.sizes, row.index));
-  const name = row.kind === "actor" && row.level > 2 ? mesh.name : place || mesh.name;
+  const position = placeOf(mesh.labels, pointOf(mesh.sizes, row.index));
+  const name = row.kind === "actor" && row.level > 2 ? mesh.name : position || mesh.name;
   const note = noteOf(rank, now);
   return { name, note, state: rank.state, counts: [], spoken: [name, rank.state, note === rank.state ? "" : note].filter(Boolean).join(", ") };
 }

@@ -1,8 +1,8 @@
 // The tree on the page: only the rows in sight are in it, so that ten thousand ranks cost no more than forty.
 
 import type { ClusterState, Patch, State } from "../cluster/state";
-import { h, say } from "../page/dom";
-import { LETTERS, Look, Row, lookOf, rowsOf } from "./tree";
+import { h, setText } from "../page/dom";
+import { LETTERS, RowText, Row, lookOf, rowsOf } from "./tree";
 
 export const ROW = 24; // px, as in the style sheet
 const AROUND = 6; // rows kept ready above and below
@@ -12,7 +12,7 @@ interface Line {
   name: HTMLElement;
   note: HTMLElement;
   marks: HTMLElement;
-  shown: string; // the look that is on the page
+  shown: string; // the text that is on the page
 }
 
 export interface TreeActions {
@@ -60,7 +60,7 @@ export class TreeView {
     this.draw();
   }
 
-  /** Shows a state; `structure` where meshes have come or gone. `now` is the kernel's clock. */
+  /** Shows a state; `structure` where meshes were added or removed. `now` is the kernel's clock. */
   show(state: ClusterState, now: number, structure: boolean): void {
     this._state = state;
     this._now = now;
@@ -97,8 +97,8 @@ export class TreeView {
       seen.add(row.key);
       const line = this._lines.get(row.key) ?? this._line(row);
       this._write(line, row, lookOf(state, row, this._now), at);
-      const place: Element | null = after ? after.nextElementSibling : this._space.firstElementChild;
-      if (place !== line.element) this._space.insertBefore(line.element, place);
+      const next: Element | null = after ? after.nextElementSibling : this._space.firstElementChild;
+      if (next !== line.element) this._space.insertBefore(line.element, next);
       after = line.element;
     }
     for (const [key, line] of this._lines)
@@ -138,28 +138,28 @@ export class TreeView {
     return line;
   }
 
-  private _write(line: Line, row: Row, look: Look, at: number): void {
+  private _write(line: Line, row: Row, text: RowText, at: number): void {
     const { element } = line;
     const top = `${at * ROW}px`;
     if (element.style.top !== top) element.style.top = top;
     attribute(element, "aria-selected", String(row.key === this.selected));
     attribute(element, "aria-expanded", row.expandable ? String(row.expanded) : null);
-    attribute(element, "aria-posinset", String(row.place));
+    attribute(element, "aria-posinset", String(row.position));
     attribute(element, "aria-setsize", String(row.siblings));
-    const shown = JSON.stringify(look);
+    const shown = JSON.stringify(text);
     if (shown === line.shown) return;
     line.shown = shown;
-    say(line.name, look.name);
-    say(line.note, look.note);
-    attribute(element, "title", [look.name, look.note].filter(Boolean).join(" · "));
-    attribute(element, "aria-label", look.spoken);
-    attribute(element, "data-state", look.state || null);
-    const marks: [State, number][] = look.state ? [[look.state, 0]] : look.counts;
+    setText(line.name, text.name);
+    setText(line.note, text.note);
+    attribute(element, "title", [text.name, text.note].filter(Boolean).join(" · "));
+    attribute(element, "aria-label", text.spoken);
+    attribute(element, "data-state", text.state || null);
+    const marks: [State, number][] = text.state ? [[text.state, 0]] : text.counts;
     while (line.marks.childElementCount > marks.length) line.marks.lastElementChild?.remove();
     marks.forEach(([state, count], nth) => {
       const mark = (line.marks.children[nth] as HTMLElement | undefined) ?? line.marks.appendChild(h("span", { class: "mnb-mark", "aria-hidden": "true" }));
       attribute(mark, "data-state", state);
-      say(mark, `${LETTERS[state]}${count ? ` ${count}` : ""}`);
+      setText(mark, `${LETTERS[state]}${count ? ` ${count}` : ""}`);
     });
   }
 

@@ -161,10 +161,10 @@ export class CanvasCells implements Cells {
     const colours: Record<string, string> = {};
     const colourOf = (name: string): string => (colours[name] ??= style.getPropertyValue(`--mnb-${name}`));
     for (const index of indices) {
-      const place = this._places.get(index);
-      if (!place) continue;
+      const position = this._places.get(index);
+      if (!position) continue;
       const { state, fill, parts, out } = look(index);
-      const [x, y] = [place[0] * step, place[1] * step];
+      const [x, y] = [position[0] * step, position[1] * step];
       const shares: [string, number][] = fill === null ? (parts ?? [[state, 1]]) : [["metric", 1]];
       context.clearRect(x, y, step, step);
       context.globalAlpha = (fill === null ? 1 : 0.12 + 0.88 * fill) * (out ? 0.18 : 1);

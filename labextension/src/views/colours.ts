@@ -1,4 +1,4 @@
-// What ranks can be coloured by besides their state: what they use, and what their actors tell.
+// Colours of ranks by something other than their state: resource use, or a metric of their actors.
 
 import type { Cluster } from "../cluster/client";
 import type { MetricMessage } from "../cluster/messages";
@@ -30,10 +30,10 @@ const USES: Readonly<Record<string, Colour>> = {
 
 const LOOKED = 64; // ranks that are looked at for what there is
 
-/** The prefix of the keys of what actors tell. */
+/** The prefix of the keys of metrics. */
 export const METRIC = "metric:";
 
-/** Keeps the newest value of each metric that actors tell, once somebody wants them. */
+/** Stores the newest value of each metric; subscribes at the first use. */
 export class LatestMetrics {
   readonly values = new Map<string, Map<number, number>>(); // name -> index -> value
 

@@ -1,4 +1,4 @@
-// Measurements as curves: what is kept of them, and the tables that a chart draws.
+// Measurements as curves: the stored points, and the tables that a chart draws.
 
 export type CurvePoint = [x: number, y: number];
 

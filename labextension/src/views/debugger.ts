@@ -3,7 +3,7 @@
 import type { Cluster } from "../cluster/client";
 import type { DebugMessage, Group, Requests, StackNode, Value, Values } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 import { clock, plural } from "../page/words";
 import { answerQuestions } from "./questions";
 import type { View } from "./view";
@@ -44,9 +44,9 @@ class DebugView {
     private _options: DebugOptions,
   ) {
     this._open = !_options.folded;
-    const { message, tell } = messageLine();
-    this._tell = tell;
-    const act = (command: string, label: string, hint: string): HTMLButtonElement => askButton(label, () => this._request(command), tell, { title: hint, "data-do": command });
+    const { message, report } = messageLine();
+    this._report = report;
+    const act = (command: string, label: string, hint: string): HTMLButtonElement => askButton(label, () => this._request(command), report, { title: hint, "data-do": command });
     this._buttons.append(act("continue", "Continue", "continue these ranks"), ...MOVES.map((move) => act(...move)));
     this._fold.addEventListener("click", () => this._setOpen(!this._open));
     this._expression.addEventListener("keydown", (event) => {
@@ -82,7 +82,7 @@ class DebugView {
     clearTimeout(this._settling);
     this._over = !stops.stopped && (this._over || before.stopped > 0);
     if (this._over && (this._options.folded || this._options.area)) {
-      const area = this._options.area ? this._options.area() : this._root.closest(".jp-OutputArea"); // this view may be gone by then
+      const area = this._options.area ? this._options.area() : this._root.closest(".jp-OutputArea"); // this view may be removed by then
       this._settling = setTimeout(() => {
         this._over = false;
         answerQuestions(area, this._continued ? "continued" : "no rank is stopped any more");
@@ -131,7 +131,7 @@ class DebugView {
 
   private _draw(): void {
     const { stopped, groups, missing, tree } = this._stops;
-    say(this._title, this._heading());
+    setText(this._title, this._heading());
     const keeps = this._keeps();
     this._buttons.hidden = !stopped;
     this._fold.hidden = !stopped && !keeps;
@@ -140,7 +140,7 @@ class DebugView {
     this._root.classList.toggle("mnb-over", !stopped && keeps);
     if (!stopped) {
       if (keeps && this._looked !== this._shown) for (const stale of [this._variables, this._watches]) stale.replaceChildren(); // of a stop before
-      return this._tell("");
+      return this._report("");
     }
     this._until = 0;
     this._shown = JSON.stringify(groups.map(({ file, line, sessions }) => [file, line, sessions]));
@@ -260,12 +260,12 @@ class DebugView {
   private _looked = ""; // the stops of which variables were looked at last,
   private _shown = ""; // and those that are shown
   private _until = 0; // when the last of what is shown went on
-  private _over = false; // nothing is stopped any more, and the prompt was not told yet
+  private _over = false; // nothing is stopped any more, and the prompt does not know yet
   private _questions = 0;
   private _settling: ReturnType<typeof setTimeout> | undefined;
   private _source = h("div", { class: "mnb-source", role: "img" });
   private _stops: Stops = NOTHING;
-  private _tell: (text: string) => void;
+  private _report: (text: string) => void;
   private _title = h("b", { role: "status", text: "…" });
   private _tree = h("div", { class: "mnb-tree" });
   private _unsubscribe: () => void;
@@ -290,7 +290,7 @@ function watchedOf({ spark = "", values = [] }: Partial<Values>): HTMLElement[] 
   return valuesOf({ spark, values }, values.reduce((sum, value) => sum + value.sessions.length, 0));
 }
 
-/** The values of one name; those that not all `count` sessions share say whose they are. */
+/** The values of one name; those that not all `count` sessions share carry their ranks. */
 function valuesOf({ spark, values }: Values, count: number): HTMLElement[] {
   const parts: HTMLElement[] = values.slice(0, MANY_VALUES).map((value) => valueOf(value, count));
   if (values.length > 1 && /[^·]/.test(spark)) parts.unshift(h("div", { class: "mnb-spark", text: spark }));

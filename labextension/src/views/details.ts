@@ -3,11 +3,11 @@
 import type { Cluster } from "../cluster/client";
 import { actorsOn, baseOf, countsOf, hostOf, indexOfBase, pointOf, present, procsOf, rankOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
-import { type Tell, askButton, copyButton, messageLine } from "../page/buttons";
-import { h, sayFacts } from "../page/dom";
+import { type Report, askButton, copyButton, messageLine } from "../page/buttons";
+import { h, setFacts } from "../page/dom";
 import { bytes, duration, memoryOf, placeOf, plural } from "../page/words";
 
-const LINES = 200; // that are kept
+const LINES = 200; // at most
 const STACKS = 16; // ranks of which stacks are asked for at once
 const CONFIRM_MS = 3000;
 const NOTHING_WRITTEN = "no output yet";
@@ -79,11 +79,11 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
   const facts = h("div", { class: "mnb-facts" });
   const output = h("pre", { class: "mnb-lines", tabindex: "0", "aria-label": "last lines", text: NOTHING_WRITTEN });
   output.hidden = indices.length > 1;
-  const { message, tell } = messageLine();
+  const { message, report } = messageLine();
 
-  const heal = askButton("Heal", () => cluster.request("heal", selection), tell, { class: "mnb-b mnb-main" });
-  const interrupt = askButton("Interrupt", () => cluster.request("interrupt", selection), tell);
-  const stop = confirmedButton("Stop", "Stop permanently?", () => cluster.request("stop", selection), tell);
+  const heal = askButton("Heal", () => cluster.request("heal", selection), report, { class: "mnb-b mnb-main" });
+  const interrupt = askButton("Interrupt", () => cluster.request("interrupt", selection), report);
+  const stop = confirmedButton("Stop", "Stop permanently?", () => cluster.request("stop", selection), report);
   const stack = askButton(
     "Stack",
     async () => {
@@ -95,7 +95,7 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
       output.hidden = false;
       output.scrollTop = 0;
     },
-    tell,
+    report,
     { title: "its current Python stack" },
   );
 
@@ -122,7 +122,7 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
       stack.hidden = interrupt.hidden = failed === indices.length || over;
       stop.button.hidden = over;
       const [only] = indices;
-      sayFacts(facts, indices.length === 1 && only !== undefined ? factsOf(cluster, uid, mesh, only) : factsOfMany(cluster, uid, indices));
+      setFacts(facts, indices.length === 1 && only !== undefined ? factsOf(cluster, uid, mesh, only) : factsOfMany(cluster, uid, indices));
     },
     end() {
       endLines();
@@ -133,19 +133,19 @@ export function details(cluster: Cluster, uid: string, indices: number[], { titl
 
 /** Writes the last lines of a rank into a box until the result is called; the box follows them while it is scrolled down. */
 function showLines(cluster: Cluster, selection: { mesh: string; ranks: number[] }, output: HTMLElement): () => void {
-  const kept: string[] = [];
+  const tail: string[] = [];
   return cluster.subscribe({ topic: "logs", ...selection, lines: 60 }, ({ reset, lines }) => {
-    if (reset) kept.length = 0;
-    for (const [, , , text] of lines) kept.push(text);
-    kept.splice(0, Math.max(0, kept.length - LINES));
+    if (reset) tail.length = 0;
+    for (const [, , , text] of lines) tail.push(text);
+    tail.splice(0, Math.max(0, tail.length - LINES));
     const down = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-    output.textContent = kept.join("\n") || NOTHING_WRITTEN;
+    output.textContent = tail.join("\n") || NOTHING_WRITTEN;
     if (down) output.scrollTop = output.scrollHeight;
   });
 }
 
 /** A button that acts at the second click, within a few seconds of the first. */
-function confirmedButton(label: string, question: string, ask: () => Promise<{ text?: string }>, tell: Tell): { button: HTMLButtonElement; end: () => void } {
+function confirmedButton(label: string, question: string, ask: () => Promise<{ text?: string }>, report: Report): { button: HTMLButtonElement; end: () => void } {
   const button = h("button", { class: "mnb-b", type: "button", text: label });
   let armed: ReturnType<typeof setTimeout> | null = null;
   const disarm = (): void => {
@@ -161,9 +161,9 @@ function confirmedButton(label: string, question: string, ask: () => Promise<{ t
     }
     disarm();
     try {
-      tell((await ask()).text ?? "");
+      report((await ask()).text ?? "");
     } catch (error) {
-      tell((error as Error).message, true);
+      report((error as Error).message, true);
     }
   });
   return { button, end: disarm };

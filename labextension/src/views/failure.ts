@@ -1,14 +1,15 @@
-// One failure: a line with what can be done, and its story below.
+// One failure: a line with its buttons, and its facts below.
 
 import type { Cluster } from "../cluster/client";
-import type { Failure } from "../cluster/state";
+import type { ClusterState, Failure, Reported } from "../cluster/state";
 import { askButton, copyButton, messageLine } from "../page/buttons";
-import { h, say, sayFacts } from "../page/dom";
+import { h, setText, setFacts } from "../page/dom";
 import { cellOf, runAgain } from "../page/notebook";
-import { clock, duration, endOf } from "../page/words";
+import { clock, duration, endOf, reportOf as reporterText } from "../page/words";
+import type { Fact } from "./details";
 import { postMortem } from "./postmortem";
-import { storyOf, tailsOf } from "./story";
 
+const PIDS = 16; // named individually
 const OPENED = new Set(["exception", "init", "unhandled", "raised"]); // causes that leave frames to look into
 
 export class Entry {
@@ -19,26 +20,26 @@ export class Entry {
     private _failure: Failure,
     private _options: { opened: boolean; bar: boolean },
   ) {
-    const { message, tell } = messageLine();
+    const { message, report } = messageLine();
     const heal = async (): Promise<object> => _cluster.request("heal", { mesh: this._failure.mesh });
-    this._heal = askButton("Heal", heal, tell, { class: "mnb-b mnb-main", title: "start the failed ranks again" });
+    this._heal = askButton("Heal", heal, report, { class: "mnb-b mnb-main", title: "start the failed ranks again" });
     this._retry = askButton(
       "Retry",
       async () => {
         if (this._failure.state === "open") await heal();
         runAgain(this._retry);
       },
-      tell,
+      report,
       { title: "heal, and run this cell again" },
     );
-    const report = copyButton("Copy report", () => reportOf(this._failure));
+    const copyReport = copyButton("Copy report", () => reportOf(this._failure));
     this._toggle.append(this._title, this._mark);
-    this._story.append(this._facts, this._written);
+    this._details.append(this._facts, this._written);
     this._show(_options.opened);
-    this._toggle.addEventListener("click", () => this._show(this._story.hidden));
+    this._toggle.addEventListener("click", () => this._show(this._details.hidden));
     this._look.addEventListener("click", () => this._lookInto());
-    const buttons = h("span", { class: "mnb-buttons" }, this._heal, this._retry, this._look, report);
-    this.element = h("div", { class: "mnb-failure", role: "listitem" }, h("div", { class: "mnb-fail-top" }, this._toggle, this._when, buttons), message, this._story);
+    const buttons = h("span", { class: "mnb-buttons" }, this._heal, this._retry, this._look, copyReport);
+    this.element = h("div", { class: "mnb-failure", role: "listitem" }, h("div", { class: "mnb-fail-top" }, this._toggle, this._when, buttons), message, this._details);
   }
 
   open(): void {
@@ -51,18 +52,18 @@ export class Entry {
     this._failure = failure;
     const { live } = this._cluster;
     if (this.element.dataset.end !== failure.state) this.element.dataset.end = failure.state;
-    say(this._title, failure.title);
+    setText(this._title, failure.title);
     this._write();
-    say(this._mark, endOf(failure.state));
-    say(this._when, `${clock(failure.at)}${failure.ended ? `, ${endOf(failure.state)} after ${duration(failure.ended - failure.at)}` : ""}`);
+    setText(this._mark, endOf(failure.state));
+    setText(this._when, `${clock(failure.at)}${failure.ended ? `, ${endOf(failure.state)} after ${duration(failure.ended - failure.at)}` : ""}`);
     this._heal.hidden = failure.state !== "open" || !live;
     this._retry.hidden = !this._options.bar || !live || failure.state === "healing" || !cellOf(this.element);
     this._look.hidden = !OPENED.has(failure.cause ?? "") || failure.kind !== "actors" || !failure.ranks.length || !live;
-    sayFacts(this._facts, storyOf(this._cluster, failure));
+    setFacts(this._facts, factsOfFailure(this._cluster, failure));
   }
 
   private _show(open: boolean): void {
-    this._story.hidden = !open;
+    this._details.hidden = !open;
     this._toggle.setAttribute("aria-expanded", String(open));
   }
 
@@ -72,7 +73,7 @@ export class Entry {
     if (!this._frames) {
       const { mesh, ranks, call } = this._failure;
       this._frames = postMortem(this._cluster, { mesh, ranks: ranks.slice(0, 1), call }, () => (this._frames = null));
-      this._story.append(this._frames);
+      this._details.append(this._frames);
     }
     this._frames.querySelector("input")?.focus();
   }
@@ -99,7 +100,7 @@ export class Entry {
   private _look = h("button", { class: "mnb-b", type: "button", text: "Post-mortem", title: "open the frames of the error" });
   private _mark = h("span", { class: "mnb-end" });
   private _retry: HTMLButtonElement;
-  private _story = h("div", { class: "mnb-story" });
+  private _details = h("div", { class: "mnb-failure-details" });
   private _title = h("b");
   private _toggle = h("button", { class: "mnb-toggle", type: "button" });
   private _when = h("span", { class: "mnb-dim mnb-when" });
@@ -108,4 +109,43 @@ export class Entry {
 
 function reportOf({ title, report = "" }: Failure): string {
   return report.startsWith(title) ? report : `${title}\n\n${report}`;
+}
+
+/** The facts of a failure: what happened, where and when, where it was reported, and what to do. */
+export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, failure: Failure): Fact[] {
+  const late = (failure.detected ?? failure.at) - failure.at;
+  const facts: Fact[] = [
+    ["what", failure.oom ? "the host killed it because it ran out of memory" : ""],
+    ["where", placeOf(cluster.state.hosts, failure)],
+    ["since", `${clock(failure.at)}${late >= 1 ? `, noticed ${duration(late)} later` : ""}`],
+    ...(failure.texts ?? []),
+    ["reported", reportsOf(failure.told ?? []).join("; then ")],
+    ["affects", (failure.also ?? []).join(", ")],
+    ["next", (failure.state === "open" && failure.next) || ""],
+  ];
+  return facts.filter(([, value]) => value);
+}
+
+/** The last lines of the failed ranks, equal ones once, with the ranks they are of. */
+export function tailsOf(failure: Pick<Failure, "lines" | "last_lines" | "ranks">): [whose: string, lines: string[]][] {
+  if (failure.lines) return failure.lines.map(([where, lines]) => [`last lines of ${where}`, lines]);
+  return failure.last_lines ? [[failure.ranks.length > 1 ? "last lines of each" : "last lines", failure.last_lines]] : [];
+}
+
+function placeOf(hosts: ClusterState["hosts"], failure: Failure): string {
+  const { host = "", pid, processes = host || pid ? [[host, pid ? [pid] : []] as [string, number[]]] : [] } = failure;
+  return processes
+    .map(([host, pids]) => [host && `host ${hosts[host]?.name ?? host}`, pids.length > 0 && pidsOf(pids)].filter(Boolean).join(", "))
+    .join("; ");
+}
+
+function pidsOf(pids: readonly number[]): string {
+  const more = pids.length > PIDS ? ` and ${pids.length - PIDS} more` : "";
+  return `${pids.length === 1 ? "pid" : "pids"} ${pids.slice(0, PIDS).join(", ")}${more}`;
+}
+
+/** The reports of a failure; where a call has raised it, the notebook's own report is left out. */
+function reportsOf(reports: readonly Reported[]): string[] {
+  const called = reports.some(([who]) => who === "a call");
+  return reports.filter(([who]) => !(called && who === "<root>")).map(reporterText);
 }

@@ -1,8 +1,8 @@
-// The failure view: a time line, a list, and for each failure its whole story and what can be done about it.
+// The failure view: a time line, and a list with the facts of each failure and its buttons.
 
 import type { Cluster } from "../cluster/client";
 import type { Failure, Patch } from "../cluster/state";
-import { eachFrame, h, say } from "../page/dom";
+import { eachFrame, h, setText } from "../page/dom";
 import { clock, duration, endOf, plural } from "../page/words";
 import { Entry } from "./failure";
 import type { View } from "./view";
@@ -63,8 +63,8 @@ class FailureView {
   private _draw(): void {
     const failures = this._failures();
     const open = failures.filter(([, failure]) => failure.state === "open").length;
-    say(this._facts, failures.length ? `· ${plural(failures.length, "failure")}, ${open ? `${open} not healed` : "all healed or stopped"}` : "· none so far");
-    say(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
+    setText(this._facts, failures.length ? `· ${plural(failures.length, "failure")}, ${open ? `${open} not healed` : "all healed or stopped"}` : "· none so far");
+    setText(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
     this._drawLine(failures);
     const ids = new Set(failures.map(([id]) => id));
     for (const [id, entry] of this._entries)

@@ -4,7 +4,7 @@ import { type Difference, differences } from "../cluster/differing";
 import { type Fits, fitting, found, toggled } from "../cluster/finding";
 import { pointOf } from "../cluster/ranks";
 import type { Rank, State } from "../cluster/state";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 import { FIND_FROM, queryLine } from "../page/query";
 
 import "./finder.css";
@@ -68,7 +68,7 @@ export class Finder {
     if (this.element.hidden) return;
     if (first) this._fits = fitting(this.query, field.labels);
     const among = this._fits ? this._found().length : field.count;
-    say(this._count, this._fits ? `${among.toLocaleString("en")} of ${field.count.toLocaleString("en")}` : "");
+    setText(this._count, this._fits ? `${among.toLocaleString("en")} of ${field.count.toLocaleString("en")}` : "");
     this._choose.hidden = !this._fits || !among;
     this._list.hidden = !this._open;
     if (this._open) this._drawList(differences(field.count, (index) => field.rank(index), LISTED));
@@ -94,9 +94,9 @@ export class Finder {
       const row = this._list.children[at] ?? this._list.appendChild(this._row(at));
       const [swatch, count, name, where] = row.children as unknown as [HTMLElement, HTMLElement, HTMLElement, HTMLElement];
       if (swatch.dataset.state !== state) swatch.dataset.state = state;
-      say(count, indices.length.toLocaleString("en"));
-      say(name, what);
-      say(where, this._where(indices));
+      setText(count, indices.length.toLocaleString("en"));
+      setText(name, what);
+      setText(where, this._where(indices));
     });
     while (this._list.childElementCount > kinds.length) this._list.lastElementChild?.remove();
   }

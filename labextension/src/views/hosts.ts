@@ -2,7 +2,7 @@
 
 import { countOf, countsOf, hostNumber, present, procsOf } from "../cluster/ranks";
 import type { ClusterState, Counts, Host, Mesh, State } from "../cluster/state";
-import { say } from "../page/dom";
+import { setText } from "../page/dom";
 import { clock } from "../page/words";
 import type { Part } from "./cells";
 
@@ -22,7 +22,7 @@ export interface Hosts {
   inner: { labels: string[]; sizes: number[] } | null;
 }
 
-/** Where the ranks of a view lie; null where hosts tell nothing. `baseAt` gives the base rank of an index of the view. */
+/** Where the ranks of a view lie; null where a view by hosts shows nothing more. `baseAt` gives the base rank of an index of the view. */
 export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mesh, labels: string[], sizes: number[], baseAt: (index: number) => number): Hosts | null {
   const procs = procsOf(state, mesh);
   const names = procs?.hosts ?? [];
@@ -37,14 +37,14 @@ export function hostsOf(state: Pick<ClusterState, "hosts" | "meshes">, mesh: Mes
   });
   const order = [...members.keys()].sort((a, b) => a - b);
   if (order.length < 2 || order.length === count) return null;
-  const place = new Map(order.map((host, at) => [host, at]));
+  const position = new Map(order.map((host, at) => [host, at]));
   // Leading dimensions that run over whole hosts name them; the rest are the ranks within one.
   let split = 0;
   while (split < sizes.length && countOf(sizes.slice(0, split)) < order.length) split++;
   const plain = countOf(sizes.slice(0, split)) === order.length && count % order.length === 0;
   return {
     names: order.map((host) => state.hosts[names[host] ?? ""]?.name ?? names[host] ?? "?"),
-    of: (index) => place.get(hostAt[index] ?? -1) ?? -1,
+    of: (index) => position.get(hostAt[index] ?? -1) ?? -1,
     on: (host) => members.get(order[host] ?? -1) ?? [],
     labels: plain ? labels.slice(0, split) : ["hosts"],
     sizes: plain ? sizes.slice(0, split) : [order.length],
@@ -66,7 +66,7 @@ export function noticeOf(state: Pick<ClusterState, "hosts">, hosts: readonly str
 export function sayNotice(line: HTMLElement, state: Pick<ClusterState, "hosts">, hosts: readonly string[]): void {
   const notice = noticeOf(state, hosts);
   line.hidden = !notice;
-  say(line, notice);
+  setText(line, notice);
 }
 
 export interface Together {

@@ -43,10 +43,10 @@ export function layout(labels: readonly string[], sizes: readonly number[], acro
     for (let from = 0; from < inner.length; from += wide) {
       const part = inner.slice(from, from + wide);
       const range = folded ? `${named}${from}–${from + part.length - 1}` : "";
-      rows.push({ label: [from ? "" : label, range].filter(Boolean).join(" "), cells: part.map((place) => line.offset + place.offset) });
+      rows.push({ label: [from ? "" : label, range].filter(Boolean).join(" "), cells: part.map((column) => line.offset + column.offset) });
     }
   }
-  const heads = folded ? [] : inner.map((place) => place.point.join("·"));
+  const heads = folded ? [] : inner.map((column) => column.point.join("·"));
   return { columns: wide, rows, heads, corner: folded ? "" : columns.map((d) => labels[d]).join("·") };
 }
 

@@ -1,11 +1,11 @@
-// The log view: what the ranks write, merged or in lanes, filtered, followed, kept.
+// The log view: lines of the ranks, merged or in lanes, filtered, followed, paused, downloaded.
 
 import type { Cluster } from "../cluster/client";
 import type { LogLine, LogMessage } from "../cluster/messages";
 import { pointOf } from "../cluster/ranks";
 import { ranksFrom } from "../cluster/slices";
 import type { Mesh } from "../cluster/state";
-import { eachFrame, h, say } from "../page/dom";
+import { eachFrame, h, setText } from "../page/dom";
 import { clock, placeOf, plural } from "../page/words";
 import type { View } from "./view";
 
@@ -137,7 +137,7 @@ class LogView {
       if (this._paused) this._held.push(...lines);
       else this._add(lines);
     }
-    if (this._paused) say(this._pause, `Follow (${this._held.length})`);
+    if (this._paused) setText(this._pause, `Follow (${this._held.length})`);
   }
 
   // -- drawing -------------------------------------------------------------------------------------------------------
@@ -187,11 +187,11 @@ class LogView {
   }
 
   private _count(): void {
-    say(this._title, this._mesh?.name ?? "");
+    setText(this._title, this._mesh?.name ?? "");
     const parts = [plural(this._lines.length, "line")];
     if (this._skipped) parts.push(`${this._skipped} not shown`);
     if (!this._cluster.live) parts.push(`state at ${clock(this._cluster.now())}`);
-    say(this._facts, `· ${parts.join(" · ")}`);
+    setText(this._facts, `· ${parts.join(" · ")}`);
   }
 
   private _draw(): void {

@@ -5,7 +5,7 @@ import { baseOf, countOf, countsOf, hostOf, pointOf, present, procsOf, rankOf } 
 import { sliceExpression } from "../cluster/slices";
 import type { Mesh, Patch, Rank, State } from "../cluster/state";
 import { askButton, messageLine } from "../page/buttons";
-import { eachFrame, h, say } from "../page/dom";
+import { eachFrame, h, setText } from "../page/dom";
 import { FIND_FROM } from "../page/query";
 import { clock, duration, overText, placeOf, plural, shapeOf } from "../page/words";
 import type { Look } from "./cells";
@@ -28,7 +28,7 @@ export interface MeshOptions {
   ranks?: number[];
   labels?: string[];
   sizes?: number[];
-  /** What else is to be said of it. */
+  /** A note beside the heading. */
   facts?: string[];
 }
 
@@ -50,8 +50,8 @@ class MeshView {
     this._uid = _options.mesh;
     this._metrics = new LatestMetrics(_cluster, this._uid, () => this._metric.startsWith(METRIC) && this._drawAll());
     this._tip = new Tip(_root);
-    const { message, tell } = messageLine();
-    this._healAll = askButton("Heal", () => _cluster.request("heal", { mesh: this._uid }), tell, { class: "mnb-b mnb-main" });
+    const { message, report } = messageLine();
+    this._healAll = askButton("Heal", () => _cluster.request("heal", { mesh: this._uid }), report, { class: "mnb-b mnb-main" });
     this._tools.append(this._healAll, this._turns, this._level, this._pick);
     _root.append(
       h("div", { class: "mnb-top mnb-wrap" }, h("span", {}, this._title, " ", this._facts), this._status, this._tools),
@@ -265,10 +265,10 @@ class MeshView {
 
   private _draw(): void {
     const before = this._mesh;
-    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
+    const mesh = this._cluster.state.meshes[this._uid] ?? (before && { ...before, stopped: before.stopped ?? "it no longer exists", ended: before.ended ?? this._cluster.now() });
     this._mesh = mesh;
     this._tools.hidden = !mesh;
-    if (!mesh) return say(this._facts, this._cluster.live ? "this mesh no longer exists" : "not connected to the kernel");
+    if (!mesh) return setText(this._facts, this._cluster.live ? "this mesh no longer exists" : "not connected to the kernel");
     const grid = this._grid;
     if (!grid) return this._begin(mesh);
     this._drawHead(mesh);
@@ -307,10 +307,10 @@ class MeshView {
       mesh.stopped ? overText(mesh, this._cluster.now()) : "",
     ];
     this._root.classList.toggle("mnb-over", Boolean(mesh.stopped));
-    say(this._title, mesh.name);
-    say(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
+    setText(this._title, mesh.name);
+    setText(this._facts, `· ${parts.filter(Boolean).join(" · ")}`);
     sayNotice(this._notice, this._cluster.state, hosts);
-    say(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
+    setText(this._status, this._cluster.live ? "" : `state at ${clock(this._cluster.now())}`);
     this._colours = coloursOf(this._cluster.state.ranks[this._uid] ?? {}, this._metrics);
     if (!this._colours[this._metric]) this._metric = "state";
     const offered = ["state", ...Object.keys(this._colours)].join();
@@ -335,7 +335,7 @@ class MeshView {
       const item = this._legend.children[at] ?? this._legend.appendChild(this._key());
       const [swatch, label] = item.children as unknown as [HTMLElement, HTMLElement];
       if (swatch.dataset.state !== state) swatch.dataset.state = state;
-      say(label, text);
+      setText(label, text);
       (item as HTMLButtonElement).disabled = Boolean(colour) || this.count < FIND_FROM;
     }
     while (this._legend.childElementCount > items.length) this._legend.lastElementChild?.remove();

@@ -1,10 +1,10 @@
-// The metrics view: what actors tell with monarch.telemetry.log, and what their processes use, as live curves.
+// The metrics view: values logged with monarch.telemetry.log, and the resource use of processes, as live curves.
 
 import type { Cluster } from "../cluster/client";
 import type { Points } from "../cluster/messages";
 import { pointOf } from "../cluster/ranks";
 import type { Mesh, Rank } from "../cluster/state";
-import { eachFrame, h, say } from "../page/dom";
+import { eachFrame, h, setText } from "../page/dom";
 import { clock, overText, placeOf, plural } from "../page/words";
 import { Chart } from "./chart";
 import { Curves } from "./curves";
@@ -26,7 +26,7 @@ const USES: Readonly<Record<string, (rank: Partial<Rank>) => number | undefined>
   "calls/s": (rank) => rank.rate,
 };
 
-/** The metrics of a mesh. `points` were told before; `usage` is false where what its processes use is not wanted. */
+/** The metrics of a mesh. `points` are earlier values; `usage` false leaves out the resource use of processes. */
 export interface MetricOptions {
   mesh: string;
   points?: Points;
@@ -106,12 +106,12 @@ class MetricView {
   private _draw(): void {
     const count = new Set([...this._curves.values()].flatMap((curves) => [...curves.ranks])).size;
     const before = this._mesh;
-    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? "it is gone", ended: before.ended ?? this._cluster.now() });
+    this._mesh = this._cluster.state.meshes[this._options.mesh] ?? (before && { ...before, stopped: before.stopped ?? "it no longer exists", ended: before.ended ?? this._cluster.now() });
     const over = this._mesh?.stopped ? ` · ${overText(this._mesh, this._cluster.now())}` : "";
     const when = this._cluster.live ? over : ` · state at ${clock(this._cluster.now())}`;
     this._root.classList.toggle("mnb-over", Boolean(over));
-    say(this._title, this._mesh?.name ?? "");
-    say(this._facts, `· ${this._curves.size ? plural(count, "rank") : "no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor"}${when}`);
+    setText(this._title, this._mesh?.name ?? "");
+    setText(this._facts, `· ${this._curves.size ? plural(count, "rank") : "no metrics yet: call monarch.telemetry.log(loss=…, step=…) in an actor"}${when}`);
     const mean = this._wantsMean ?? count > SINGLE;
     this._mean.hidden = count < 2;
     this._mean.setAttribute("aria-pressed", String(mean));
@@ -147,5 +147,5 @@ class MetricView {
   private _title = h("b");
   private _unsubscribe: (() => void) | null = null;
   private _unwatch: () => void;
-  private _wantsMean: boolean | null = null; // once somebody has said so
+  private _wantsMean: boolean | null = null; // null until a click chooses
 }

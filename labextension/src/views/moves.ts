@@ -35,8 +35,8 @@ export function movedText(moved: readonly Movement[]): string {
 
 /** How long that took: "ranks were busy with it, or waited for each other, for 12.3 ms along data (the quickest 11.0 ms)". */
 export function busyText(busy: readonly Busy[]): string {
-  const told = busy.map(({ dimensions, most, least }) => `${seconds(most)} along ${dimensions}${least < 0.9 * most ? ` (the quickest ${seconds(least)})` : ""}`);
-  return `ranks were busy with it, or waited for each other, for ${told.join(", ")}`;
+  const times = busy.map(({ dimensions, most, least }) => `${seconds(most)} along ${dimensions}${least < 0.9 * most ? ` (the quickest ${seconds(least)})` : ""}`);
+  return `ranks were busy with it, or waited for each other, for ${times.join(", ")}`;
 }
 
 function seconds(value: number): string {

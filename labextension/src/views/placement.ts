@@ -2,7 +2,7 @@
 
 import type { Piece, PlacementData } from "../cluster/messages";
 import { copyButton } from "../page/buttons";
-import { h, say, sayFacts } from "../page/dom";
+import { h, setText, setFacts } from "../page/dom";
 import { Drawing } from "./drawing";
 
 import "./placement.css";
@@ -24,19 +24,19 @@ export class PlacementPicture {
     const events = {
       hover: (piece: Piece | null): void => this._hover(piece),
       pick: (piece: Piece, more: boolean): void => this._pick(piece, more),
-      clear: (): void => this._keep(null),
+      clear: (): void => this._pin(null),
     };
     const does = _data.rows.map(([dimension, , what]) => `${dimension} ${what}`).join("; ");
     this._tensor = new Drawing(_data.tensor, `${_data.title}: ${does}`, events);
     this._mesh = new Drawing(_data.mesh, `the mesh ${_data.mesh_text}`, events);
     const table = h("div", { class: "mnb-facts mnb-does" });
-    sayFacts(table, _data.rows.map(([dimension, placement, what]) => [dimension, `${placement}   ${what}`] as const));
+    setFacts(table, _data.rows.map(([dimension, placement, what]) => [dimension, `${placement}   ${what}`] as const));
     this.element = h(
       "div",
       { class: "mnb-placement" },
       h("div", { class: "mnb-top" }, h("span", {}, h("b", { text: _data.name }), h("span", { class: "mnb-dim", text: ` · ${_data.title} · on ${_data.mesh_text} · ${_data.bytes}` }))),
       h("div", { class: "mnb-pictures" }, this._tensor.element, this._mesh.element),
-      h("div", { class: "mnb-slice mnb-said" }, this._said, this._copy),
+      h("div", { class: "mnb-slice mnb-description" }, this._description, this._copy),
       table,
     );
     this._show();
@@ -63,19 +63,19 @@ export class PlacementPicture {
 
   private _pick(piece: Piece, more: boolean): void {
     const lit = this._litBy(piece);
-    const kept = this._kept;
-    if (kept && !more && kept.description === lit.description) return this._keep(null);
-    if (kept && more) {
-      for (const block of lit.blocks) kept.blocks.add(block);
-      for (const rank of lit.ranks) kept.ranks.add(rank);
-      kept.description = `${kept.blocks.size} shards`;
-      return this._keep(kept);
+    const pinned = this._pinned;
+    if (pinned && !more && pinned.description === lit.description) return this._pin(null);
+    if (pinned && more) {
+      for (const block of lit.blocks) pinned.blocks.add(block);
+      for (const rank of lit.ranks) pinned.ranks.add(rank);
+      pinned.description = `${pinned.blocks.size} shards`;
+      return this._pin(pinned);
     }
-    this._keep(lit);
+    this._pin(lit);
   }
 
-  private _keep(lit: Lit | null): void {
-    this._kept = lit;
+  private _pin(lit: Lit | null): void {
+    this._pinned = lit;
     const has = (own: number[] | undefined, among: ReadonlySet<number>): boolean => Boolean(own?.some((one) => among.has(one)));
     this._tensor.select((piece) => has(piece.blocks, lit?.blocks ?? NONE));
     this._mesh.select((piece) => has(piece.ranks, lit?.ranks ?? NONE) || (!lit?.ranks.size && has(piece.blocks, lit?.blocks ?? NONE)));
@@ -83,23 +83,23 @@ export class PlacementPicture {
   }
 
   private _show(): void {
-    const lit = this._hovered ?? this._kept;
+    const lit = this._hovered ?? this._pinned;
     for (const drawing of [this._tensor, this._mesh]) drawing.light(lit?.blocks ?? NONE, NONE);
-    say(this._said, lit?.description || HINT);
-    this._said.classList.toggle("mnb-dim", !lit);
-    this._copy.hidden = !this._kept || this._kept.blocks.size !== 1;
+    setText(this._description, lit?.description || HINT);
+    this._description.classList.toggle("mnb-dim", !lit);
+    this._copy.hidden = !this._pinned || this._pinned.blocks.size !== 1;
   }
 
   /** The selected shard as an index into the tensor. */
   private _index(): string {
-    const [block] = this._kept?.blocks ?? [];
+    const [block] = this._pinned?.blocks ?? [];
     return block === undefined ? "" : (this._data.blocks[block] ?? "").split(" · ")[0] ?? "";
   }
 
   private _copy = copyButton("copy index", () => this._index());
   private _hovered: Lit | null = null;
-  private _kept: Lit | null = null;
+  private _pinned: Lit | null = null;
   private _mesh: Drawing;
-  private _said = h("span", { role: "status" });
+  private _description = h("span", { role: "status" });
   private _tensor: Drawing;
 }

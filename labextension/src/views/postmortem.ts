@@ -52,7 +52,7 @@ export function postMortem(cluster: Cluster, about: { mesh: string; ranks: numbe
     else if (event.key === "ArrowDown" && at < history.length) input.value = history[++at] ?? "";
   });
   close.addEventListener("click", () => {
-    if (sessions) void ask({ do: "continue" }).catch(() => undefined); // lets go of the frames; the actor has gone on long since
+    if (sessions) void ask({ do: "continue" }).catch(() => undefined); // releases the frames; the actor has continued long before
     element.remove();
     closed();
   });

@@ -4,7 +4,7 @@ import type { Cluster } from "../cluster/client";
 import type { PlacementData } from "../cluster/messages";
 import { rankOf } from "../cluster/ranks";
 import type { Mesh, TensorRow, Tensors } from "../cluster/state";
-import { eachFrame, h, say, svg } from "../page/dom";
+import { eachFrame, h, setText, svg } from "../page/dom";
 import { SIGNS, overText, size } from "../page/words";
 import { busyText, byDimension, factsOf, movedText } from "./moves";
 import { PlacementPicture } from "./placement";
@@ -64,7 +64,7 @@ class OneTensor {
     const mesh = state.meshes[this._mesh];
     if (mesh) this._seen = mesh;
     const over = this._cluster.live && this._seen && (!mesh || mesh.stopped);
-    if (over && !this._over.textContent) say(this._over, `its mesh was ${overText(mesh ?? this._seen, this._cluster.now())}`);
+    if (over && !this._over.textContent) setText(this._over, `its mesh was ${overText(mesh ?? this._seen, this._cluster.now())}`);
     this._over.hidden = !over;
     this._root.classList.toggle("mnb-over", Boolean(over));
     this._picture.mark((rank) => {
@@ -185,7 +185,7 @@ class TensorList {
       const picture = new OneTensor(this._cluster, cell, placement, mesh, ranks, [key, Number(number)]);
       this._opened.end = () => picture.end();
     } catch (error) {
-      say(cell, (error as Error).message);
+      setText(cell, (error as Error).message);
     }
   }
 
@@ -224,8 +224,8 @@ function memory({ live, largest }: Tensors): HTMLElement | null {
   if (!live.length) return null;
   const same = new Set(live.map(size)).size === 1;
   const bars = live.map((held, rank) => h("span", { class: "mnb-bar", title: `rank ${rank}: ${size(held)}`, style: `height:${Math.max(2, Math.round((22 * held) / (largest || 1)))}px` }));
-  const told = same ? `${size(live[0] ?? 0)} on each rank` : `${size(Math.min(...live))} to ${size(largest)} on a rank`;
-  return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${told}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${told}` }));
+  const text = same ? `${size(live[0] ?? 0)} on each rank` : `${size(Math.min(...live))} to ${size(largest)} on a rank`;
+  return h("div", { class: "mnb-memory", role: "img", "aria-label": `live: ${text}` }, h("span", { class: "mnb-dim", text: "live " }), h("span", { class: "mnb-bars" }, ...bars), h("span", { text: ` ${text}` }));
 }
 
 function processes({ memory }: Tensors): HTMLElement | null {

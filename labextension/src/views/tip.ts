@@ -1,4 +1,4 @@
-// What is said of the cell under the pointer.
+// The tip of the cell under the pointer.
 
 import { h } from "../page/dom";
 

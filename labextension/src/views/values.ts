@@ -3,7 +3,7 @@
 import type { Cluster } from "../cluster/client";
 import type { TensorValues } from "../cluster/messages";
 import { askButton, messageLine } from "../page/buttons";
-import { h, say } from "../page/dom";
+import { h, setText } from "../page/dom";
 
 import "./values.css";
 
@@ -17,10 +17,10 @@ export class ValuesOf {
     of: [tensors: string, number: number],
   ) {
     this._name = name === "Tensor" ? "t" : name; // as a program calls it
-    const { message, tell } = messageLine();
+    const { message, report } = messageLine();
     const ask = async (): Promise<void> => this._show(await this._cluster.request("values", { tensors: of[0], number: of[1] }));
     const title = "the first elements, and the least, the largest and the mean of each rank; no cell need run for that";
-    this._button = askButton(ASK, ask, (text, wrong) => this._tell(tell, text, wrong), { title });
+    this._button = askButton(ASK, ask, (text, wrong) => this._report(report, text, wrong), { title });
     this._hide = h("button", { class: "mnb-b", type: "button", text: "hide", onclick: () => this._clear() });
     this._hint.append("its values: ", h("code", { text: `${this._name}.full_tensor()` }), ", by rank: ", h("code", { text: `${this._name}.local_shards()` }));
     root.append(h("div", { class: "mnb-values" }, h("div", { class: "mnb-tools" }, this._button, this._hide, this._hint), message, this._found));
@@ -33,9 +33,9 @@ export class ValuesOf {
     this._hide.hidden = !this._found.childElementCount;
   }
 
-  private _tell(tell: (text: string, wrong?: boolean) => void, text: string, wrong?: boolean): void {
+  private _report(report: (text: string, wrong?: boolean) => void, text: string, wrong?: boolean): void {
     if (wrong) this._clear(); // what was there before is not what is there now
-    tell(text, wrong);
+    report(text, wrong);
   }
 
   private _show({ corner, index, columns, rows, notes }: TensorValues): void {
@@ -51,13 +51,13 @@ export class ValuesOf {
       ...notes.map((text) => h("div", { class: "mnb-note", text })),
       ...(rows.length ? [h("div", { class: "mnb-scroll" }, h("table", { class: "mnb-list", "aria-label": "values by rank" }, h("thead", {}, head), h("tbody", {}, ...ranks.map(counted))))] : []),
     );
-    say(this._button, "show again");
+    setText(this._button, "show again");
     this.draw();
   }
 
   private _clear(): void {
     this._found.replaceChildren();
-    say(this._button, ASK);
+    setText(this._button, ASK);
     this.draw();
   }
 

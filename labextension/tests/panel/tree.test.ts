@@ -85,8 +85,8 @@ describe("the rows of many hosts", () => {
           const parent = seen.get(row.parent);
           expect(row.level).toBe((parent?.level ?? 0) + 1);
           if (parent) expect(parent.expanded).toBe(true);
-          children.set(row.parent, [...(children.get(row.parent) ?? []), row.place]);
-          expect(row.place).toBeLessThanOrEqual(row.siblings);
+          children.set(row.parent, [...(children.get(row.parent) ?? []), row.position]);
+          expect(row.position).toBeLessThanOrEqual(row.siblings);
           seen.set(row.key, row);
         }
         for (const [parent, places] of children) {
