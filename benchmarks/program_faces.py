@@ -24,7 +24,7 @@ import os, random, resource, threading, time
 import msgspec
 from monarch_nb.runtime import current_runtime
 from monarch_nb.store import store_of, events as e
-from monarch_nb.store.verbs import Activity, Doing
+from monarch_nb.store.verbs import Activity, ActorActivity
 from monarch_kernel import _loaded
 
 runtime = current_runtime()
@@ -44,7 +44,7 @@ def bodies():
     for _ in range(4 * count):
         rank, busy = random.randrange(count), random.random() < 0.5
         does = ("busy", now, "step") if busy else ("idle", now, "")
-        made.append(msgspec.msgpack.encode(Activity((Doing("a", rank, 0, *does, 0, 1, 1.0, 0),))))
+        made.append(msgspec.msgpack.encode(Activity((ActorActivity("a", rank, 0, *does, 0, 1, 1.0, 0),))))
     return made
 
 ready = bodies()

@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_nb._about import __version__
 from monarch_nb.actor import Actor, endpoint
-from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, Waits
+from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, ThreadWaits
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
@@ -25,7 +25,7 @@ from monarch_nb.host.mesh_leases import MeshLeases
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs.tail import Sending, Tail
 from monarch_nb.logs.verbs import PROC_LOG, TAIL, TOOK, Follow, LogBlock, Took
-from monarch_nb.runtime import DOING, INTERRUPT, SPAWN, Doing
+from monarch_nb.runtime import DOING, INTERRUPT, SPAWN, RunningEndpoint
 from monarch_nb.transport import Keys, Parcel, UnreachableError
 from monarch_nb.transport.memory.network import NetworkFaults
 from monarch_nb.transport.memory.transport import MemoryTransport
@@ -74,12 +74,12 @@ class Member(Actor):
 
 WORLD = GroupKey("0", (0, 1), "m1:15000")
 ENGINES: dict[str, Callable[["VirtualProc"], Any]] = {
-    WAITS.name: lambda proc: Waits(proc.waits is not None, (WORLD,) if proc.waits else (), member_of=(WORLD,)),
+    WAITS.name: lambda proc: ThreadWaits(proc.waits is not None, (WORLD,) if proc.waits else (), member_of=(WORLD,)),
     END_WAITS.name: lambda proc: Done(),
     BROKEN.name: lambda proc: Broken((WORLD,), port=15001),
     RENEW.name: lambda proc: Renewed(),
-    INTERRUPT.name: lambda proc: Doing(call="c", endpoint="train", ended=True),
-    DOING.name: lambda proc: Doing(call="c", endpoint="train", seconds=float(proc.spec.rank)),
+    INTERRUPT.name: lambda proc: RunningEndpoint(call="c", endpoint="train", ended=True),
+    DOING.name: lambda proc: RunningEndpoint(call="c", endpoint="train", seconds=float(proc.spec.rank)),
 }
 ANSWERS: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
 _NOTHING = encode(None)

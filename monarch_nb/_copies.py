@@ -13,7 +13,7 @@ CHUNK = 8 << 20  # bytes of files in one message
 _SKIPPED = frozenset({".monarch"})  # what jobs write of themselves
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """One thing in a folder, as it is known without reading it."""
 
     kind: str  # "file", "link" or "folder"
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     target: str = ""  # of a link
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Some bytes of a file."""
 
     name: str
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     data: bytes
 
 
-Tree = dict[str, Entry]
+Tree = dict[str, FolderEntry]
 
 
 def tree_of(root: Path) -> Tree:
@@ -46,11 +46,11 @@ def tree_of(root: Path) -> Tree:
                 facts = path.lstat()
                 relative = path.relative_to(root).as_posix()
                 if path.is_symlink():
-                    found[relative] = Entry("link", target=os.readlink(path))
+                    found[relative] = FolderEntry("link", target=os.readlink(path))
                 elif path.is_dir():
-                    found[relative] = Entry("folder")
+                    found[relative] = FolderEntry("folder")
                 elif path.is_file():
-                    found[relative] = Entry("file", facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
+                    found[relative] = FolderEntry("file", facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777)
         folders[:] = [name for name in folders if _device(Path(folder, name)) == device]
     return found
 
@@ -67,15 +67,15 @@ def changed(wanted: Tree, have: Tree) -> list[str]:
     return [name for name, entry in wanted.items() if entry.kind == "file" and have.get(name) != entry]
 
 
-def read_pieces(root: Path, names: Iterable[str]) -> Iterator[list[Piece]]:
+def read_pieces(root: Path, names: Iterable[str]) -> Iterator[list[FilePiece]]:
     """The bytes of some files, so many at a time; a file that went has none."""
-    batch: list[Piece] = []
+    batch: list[FilePiece] = []
     filled = 0
     for name in names:
         with contextlib.suppress(FileNotFoundError), open(root / name, "rb") as file:
             offset = 0
             while (data := file.read(CHUNK - filled)) or offset == 0:
-                batch.append(Piece(name, offset, data))
+                batch.append(FilePiece(name, offset, data))
                 offset += len(data)
                 filled += len(data)
                 if filled >= CHUNK:
@@ -94,7 +94,7 @@ class Copy:
         self.root = root
         self._mark = f".mnb-{secrets.token_hex(3)}"
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[FilePiece]) -> None:
         """Takes bytes of files, in order."""
         for piece in pieces:
             draft = self._draft(piece.name)

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from monarch_nb._copies import CHUNK, Copy, Piece, Tree, changed, read_pieces, remove, tree_of
+from monarch_nb._copies import CHUNK, Copy, FilePiece, Tree, changed, read_pieces, remove, tree_of
 from monarch_nb.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint
 from monarch_nb.shape import Point
 
@@ -65,7 +65,7 @@ class RemoteMountActor(Actor):
         return tree_of(self._open.root)
 
     @endpoint
-    def write(self, pieces: list[Piece]) -> None:
+    def write(self, pieces: list[FilePiece]) -> None:
         """Takes bytes of files."""
         self._open.write(pieces)
 
@@ -239,7 +239,7 @@ class GatherMount:
             size, offset = wanted[name].size, 0
             while offset < size or offset == 0:
                 data = source.read.call_one(name, offset).get(_ANSWER_S) if size else b""
-                copy.write([Piece(name, offset, data)])
+                copy.write([FilePiece(name, offset, data)])
                 offset += len(data)
                 if not data:
                     break

@@ -165,10 +165,10 @@ FIGURES = (
     Figure("type-ignores and noqa", suppressions, 156, 75),
     Figure("imports in functions", imports_in_functions, 119, 75),
     Figure("modules under 40 lines, `__init__` aside", short_modules, 63, 30),
-    Figure("Protocols with one implementation", single_protocols, 36, 12),
-    Figure("class names used more than once", repeated_class_names, 109, 25),
+    Figure("Protocols with one implementation", single_protocols, 33, 12),
+    Figure("class names used more than once", repeated_class_names, 5, 25),
     Figure("circles of imports", circles_of_imports, 3, 0),
-    Figure("lines of tests", lambda: lines("tests"), 70_000, 54_000),
+    Figure("lines of tests", lambda: lines("tests"), 69_980, 54_000),
     Figure("names of tests of twelve words and more", long_test_names, 28, 0),
     Figure("modules that a call and its reply pass", modules_of_a_call, 14, 14),
 )

@@ -22,9 +22,9 @@ from .debugger import CellPrompt, DebugMagics, with_remote
 from .display.errors import Errors
 from .display.failures import raised_bar
 from .display.host_notices import show_notice
-from .display.notices import Notice, Notices
+from .display.notices import FailureNotice, Notices
 from .files import cell_name
-from .forgotten import Forgotten
+from .forgotten import UnretrievedErrors
 from .front import Front
 from .guide import GuideMagics
 from .importing import ImportNotices
@@ -34,12 +34,12 @@ from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
 from .packages import PackageMagics
 from .profiling import ProfileMagics
-from .progress import Progress
+from .progress import CallProgress
 from .reruns import Reruns
 from .session import Session
 from .stopping import Stopping
 from .tensors import TENSOR_REPORTER
-from .unheld import Unheld
+from .unheld import UnheldMeshes
 from .views import Views
 from .views.magics import ViewMagics
 from .views.registry import VIEWS
@@ -105,11 +105,13 @@ class Extension:
             logs.present(Forwarding(logs))
             notebook_mode(_print_report)
 
-    def _notice_of(self, failure: MeshFailure) -> Notice:
+    def _notice_of(self, failure: MeshFailure) -> FailureNotice:
         """The notice for the error of a call: the failure behind it."""
-        return self._attached.notices.error(failure) if self._attached is not None else Notice(record(failure, 0.0))
+        return (
+            self._attached.notices.error(failure) if self._attached is not None else FailureNotice(record(failure, 0.0))
+        )
 
-    def _announce(self, notice: Notice) -> None:
+    def _announce(self, notice: FailureNotice) -> None:
         """Shows the actions for a failure above the error that it caused."""
         if self._attached is not None:
             self._attached.notices.bar(notice)
@@ -165,13 +167,13 @@ class _Attached:
         self._output.start()
         self._notebook = Notebook(front, session, runtime)
         self._reruns = Reruns(shell, front, session, runtime)
-        self._unheld = Unheld(front, session, runtime)
-        self._progress = Progress(front, runtime, self._output)
+        self._unheld = UnheldMeshes(front, session, runtime)
+        self._progress = CallProgress(front, runtime, self._output)
         self.prompt = CellPrompt(shell, front, runtime, widgets.debugger, elsewhere)
         self._name: Callable[[str], str] = lambda file: cell_name(shell, file)
         self.stopping = Stopping(front, runtime, self._name)
         self._imports = ImportNotices(front)
-        self.forgotten = Forgotten(shell, front, self._output.flush)
+        self.forgotten = UnretrievedErrors(shell, front, self._output.flush)
         self.notices = Notices(front, store_of(runtime), widgets, self._output.flush)
         notebook_mode(self.notices.show)
         runtime.part(HostNotices).present(lambda event: show_notice(front, self._output.flush, event))

@@ -10,7 +10,7 @@ from .front import Front
 from .namespace import is_hidden
 
 
-class Forgotten:
+class UnretrievedErrors:
     """Reports such errors from any thread; also those of futures that IPython alone keeps, as an output."""
 
     def __init__(self, shell: Any, front: Front, flush: Callable[[], None]) -> None:

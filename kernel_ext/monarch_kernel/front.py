@@ -150,7 +150,7 @@ def _is_cell(parent: Any) -> bool:
     return bool(kind == "execute_request")
 
 
-class Line:
+class TransientLines:
     """A few lines of text in a cell that are replaced in place, and leave nothing behind."""
 
     def __init__(self, front: Front) -> None:

@@ -38,7 +38,7 @@ _EXTENSION = "monarch-nb-lab"
 _LABS = (LAB, HUB, LIGHTNING)  # where JupyterLab's extensions can be
 
 
-class Facts(Struct, frozen=True):
+class FrontEndFacts(Struct, frozen=True):
     """Facts from which the front end is recognised."""
 
     environment: Mapping[str, str]
@@ -54,12 +54,12 @@ class Facts(Struct, frozen=True):
     panel: bool = False  # our extension for JupyterLab is installed
 
 
-def facts_of(shell: Any) -> Facts:
+def facts_of(shell: Any) -> FrontEndFacts:
     """Facts of the process that runs a shell; `shell` is None without IPython."""
     kernel = getattr(shell, "kernel", None)
     request = (kernel.get_parent("shell") or {}) if kernel is not None else {}
     info = getattr(kernel, "kernel_info", {}) if kernel is not None else {}
-    return Facts(
+    return FrontEndFacts(
         environment=dict(os.environ),
         modules=frozenset(name for name in ("google.colab", "marimo") if name in sys.modules),
         variables=frozenset(name for name in getattr(shell, "user_ns", {}) if str(name).startswith("__")),
@@ -95,7 +95,7 @@ def _switched_off(folder: str) -> bool:
     return bool(off.get(_EXTENSION)) if isinstance(off, dict) else isinstance(off, list) and _EXTENSION in off
 
 
-def recognised(facts: Facts) -> tuple[str, str]:
+def recognised(facts: FrontEndFacts) -> tuple[str, str]:
     """The front end, and by what it was recognised. The first that fits: hosted ones set JupyterLab's variables too."""
     environment = facts.environment
 
@@ -120,12 +120,12 @@ def recognised(facts: Facts) -> tuple[str, str]:
     return next(((name, sign) for name, sign in signs if sign), (OTHER, "no sign of any is there"))
 
 
-def levels(facts: Facts) -> list[Finding]:
+def levels(facts: FrontEndFacts) -> list[Finding]:
     """The front end, and how much of each feature it gives. Pure."""
     where, sign = recognised(facts)
     guide = _GUIDES.get(where)
     description = f"{where} ({sign})" + (f"; its guide: {guide}" if guide else "")
-    levels: tuple[tuple[str, Callable[[Facts, str], tuple[str, str]]], ...] = (
+    levels: tuple[tuple[str, Callable[[FrontEndFacts, str], tuple[str, str]]], ...] = (
         ("magics", _magics),
         ("displays", _displays),
         ("buttons", _buttons),
@@ -139,13 +139,13 @@ def levels(facts: Facts) -> list[Finding]:
     ]
 
 
-def _magics(facts: Facts, where: str) -> tuple[str, str]:
+def _magics(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where == MARIMO:
         return "none: cells use the Python calls that the help of each magic names", ""
     return "all of them", ""
 
 
-def _displays(facts: Facts, where: str) -> tuple[str, str]:
+def _displays(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where == TERMINAL:
         return "text", ""
     if where == MARIMO:
@@ -164,7 +164,7 @@ def _displays(facts: Facts, where: str) -> tuple[str, str]:
     return "live: they change while a cell runs", ""
 
 
-def _buttons(facts: Facts, where: str) -> tuple[str, str]:
+def _buttons(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where == MARIMO and facts.widgets:
         return "they wait until the running cell ends", ""
     if where in (TERMINAL, RUN, MARIMO) or not (facts.comms and facts.widgets):
@@ -176,7 +176,7 @@ def _buttons(facts: Facts, where: str) -> tuple[str, str]:
     return "they work while a cell runs where this front end uses subshells, else after it", ""
 
 
-def _debugger(facts: Facts, where: str) -> tuple[str, str]:
+def _debugger(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if not facts.stdin or where == RUN:
         return "no prompt: calls raise StoppedAtBreakpoint, and %%mdb gives commands from the next cell", ""
     if where == VSCODE:
@@ -186,7 +186,7 @@ def _debugger(facts: Facts, where: str) -> tuple[str, str]:
     return "its prompt is in the cell", ""
 
 
-def _bug_button(facts: Facts, where: str) -> tuple[str, str]:
+def _bug_button(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where in _LABS and facts.debugger:
         return "breakpoints in the margin of cells hold on the ranks", ""
     if where == VSCODE and facts.debugger:
@@ -196,7 +196,7 @@ def _bug_button(facts: Facts, where: str) -> tuple[str, str]:
     return "none here: %break sets breakpoints in actors that run", ""
 
 
-def _panel(facts: Facts, where: str) -> tuple[str, str]:
+def _panel(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where not in _LABS:
         return "none: only JupyterLab and Notebook 7 have one; %meshes, %failures and %logs show the same", ""
     if not facts.panel:
@@ -204,7 +204,7 @@ def _panel(facts: Facts, where: str) -> tuple[str, str]:
     return "the tab with four squares opens it", ""
 
 
-def _away(facts: Facts, where: str) -> tuple[str, str]:
+def _away(facts: FrontEndFacts, where: str) -> tuple[str, str]:
     if where in (COLAB, KAGGLE, LIGHTNING):
         return "a machine that sleeps, or is taken back, takes its processes along: save what has to last", ""
     if where == HUB:

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_nb.wire import decode
 
-from .front import Front, Line
+from .front import Front, TransientLines
 
 AFTER_SECONDS = 1.0
 LOOKS_EVERY = 0.1
@@ -37,7 +37,7 @@ class ImportNotices:
         threading.Thread(target=self._watch, args=(name,), name="monarch-import", daemon=True).start()
 
     def _watch(self, name: str) -> None:
-        line, ended, main = Line(self._front), threading.Event(), threading.main_thread().ident
+        line, ended, main = TransientLines(self._front), threading.Event(), threading.main_thread().ident
         waited = 0.0
         try:
             while (frame := sys._current_frames().get(main or 0)) is not None and _reads(frame):

@@ -25,7 +25,7 @@ from .session import Made, Session
 LEASE = "1h"
 
 
-class Part(msgspec.Struct, frozen=True):
+class MeshSlice(msgspec.Struct, frozen=True):
     """A slice of a mesh, or a mesh in another shape."""
 
     uid: str
@@ -39,7 +39,7 @@ class Notes(msgspec.Struct, frozen=True):
     """The notebook's names for a mesh, for the kernel that attaches to it later."""
 
     variables: dict[str, str] = {}  # uids, by the variables that hold them
-    parts: dict[str, Part] = {}  # by the variables that hold them
+    parts: dict[str, MeshSlice] = {}  # by the variables that hold them
     made: dict[str, Made] = {}  # what %mesh lines asked for, by name
 
 
@@ -67,15 +67,15 @@ class Notebook:
         return msgspec.json.encode(Notes(variables, known, made))
 
 
-def _part(mesh: Mesh) -> Part | None:
+def _part(mesh: Mesh) -> MeshSlice | None:
     """The stored form of a part of a mesh; None for ranks that were picked one by one."""
     region, ranks = region_of(mesh), region_of(mesh).ndslice
     if type(ranks) is not NDSlice:
         return None
-    return Part(state_of(mesh).uid, tuple(region.labels), ranks.offset, tuple(ranks.sizes), tuple(ranks.strides))
+    return MeshSlice(state_of(mesh).uid, tuple(region.labels), ranks.offset, tuple(ranks.sizes), tuple(ranks.strides))
 
 
-def _of(mesh: Mesh, part: Part) -> Mesh:
+def _of(mesh: Mesh, part: MeshSlice) -> Mesh:
     region = Region(part.labels, NDSlice(part.offset, part.sizes, part.strides))
     state = state_of(mesh)
     return ProcMesh(state, region) if isinstance(state, ProcState) else ActorMesh(cast(ActorState, state), region)

@@ -17,7 +17,7 @@ from monarch_nb.wire import kind_of
 Mesh = ProcMesh | ActorMesh[Any]
 
 
-class Row(Struct, frozen=True):
+class MeshRow(Struct, frozen=True):
     """A mesh in the table of %meshes."""
 
     view: MeshView
@@ -104,7 +104,7 @@ class Namespace:
         }
         return {name: mesh for name, mesh in held.items() if region_of(mesh) != state_of(mesh).region}
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MeshRow]:
         """All meshes that are not stopped, with the variables that refer to them."""
         variables: dict[str, list[str]] = {}
         for name, mesh in self._variables():
@@ -117,7 +117,7 @@ class Namespace:
             named = tuple(dict.fromkeys(variables.get(uid, ())))
             actors = list(state.actors) if isinstance(state, ProcState) else []
             used = bool(named) or uid in held or any(variables.get(on_it) or on_it in held for on_it in actors)
-            rows.append(Row(describe(state), named, used))
+            rows.append(MeshRow(describe(state), named, used))
         return rows
 
     def _variables(self) -> Iterator[tuple[str, Mesh]]:

@@ -3,13 +3,13 @@
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.store import MeshView
 
-from .namespace import Row
+from .namespace import MeshRow
 
 
 class Overview:
     """All meshes, one per row, as text; the HTML form is registered with the other displays."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[MeshRow]) -> None:
         self.rows = rows
 
     def cells(self) -> list[tuple[str, ...]]:
@@ -62,6 +62,6 @@ def hosts(view: MeshView) -> str:
     return ", ".join(hosts[:3]) + (f", … ({len(hosts)})" if len(hosts) > 3 else "")
 
 
-def refers(row: Row) -> str:
+def refers(row: MeshRow) -> str:
     """Variables that refer to it."""
     return ", ".join(row.variables) or ("(held by another object)" if row.used else "(nothing)")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_nb.lifecycle.interrupts import doing
-from monarch_nb.runtime import Doing, Future, waiting
+from monarch_nb.runtime import Future, RunningEndpoint, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 
-from .front import Front, Line
+from .front import Front, TransientLines
 from .output import CellOutput
 from .reactions import at, grouped, what
 
@@ -23,14 +23,14 @@ MOST_ASKED = 64
 TERMINAL_EVERY_SECONDS = 30.0  # where lines cannot be replaced
 
 
-class Progress:
+class CallProgress:
     """A waiter: called by `Future.get` each quarter second, on the waiting thread."""
 
     def __init__(self, front: Front, runtime: Any, output: CellOutput) -> None:
         self._front = front
         self._runtime = runtime
         self._output = output
-        self._line = Line(front)
+        self._line = TransientLines(front)
         self._next = 0.0
         self._busy = _Busy()
 
@@ -99,10 +99,10 @@ class _Busy:
     """Activity of ranks that a call waits for, polled now and then."""
 
     def __init__(self) -> None:
-        self._asked: Future[dict[int, Doing]] | None = None
+        self._asked: Future[dict[int, RunningEndpoint]] | None = None
         self._asked_at = 0.0
         self._asks: list[int] = []
-        self._known: dict[int, tuple[Doing, float]] = {}  # by base rank, and when it began
+        self._known: dict[int, tuple[RunningEndpoint, float]] = {}  # by base rank, and when it began
         self._silent: dict[int, float] = {}  # base ranks that did not answer, and when they are asked again
         self._next = 0.0
 

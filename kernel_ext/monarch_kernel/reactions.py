@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from monarch_nb.lifecycle.interrupts import SILENT_AFTER
-from monarch_nb.runtime import EXEC, HOOK, RELOAD, Doing, MeshState, ProcState
+from monarch_nb.runtime import EXEC, HOOK, RELOAD, MeshState, ProcState, RunningEndpoint
 from monarch_nb.shape import places
 
 OFFERED = 8  # more ranks than these are not named one by one
@@ -39,15 +39,17 @@ def anew(state: MeshState, ranks: Sequence[int]) -> str:
     )
 
 
-def grouped(doings: Mapping[int, Doing], key: Callable[[Doing], tuple[object, ...]]) -> list[tuple[Doing, list[int]]]:
+def grouped(
+    doings: Mapping[int, RunningEndpoint], key: Callable[[RunningEndpoint], tuple[object, ...]]
+) -> list[tuple[RunningEndpoint, list[int]]]:
     """Ranks that do the same, together."""
-    groups: dict[tuple[object, ...], tuple[Doing, list[int]]] = {}
+    groups: dict[tuple[object, ...], tuple[RunningEndpoint, list[int]]] = {}
     for rank, doing in doings.items():
         groups.setdefault(key(doing), (doing, []))[1].append(rank)
     return list(groups.values())
 
 
-def ended(state: MeshState, reactions: Mapping[int, Doing | None]) -> list[str]:
+def ended(state: MeshState, reactions: Mapping[int, RunningEndpoint | None]) -> list[str]:
     """Description of the calls that an interrupt ended, and their ranks."""
     over = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.ended}
     return [
@@ -56,7 +58,7 @@ def ended(state: MeshState, reactions: Mapping[int, Doing | None]) -> list[str]:
     ]
 
 
-def stuck(state: MeshState, reactions: Mapping[int, Doing | None], name: FileName) -> list[str]:
+def stuck(state: MeshState, reactions: Mapping[int, RunningEndpoint | None], name: FileName) -> list[str]:
     """Description of ranks that have not reacted to an interrupt, the reason, and what ends their calls."""
     held = {rank: doing for rank, doing in reactions.items() if doing is not None and doing.call and not doing.ended}
     lines = []

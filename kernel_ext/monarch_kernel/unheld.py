@@ -24,7 +24,7 @@ MEMORY = Path("/proc/meminfo")
 logger = logging.getLogger(__name__)
 
 
-class Unheld:
+class UnheldMeshes:
     """Finds meshes of this kernel that nothing holds, at the end of cells and every few seconds while there are any.
 
     A mesh is held by any handle of it, of a slice, or of its actors, wherever it is: in a variable, in `Out`, `_` or
@@ -84,7 +84,7 @@ class Unheld:
             )
             for uid in before.keys() ^ self._since.keys():
                 since = self._since.get(uid)
-                store_of(self._runtime).put(e.Unheld(uid, None if since is None else round(since, 3)))
+                store_of(self._runtime).put(e.MeshUnheld(uid, None if since is None else round(since, 3)))
             if unheld:
                 self._end(now)
                 self._later(LOOK_S)
@@ -118,7 +118,7 @@ class Unheld:
             logger.info("%s ends: nothing refers to it, and %s", state.name, reason)
             whole_mesh(state).stop(f"nothing referred to it, and {reason}")
             self._since.pop(state.uid, None)
-            store_of(self._runtime).put(e.Unheld(state.uid, None))
+            store_of(self._runtime).put(e.MeshUnheld(state.uid, None))
             what = counted(len(state.region), "process")
             self._front.write(f"{state.name} ({what}) ends: nothing refers to it any more, and {reason}\n")
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.lifecycle.interrupts import interrupted
-from monarch_nb.runtime import Doing, Future, MeshState, PendingCall, Runtime
+from monarch_nb.runtime import Future, MeshState, PendingCall, RunningEndpoint, Runtime
 from monarch_nb.wire import ActorError, error_line
 
 from .reactions import FileName, anew, at, ended, stuck, what
 
 GIVE_UP_SECONDS = 5.0  # how long interrupted ranks have to end what they run
 
-Reactions = Mapping[int, Doing | None]  # by base rank; None for a rank that has not answered
+Reactions = Mapping[int, RunningEndpoint | None]  # by base rank; None for a rank that has not answered
 
 
 class Waited:

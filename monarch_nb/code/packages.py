@@ -22,7 +22,7 @@ _MARK = ".monarch-nb-pip-"
 _SETTINGS = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_PROGRESS_BAR": "off"}
 
 
-class Done(Struct, frozen=True):
+class PipResult(Struct, frozen=True):
     """Result of pip in one environment."""
 
     python: str
@@ -35,7 +35,7 @@ class Installed(Struct, frozen=True):
     """Results of pip on the hosts of a mesh; shown as lines."""
 
     mesh: str
-    done: tuple[Done, ...]
+    done: tuple[PipResult, ...]
     loaded: dict[str, str]  # distributions that have changed while ranks had them loaded, and which ranks
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ def run_pip(procs: ProcMesh, words: Sequence[str]) -> Installed:
     for (environment, ranks), (status, changed) in zip(groups.items(), outcomes, strict=True):
         hosts = {state.layout.host_of(rank) for rank in ranks}
         there = [rank for rank in region.ranks() if state.layout.host_of(rank) in hosts]
-        done.append(Done(environment[0], _where(region, there), status, changed))
+        done.append(PipResult(environment[0], _where(region, there), status, changed))
         before.update({name: version for name, (version, _) in changed.items() if version})
     loaded: dict[str, list[int]] = {}
     for rank, names in zip(region.ranks(), procs.run(_look_again, sorted(before)).get().values(), strict=True):

@@ -39,9 +39,9 @@ class Connections:
 
     def __init__(self) -> None:
         self._inodes: set[str] = set()  # descriptors are reused, inodes are not
-        self._loops: set[LoopThread] = set()  # their connections may also be opened later
-        self._epolls: dict[LoopThread, int] = {}  # descriptors
-        self._before: tuple[frozenset[str], frozenset[LoopThread]] | None = None  # when a group began to be made
+        self._loops: set[TransportThread] = set()  # their connections may also be opened later
+        self._epolls: dict[TransportThread, int] = {}  # descriptors
+        self._before: tuple[frozenset[str], frozenset[TransportThread]] | None = None  # when a group began to be made
         self._ports: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self.is_cut = False
@@ -109,7 +109,7 @@ class Connections:
 
         return is_ours
 
-    def _find_epolls(self, loops: "set[LoopThread]", patience: float) -> None:
+    def _find_epolls(self, loops: "set[TransportThread]", patience: float) -> None:
         """Looks up the epolls of threads that are not known yet; blocks up to `patience` seconds."""
         until = time.monotonic() + patience
         for loop in loops - self._epolls.keys():
@@ -119,7 +119,7 @@ class Connections:
                 if epoll is not None:
                     self._epolls[loop] = epoll
 
-    def _watched_sockets(self, loops: "set[LoopThread]") -> set[str]:
+    def _watched_sockets(self, loops: "set[TransportThread]") -> set[str]:
         """Inodes of the sockets registered in the epolls of these threads."""
         watched: set[str] = set()
         for loop in loops & self._epolls.keys():
@@ -150,7 +150,7 @@ def _sockets() -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class LoopThread:
+class TransportThread:
     """A thread of gloo; thread ids are reused, so the start time (clock ticks since boot) is part of it."""
 
     tid: int
@@ -176,7 +176,7 @@ class LoopThread:
             return None
 
 
-def _loop_threads() -> list[LoopThread]:
+def _loop_threads() -> list[TransportThread]:
     """Gloo's threads in this process."""
     found = []
     for name in os.listdir(_TASKS) if CAN_CUT else ():
@@ -186,7 +186,7 @@ def _loop_threads() -> list[LoopThread]:
         except OSError:  # it has ended
             continue
         if is_loop and (started := _start_time(int(name))):
-            found.append(LoopThread(int(name), started))
+            found.append(TransportThread(int(name), started))
     return found
 
 

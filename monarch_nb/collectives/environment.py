@@ -29,7 +29,7 @@ def of_rank(rank: int, size: int, local_rank: int, local_size: int, master: tupl
     return {name: str(value) for name, value in values.items()}
 
 
-class World(msgspec.Struct, array_like=True, frozen=True):
+class RendezvousEnvironment(msgspec.Struct, array_like=True, frozen=True):
     """The part of the environment that the processes of a mesh share."""
 
     mesh: str  # of the processes

@@ -57,7 +57,7 @@ class Waiting(msgspec.Struct, frozen=True):
     used: frozenset[str] = frozenset()  # in which its call has begun collectives
 
 
-class _Made(msgspec.Struct, eq=False):
+class _CreatedGroup(msgspec.Struct, eq=False):
     """A group as it was made."""
 
     connections: Connections
@@ -70,7 +70,7 @@ class ProcessGroups:
     """The process groups of one process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._made: dict[str, _Made] = {}  # by name
+        self._made: dict[str, _CreatedGroup] = {}  # by name
         self._making: dict[int, Connections] = {}  # by thread
         self._apart: set[str] = set()  # names of groups that somebody else looks after
         self._orphans: set[tuple[str, int]] = set()
@@ -137,7 +137,7 @@ class ProcessGroups:
                 (self._apart.add if apart else self._apart.discard)(name)
                 if not apart:
                     maker = self._maker()
-                    self._made[name] = _Made(connections, since, maker)
+                    self._made[name] = _CreatedGroup(connections, since, maker)
                     if maker is not None:
                         self._orphans.discard(maker)
         return result
@@ -365,7 +365,7 @@ class ProcessGroups:
                 logger.debug("the process group %s was not connected anew", key.name, exc_info=True)
                 failed.append(key)
                 continue
-            groups.append((key, live[key.name], _Made(connections, since, made.maker, made.times + 1)))
+            groups.append((key, live[key.name], _CreatedGroup(connections, since, made.maker, made.times + 1)))
         try:
             reset_modules([group for _, group, _ in groups])
         except Exception:

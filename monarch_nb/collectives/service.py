@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from monarch_nb.collectives.environment import World, free_port, fresh_number
+from monarch_nb.collectives.environment import RendezvousEnvironment, free_port, fresh_number
 from monarch_nb.collectives.groups import PROCESS_GROUPS, Waiting
 from monarch_nb.collectives.verbs import (
     BROKEN,
@@ -25,7 +25,7 @@ from monarch_nb.collectives.verbs import (
     GroupKey,
     Renew,
     Renewed,
-    Waits,
+    ThreadWaits,
 )
 from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import (
@@ -97,17 +97,17 @@ class Collectives:
         cells = ((rank, cell) for (of, rank), cell in tuple(self._runtime.cells.items()) if of == mesh)
         return next(((rank, cell) for rank, cell in cells if call in cell.running_now()), None)
 
-    def _waits(self, asked: AskWaits, asker: Asker[Waits]) -> None:
-        def look() -> Waits:
+    def _waits(self, asked: AskWaits, asker: Asker[ThreadWaits]) -> None:
+        def look() -> ThreadWaits:
             keys = PROCESS_GROUPS.keys()
             running = self._running(asked.mesh, asked.call)
             if running is None:
-                return Waits(member_of=tuple(keys.values()))
+                return ThreadWaits(member_of=tuple(keys.values()))
             waiting = self._of(running[1])
             groups, used = (
                 tuple(keys[name] for name in sorted(names) if name in keys) for names in (waiting.groups, waiting.used)
             )
-            return Waits(True, groups, waiting.joins, used, tuple(keys.values()))
+            return ThreadWaits(True, groups, waiting.joins, used, tuple(keys.values()))
 
         _aside(look, asker)
 
@@ -188,7 +188,7 @@ class Collectives:
         return done
 
     def renew_after_loss(
-        self, procs: ProcState, ranks: Sequence[int], world: World | None, lost: tuple[int, ...]
+        self, procs: ProcState, ranks: Sequence[int], world: RendezvousEnvironment | None, lost: tuple[int, ...]
     ) -> Future[set[str]]:
         """Gives up groups that had lost ranks in them, and sets the environment of these ranks of a mesh anew.
 
@@ -279,10 +279,10 @@ class _Release:
             return
         self._ask(missing, partial(self._waited, frozenset(missing)))
 
-    def _ask(self, ranks: Sequence[int], then: Callable[[dict[int, Waits]], None]) -> None:
+    def _ask(self, ranks: Sequence[int], then: Callable[[dict[int, ThreadWaits]], None]) -> None:
         self._service.ask(self._procs, ranks, WAITS, AskWaits(self._call.mesh, self._call.call), then, _ANSWER_S)
 
-    def _waited(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
+    def _waited(self, missing: frozenset[int], found: dict[int, ThreadWaits]) -> None:
         running = [each for each in found.values() if each.runs]
         computes = [each for each in running if each.member_of and not (each.groups or each.joins or each.used)]
         if computes and self._patience > 0:  # it may well come to a collective, where the next call should not meet it
@@ -295,7 +295,7 @@ class _Release:
         others = [rank for rank in self._call.base_ranks() if rank not in missing]
         self._ask(others, lambda more: self._decide(missing, {**found, **more}))
 
-    def _decide(self, missing: frozenset[int], found: dict[int, Waits]) -> None:
+    def _decide(self, missing: frozenset[int], found: dict[int, ThreadWaits]) -> None:
         ends = deserted(found, missing)
         if not ends:
             self._finish(running=True)
@@ -342,7 +342,9 @@ class _Release:
             self._then()
 
 
-def deserted(found: Mapping[int, Waits], missing: Collection[int]) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
+def deserted(
+    found: Mapping[int, ThreadWaits], missing: Collection[int]
+) -> dict[int, tuple[tuple[GroupKey, ...], bool]]:
     """Returns the broken groups of the ranks of a call: those of which some rank has answered.
 
     Waits in them do not end by themselves; and where a rank that computes would come to one later, it would meet

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 MAKES_STORE = "_create_c10d_store"  # the function of torch's that finds a store, or makes it
 
 
-class Record(msgspec.Struct, frozen=True):
+class FlightRecord(msgspec.Struct, frozen=True):
     """A collective of the flight recorder."""
 
     process_group: tuple[str, str] = ("", "")
@@ -36,19 +36,19 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class _Records(msgspec.Struct, frozen=True):
-    entries: list[Record] = []
+    entries: list[FlightRecord] = []
 
 
 _decoder = json_decoder(_Records)
 
 
-def records() -> list[Record]:
+def records() -> list[FlightRecord]:
     """The last collectives of this process. Takes a tenth of a second where there are thousands.
 
     Empty if PyTorch is configured to record none; older versions do not record those of gloo.
     """
     library: Any = sys.modules.get("torch._C._distributed_c10d")
-    found: list[Record] = []
+    found: list[FlightRecord] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(library, name, None)
         if dump is not None:

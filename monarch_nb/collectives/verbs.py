@@ -2,7 +2,7 @@
 
 import msgspec
 
-from monarch_nb.collectives.environment import World
+from monarch_nb.collectives.environment import RendezvousEnvironment
 from monarch_nb.wire import Done, Verb
 
 
@@ -21,7 +21,7 @@ class AskWaits(msgspec.Struct, array_like=True, frozen=True):
     call: str
 
 
-class Waits(msgspec.Struct, array_like=True, frozen=True):
+class ThreadWaits(msgspec.Struct, array_like=True, frozen=True):
     """The wait of the thread of a call, and the groups of its process."""
 
     runs: bool = False  # the call has not ended
@@ -77,7 +77,7 @@ class Renew(msgspec.Struct, array_like=True, frozen=True):
 
     number: int
     port: int = 0  # of the next store, where the world is as it was
-    world: World | None = None  # where it has changed
+    world: RendezvousEnvironment | None = None  # where it has changed
     groups: tuple[GroupKey, ...] = ()
     lost: tuple[int, ...] = ()
     again: tuple[GroupKey, ...] = ()  # that go on, once all their members have connected them anew
@@ -90,7 +90,7 @@ class Renewed(msgspec.Struct, array_like=True, frozen=True):
     failed: tuple[GroupKey, ...] = ()  # that could not be connected anew
 
 
-WAITS = Verb("collectives.waits", AskWaits, Waits, doc="which process groups a rank waits in, and is a member of")
+WAITS = Verb("collectives.waits", AskWaits, ThreadWaits, doc="which process groups a rank waits in, and is a member of")
 END_WAITS = Verb("collectives.end", EndWaits, Done, doc="ends what a rank waits in, in process groups")
 BROKEN = Verb("collectives.broken", AskBroken, Broken, doc="which process groups of a process are broken")
 RENEW = Verb("collectives.renew", Renew, Renewed, doc="destroys process groups, and sets torchrun's environment again")

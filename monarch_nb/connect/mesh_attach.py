@@ -41,7 +41,7 @@ from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.supervision import Action, Cause, Driver
 from monarch_nb.supervision.actions import RootFault
-from monarch_nb.supervision.machine import Machine
+from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.transport import Keys, TransportError, UnreachableError
 from monarch_nb.wire import agent_of, counted, host_name, host_of, msgpack_decoder, parse_address, text_of
 
@@ -223,7 +223,7 @@ class RankReconciler:
         """Records a failure from the time without a controller; it does not end a script, which reports it itself."""
         self.ended.append(RankEnd(state.uid, rank, cause))
 
-        def failed(machine: Machine) -> list[Action]:
+        def failed(machine: SupervisionMachine) -> list[Action]:
             actions = machine.actor_failed(state.uid, rank, incarnation, cause)
             if machine.root_policy == "notebook":
                 return actions

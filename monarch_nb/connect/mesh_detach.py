@@ -29,7 +29,7 @@ from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
 from monarch_nb.supervision.actions import Action, Tell
-from monarch_nb.supervision.machine import Machine
+from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.wire import Asker, agent_of, host_name
 
 logger = logging.getLogger(__name__)
@@ -329,7 +329,7 @@ class Detacher:
         reason = f"taken over by {by.what} (process {by.pid} on {by.machine}) at {clock(time.time())}"
         cause = Cause(kind="taken", text=reason, at=time.time())
 
-        def report(machine: Machine) -> list[Action]:
+        def report(machine: SupervisionMachine) -> list[Action]:
             failure = machine.describe(state.uid, list(state.ranks), cause)
             return [] if failure is None else [Tell(failure)]
 

@@ -10,7 +10,7 @@ from monarch_nb.mesh.host import host_labels
 from monarch_nb.mesh.host_record import HostRecord, RecordedSource, record_with
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ActorForm, ProcForm, actor_form, proc_form
-from monarch_nb.runtime import ActorState, Held, MeshState, ProcState, Runtime
+from monarch_nb.runtime import ActorState, EncodedObject, MeshState, ProcState, Runtime
 from monarch_nb.wire import decode, encode, error_line, msgpack_decoder
 
 PROCS = "procs"  # the part of the processes; those of actors have the uids of their meshes
@@ -92,7 +92,7 @@ def actors_from(runtime: Runtime, procs: ProcState, parts: dict[str, bytes]) -> 
         form, (cls, arguments, spec) = _unpacked(runtime, f"an actor mesh on {procs.name}", part)
         held: ActorForm = form
         common, _, newest, kind = held
-        arguments = arguments if isinstance(arguments, Held) else Held(())
+        arguments = arguments if isinstance(arguments, EncodedObject) else EncodedObject(())
         spec = msgspec.structs.replace(spec, owner=runtime.root.stream, owner_process=runtime.address)
         spawn_spec = ActorSpawnSpec(cls, arguments, spec, runtime.root)
         known = runtime.meshes.get(uid)

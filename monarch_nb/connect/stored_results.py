@@ -9,7 +9,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, WantedResults
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
-from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
+from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
 from monarch_nb.wire import counted, decode
 
@@ -59,11 +59,11 @@ class Result:
 
         Raises ActorError for what was raised, as the future would have, and ResultLostError if results are missing.
         """
-        raised = {place: Raised(self._frames(place), None) for place, one in self._errors.items() if one.kept}
+        raised = {place: RankError(self._frames(place), None) for place, one in self._errors.items() if one.kept}
         if raised:
             ranks = [self._stored[place][1].rank if place in self._stored else -1 for place in range(self._asked)]
             title = f"{self._state.name}.{self.endpoint}"
-            raise actor_error(self._runtime, title, in_order(raised), self._asked, (), Ranks(self._state, ranks))
+            raise actor_error(self._runtime, title, in_order(raised), self._asked, (), RankNames(self._state, ranks))
         if self._lacks():
             raise ResultLostError(f"{self._title} is not complete: {self._lacks()}; .values() has what there is")
         if self._extent is None or not self._extent.labels:
@@ -75,7 +75,7 @@ class Result:
         found = {}
         for place, (_, one) in self._stored.items():
             if one.kept:
-                error = Raised(self._frames(place), None) if one.error else None
+                error = RankError(self._frames(place), None) if one.error else None
                 found[one.rank] = self._value(place) if error is None else error.exception(self._runtime)
         return found
 

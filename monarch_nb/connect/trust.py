@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from monarch_nb._about import more
-from monarch_nb.routing.addresses import AddressError, Endpoint, WorkerAddress
+from monarch_nb.routing.addresses import AddressError, ChannelEndpoint, WorkerAddress
 from monarch_nb.transport import Keys, TrustError, require_keys
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def _read(given: "bytes | Path | str | None", what: str) -> Keys | None:
     raise TrustError(f"{what}={given!r} is not one of: {forms}")
 
 
-def check_trust(endpoint: Endpoint | str, keys: Keys | None) -> None:
+def check_trust(endpoint: ChannelEndpoint | str, keys: Keys | None) -> None:
     """Raises TrustError for a TCP endpoint without a key, unless it means this machine alone."""
     try:
         require_keys(str(endpoint), keys, True)
@@ -60,7 +60,7 @@ def check_trust(endpoint: Endpoint | str, keys: Keys | None) -> None:
         ) from None
 
 
-def numeric(endpoint: Endpoint) -> Endpoint:
+def numeric(endpoint: ChannelEndpoint) -> ChannelEndpoint:
     """The endpoint with an IP address for its host name, IPv4 first. Blocks for the look-up; raises AddressError."""
     if endpoint.scheme != "tcp":
         return endpoint
@@ -74,10 +74,10 @@ def numeric(endpoint: Endpoint) -> Endpoint:
     except OSError as error:
         raise AddressError(f"{endpoint}: the name {endpoint.host} cannot be resolved here: {error}") from None
     addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return Endpoint("tcp", host=str(addresses[0][4][0]), port=endpoint.port)
+    return ChannelEndpoint("tcp", host=str(addresses[0][4][0]), port=endpoint.port)
 
 
-def is_loopback(endpoint: Endpoint) -> bool:
+def is_loopback(endpoint: ChannelEndpoint) -> bool:
     """Whether an endpoint is an IP address of this machine alone."""
     try:
         return ipaddress.ip_address(endpoint.host).is_loopback
@@ -85,7 +85,7 @@ def is_loopback(endpoint: Endpoint) -> bool:
         return False
 
 
-def local_name(endpoint: Endpoint, keys: Keys | None) -> Endpoint:
+def local_name(endpoint: ChannelEndpoint, keys: Keys | None) -> ChannelEndpoint:
     """A name that means this machine alone as an address, so that it is known to; others stay.
 
     With a key only `localhost` is looked at: what others are called needs to be known only where there is none. Blocks
@@ -100,7 +100,7 @@ def local_name(endpoint: Endpoint, keys: Keys | None) -> Endpoint:
     return address if is_loopback(address) else endpoint
 
 
-def bound_end(address: WorkerAddress, keys: Keys | None) -> Endpoint:
+def bound_end(address: WorkerAddress, keys: Keys | None) -> ChannelEndpoint:
     """Where a worker listens, by IP address. Blocks for look-ups; raises AddressError.
 
     One that is dialled at this machine alone needs to listen nowhere else, and without a key does not, though its
@@ -110,7 +110,7 @@ def bound_end(address: WorkerAddress, keys: Keys | None) -> Endpoint:
     if keys is None and bind.host in _ALL_INTERFACES:
         dialled = local_name(address.dial, None)
         if is_loopback(dialled):
-            narrow = Endpoint("tcp", host=dialled.host, port=bind.port)
+            narrow = ChannelEndpoint("tcp", host=dialled.host, port=bind.port)
             logger.warning(
                 "the worker at %s listens on %s, for processes of this machine, and not on %s: that needs a key",
                 address.dial, narrow, bind,

@@ -13,7 +13,7 @@ from monarch_nb.connect.own_hosts import give_up_hosts
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, check_trust, local_name, read_keys
 from monarch_nb.mesh.host import HostMesh, host_labels
-from monarch_nb.routing.addresses import Endpoint, parse_dialled
+from monarch_nb.routing.addresses import ChannelEndpoint, parse_dialled
 from monarch_nb.runtime import Future, Runtime, current_runtime, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
 from monarch_nb.transport import Keys
@@ -33,7 +33,7 @@ def attach_to_workers(
         raise ValueError("attach_to_workers takes a list of addresses, such as ['tcp://node7:22222']")
     keys = read_keys(private_key, ca)
     wanted = [_endpoint(worker, keys) if isinstance(worker, str) else worker for worker in workers]
-    urls = [each.url for each in wanted if isinstance(each, Endpoint)]
+    urls = [each.url for each in wanted if isinstance(each, ChannelEndpoint)]
     twice = sorted({url for url in urls if urls.count(url) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} is named more than once: list each worker once")
@@ -80,7 +80,7 @@ def attach(addr: str, *, private_key: PrivateKey = None, ca: CA = TRUST_ALL) -> 
     routes.set_gateway(Gateway(current_runtime(), routes.attached[hosts.host_ids[0]], endpoint.url))
 
 
-def _endpoint(text: str, keys: Keys | None) -> Endpoint:
+def _endpoint(text: str, keys: Keys | None) -> ChannelEndpoint:
     endpoint = parse_dialled(text)
     if current_runtime().part(HostRoutes).gateway is None or endpoint.scheme == "ipc":
         endpoint = local_name(endpoint, keys)
@@ -89,13 +89,13 @@ def _endpoint(text: str, keys: Keys | None) -> Endpoint:
 
 
 def _attach(
-    runtime: Runtime, wanted: "Sequence[Endpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
+    runtime: Runtime, wanted: "Sequence[ChannelEndpoint | Future[str]]", keys: Keys | None, given_up: Callable[[], bool]
 ) -> tuple[str, ...]:
     deadline = time.monotonic() + settings.mesh_attach_config_timeout
     errors: dict[str, Exception] = {}
 
-    def resolved(place: int, each: "Endpoint | Future[str]") -> Endpoint | None:
-        if isinstance(each, Endpoint):
+    def resolved(place: int, each: "ChannelEndpoint | Future[str]") -> ChannelEndpoint | None:
+        if isinstance(each, ChannelEndpoint):
             return each
         try:
             return _endpoint(each.get(max(0.0, deadline - time.monotonic())), keys)
@@ -125,7 +125,7 @@ def _attach(
     return tuple(hosts[each.url] for each in endpoints if each is not None)
 
 
-def _near(runtime: Runtime, endpoint: Endpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
+def _near(runtime: Runtime, endpoint: ChannelEndpoint, deadline: float, given_up: Callable[[], bool]) -> dict[str, str]:
     through = runtime.part(HostRoutes).gateway
     if through is not None and through.address == endpoint.url and not through.remote.lost:
         return {endpoint.url: through.remote.host}  # connected already, whatever has become of that path

@@ -63,7 +63,7 @@ class _Array(ctypes.Structure):
         return _Array.from_address(self.children[number])
 
 
-class _Stream(ctypes.Structure):
+class _ArrowStream(ctypes.Structure):
     _fields_ = (
         ("get_schema", _Fill),
         ("get_next", _Fill),
@@ -203,7 +203,7 @@ def batches_of_stream(source: Any) -> Iterator[dict[str, Any]]:
     """
     capsule = source.__arrow_c_stream__()  # it releases the stream when it goes
     address = _get_pointer(capsule, b"arrow_array_stream")
-    stream = _Stream.from_address(address)
+    stream = _ArrowStream.from_address(address)
     schema = _Schema()
     _check(stream, stream.get_schema(address, ctypes.addressof(schema)))
     try:
@@ -232,7 +232,7 @@ def _column(field: _Schema) -> Column:
     return Column((field.name or b"").decode(), kind, child)
 
 
-def _check(stream: _Stream, code: int) -> None:
+def _check(stream: _ArrowStream, code: int) -> None:
     if code:
         text = stream.get_last_error(ctypes.addressof(stream))
         raise ArrowError((text or b"").decode(errors="replace") or f"the source of the record batches failed ({code})")

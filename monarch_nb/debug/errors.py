@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from monarch_nb.wire import Cut
+from monarch_nb.wire import ThreadCutOff
 
 
 class StoppedAtBreakpoint(RuntimeError):
@@ -26,5 +26,5 @@ class QuitDebugger(KeyboardInterrupt):
     """Ends the endpoint of a stopped rank, which was asked to quit; as an interrupt does, past `except Exception`."""
 
 
-class CommandTimeout(Cut):
+class CommandTimeout(ThreadCutOff):
     """Breaks off a command that takes too long, on the stopped thread."""

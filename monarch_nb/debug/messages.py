@@ -2,7 +2,7 @@
 
 import msgspec
 
-from monarch_nb.debug.records import Frame, Motion, RankBreakpoint, Scope, Thread, Value, Variable
+from monarch_nb.debug.records import Frame, Motion, RankBreakpoint, Scope, ThreadRecord, Value, Variable
 from monarch_nb.wire import Harmless
 
 # -- commands for a stopped thread -------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Pdb(Command, frozen=True, kw_only=True):
     text: str
 
 
-class Answer(Harmless, frozen=True, kw_only=True):
+class CommandAnswer(Harmless, frozen=True, kw_only=True):
     """The result of a command."""
 
     session: str
@@ -108,19 +108,19 @@ class Answer(Harmless, frozen=True, kw_only=True):
     first: int = 1
 
 
-class Scopes(Answer, frozen=True, kw_only=True):
+class Scopes(CommandAnswer, frozen=True, kw_only=True):
     """Reply to debug.scopes."""
 
     scopes: tuple[Scope, ...] = ()
 
 
-class Source(Answer, frozen=True, kw_only=True):
+class SourceText(CommandAnswer, frozen=True, kw_only=True):
     """Reply to debug.source."""
 
     content: str = ""
 
 
-class Breakpoints(Answer, frozen=True, kw_only=True):
+class BreakpointList(CommandAnswer, frozen=True, kw_only=True):
     """Reply to debug.breakpoints."""
 
     breakpoints: tuple[RankBreakpoint, ...] = ()
@@ -191,10 +191,10 @@ class Freeze(msgspec.Struct, frozen=True):
 class Threads(msgspec.Struct, frozen=True):
     """Reply to debug.stacks."""
 
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[ThreadRecord, ...] = ()
 
 
-class Outcome(Harmless, frozen=True):
+class CommandOutcome(Harmless, frozen=True):
     """The result of debug.break, break_set, pause, autopsy and freeze, or the error."""
 
     text: str = ""
@@ -202,5 +202,5 @@ class Outcome(Harmless, frozen=True):
     session: str = ""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class RenewLease(msgspec.Struct, frozen=True):
     """debug.lease: the controller lives."""

@@ -139,7 +139,7 @@ class RankBreakpoint(Harmless, frozen=True, kw_only=True):
     hits: int = 0
 
 
-class Thread(Harmless, frozen=True):
+class ThreadRecord(Harmless, frozen=True):
     """A thread of a process, for `stacks`."""
 
     name: str

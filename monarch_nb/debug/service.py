@@ -4,17 +4,17 @@ import types
 
 from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.session.debuggers import Debuggers
-from monarch_nb.debug.session.handlers import Handlers
+from monarch_nb.debug.session.handlers import DebugHandlers
 from monarch_nb.runtime import DEBUG, ActorCell, Feature, Runtime, current_runtime
 
 
-class Service:
+class DebugService:
     """The debugger of a process: collects stopped ranks and sends commands; stops threads and answers commands."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._debuggers = Debuggers(runtime)
         self.controller = Controller(runtime, attend=_attend, here=self._debuggers.take)
-        self._handlers = Handlers(runtime, self._debuggers)
+        self._handlers = DebugHandlers(runtime, self._debuggers)
 
     def stop(self, frame: types.FrameType, reason: str) -> None:
         """Stops the calling thread."""
@@ -38,7 +38,7 @@ class Service:
         return f"{record.frame.function}, line {record.frame.line}" if record is not None else ""
 
 
-_SERVICE: Feature[Service] = Feature(DEBUG.name)
+_SERVICE: Feature[DebugService] = Feature(DEBUG.name)
 
 
 def _attend(controller: Controller) -> None:
@@ -47,9 +47,9 @@ def _attend(controller: Controller) -> None:
     attend(controller)
 
 
-def attach(runtime: Runtime) -> Service:
+def attach(runtime: Runtime) -> DebugService:
     """Registers the handlers of the debugger's verbs."""
-    return Service(runtime)
+    return DebugService(runtime)
 
 
 def controller_of(runtime: Runtime) -> Controller:

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from monarch_nb.connect.own_hosts import LocalAgents
-from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.engine.operations import ProcessOperations
 from monarch_nb.host import protocol as p
@@ -29,7 +29,7 @@ from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.runtime import (
     ActorCell,
     Future,
-    Local,
+    ProcessTables,
     ProcState,
     Runtime,
     current,
@@ -209,9 +209,9 @@ class Cluster:
         self._lost: set[str] = set()  # hosts
         self._notices: dict[int, p.PreemptionNotice] = {}  # the last one of each host
         self._closed = False
-        local = Local("m0/c0.0.0")
+        local = ProcessTables("m0/c0.0.0")
         self._node = self._transport(local.address, lambda header, _, reason: runtime.undelivered(header, reason))
-        role = Role(agent_of("m0"), fatal=self._unhandled)
+        role = ProcessRole(agent_of("m0"), fatal=self._unhandled)
         clock = ProcessClock(self._time, self._enter)
         operations = partial(_MemoryOperations, lost=self._lost)
         runtime = self._runtime = compose(local, self._node, clock, role, operations=operations)

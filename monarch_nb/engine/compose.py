@@ -24,7 +24,7 @@ from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Future, Instance, Local, Parts, Runtime
+from monarch_nb.runtime import Future, Instance, Parts, ProcessTables, Runtime
 from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
 from monarch_nb.transport import Clock, Transport
 
@@ -37,7 +37,7 @@ def _open_tunnel(written: str) -> str:
 
 
 @dataclass(frozen=True)
-class Role:
+class ProcessRole:
     """What differs between processes."""
 
     agent: str  # the address of its host agent
@@ -87,10 +87,10 @@ class MeshEffects:
 
 
 def compose(
-    local: Local,
+    local: ProcessTables,
     node: Transport,
     clock: Clock,
-    role: Role,
+    role: ProcessRole,
     *,
     operations: Callable[[Runtime], Operations] = ProcessOperations,
 ) -> Runtime:

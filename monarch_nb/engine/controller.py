@@ -7,13 +7,13 @@ from pathlib import Path
 
 from monarch_nb.connect.own_hosts import LocalAgents, at_exit
 from monarch_nb.connect.remote_host import await_return, connection, undelivered
-from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.host.ahead import take_ahead
 from monarch_nb.host.folders import make_run_folder, new_host_id, run_folder_for
 from monarch_nb.lifecycle import unhandled
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.routing.actions import LinkConfig
-from monarch_nb.runtime import Local, Runtime, install_breakpoints
+from monarch_nb.runtime import ProcessTables, Runtime, install_breakpoints
 from monarch_nb.supervision import Driver
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import agent_of, begin_host_names, controller_address, host_name, register_pickle_by_value
@@ -26,7 +26,7 @@ def become_controller() -> Runtime:
     host = new_host_id() if ahead is None else ahead.agent.host
     folder = run_folder_for(host)
     make_run_folder(folder)
-    local = Local(controller_address(host, secrets.token_hex(4)))
+    local = ProcessTables(controller_address(host, secrets.token_hex(4)))
     host_name(host)  # the first that is met has the plain name of this machine
     node = Node(
         local.address,
@@ -38,7 +38,7 @@ def become_controller() -> Runtime:
         on_first_dial=lambda address: runtime.part(ProcessWatcher).on_first_message(address),
         config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
     )
-    role = Role(
+    role = ProcessRole(
         agent_of(host),
         fatal=unhandled.unhandled,
         show=unhandled.report,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb._about import __version__
-from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.engine.in_process import InlineConsole
 from monarch_nb.engine.worker import host_console
 from monarch_nb.host import protocol as p
@@ -19,7 +19,7 @@ from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.host.sender import AgentSender, SendingNode
 from monarch_nb.mesh.handle import Handle, state_of
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Local, ProcState, Runtime, current, current_runtime, endpoint, waiting
+from monarch_nb.runtime import ProcessTables, ProcState, Runtime, current, current_runtime, endpoint, waiting
 from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.transport import MemoryTransport
 from monarch_nb.wire import Asker, Done, Flags, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
@@ -54,9 +54,9 @@ class MemoryWorker:
     def __init__(self, time: MemoryTime, spec: ProcSpec) -> None:
         self.spec = spec
         self._time = time
-        local = Local(spec.address)
+        local = ProcessTables(spec.address)
         node = MemoryTransport(time, spec.address, handler=self._take, on_link_failed=self._lost)
-        role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>")
+        role = ProcessRole(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>")
         self.runtime: Runtime = compose(local, node, ProcessClock(time, self._enter), role)
         self._console = host_console(self.runtime, spec, MemoryConsole(spec.rank))
         waiting.guards.append(self.runtime.waits.guard)

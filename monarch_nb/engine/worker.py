@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
-from monarch_nb.engine.compose import Role, compose
+from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.host.protocol import ProcSpec, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
@@ -19,7 +19,7 @@ from monarch_nb.runtime import (
     ROOT,
     Actor,
     ActorCell,
-    Local,
+    ProcessTables,
     RunsOn,
     Runtime,
     SpawnActor,
@@ -47,7 +47,7 @@ def run_proc(spec: ProcSpec) -> int:
         return 1
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)
-    local = Local(spec.address)
+    local = ProcessTables(spec.address)
     node = Node(
         spec.address,
         run_folders={spec.host: Path(spec.run_folder)},
@@ -56,7 +56,7 @@ def run_proc(spec: ProcSpec) -> int:
         on_link_failed=lambda header, parcel, reason: runtime.undelivered(header, reason),
         on_first_dial=lambda address: runtime.part(ProcessWatcher).on_first_message(address),
     )
-    role = Role(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
+    role = ProcessRole(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
     runtime = compose(local, node, ThreadClock(), role)
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)

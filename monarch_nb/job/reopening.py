@@ -11,7 +11,7 @@ from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.trait import job_from, load_file
-from monarch_nb.job.tunnels import Written
+from monarch_nb.job.tunnels import TunnelRecord
 from monarch_nb.lifecycle.elastic import source_of_mesh
 from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.transport import knock
@@ -27,7 +27,7 @@ def opened(written: str) -> str:
     Raises EngineError, in the words of the engine.
     """
     try:
-        tunnel = json_decoder(Written).decode(written)
+        tunnel = json_decoder(TunnelRecord).decode(written)
         adapter = adapter_of(tunnel.job.kind)
     except (msgspec.MsgspecError, LookupError) as error:
         raise EngineError(f"there is no way to it that this version knows: {error}") from None

@@ -9,7 +9,7 @@ from monarch_nb.job.adapter import Running
 from monarch_nb.runtime import current_runtime
 
 
-class Written(msgspec.Struct, frozen=True):
+class TunnelRecord(msgspec.Struct, frozen=True):
     """The way to one host of a job."""
 
     job: Running
@@ -19,5 +19,5 @@ class Written(msgspec.Struct, frozen=True):
 
 def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
     """An endpoint of this machine leads to a host: others cannot dial it, but can open such a way themselves."""
-    written = msgspec.json.encode(Written(job, name, joins)).decode()
+    written = msgspec.json.encode(TunnelRecord(job, name, joins)).decode()
     current_runtime().part(HostRoutes).tunnels[endpoint] = replace(tunnel, written=written)

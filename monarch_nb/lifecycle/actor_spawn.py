@@ -18,8 +18,8 @@ from monarch_nb.runtime import (
     SPAWN,
     Actor,
     ActorState,
+    EncodedObject,
     Future,
-    Held,
     Instance,
     PendingCall,
     ProcState,
@@ -36,7 +36,7 @@ from monarch_nb.wire import encode, pickle_failure
 class ActorSpawnSpec:
     """The definition of an actor mesh, enough to re-create any of its ranks with its original arguments."""
 
-    def __init__(self, cls: type, arguments: Held, spec: SpawnActor, instance: Instance) -> None:
+    def __init__(self, cls: type, arguments: EncodedObject, spec: SpawnActor, instance: Instance) -> None:
         self.cls = cls
         self.arguments = arguments
         self.spec = spec
@@ -45,7 +45,7 @@ class ActorSpawnSpec:
 
     def release(self) -> None:
         """Drops all that only a re-creation needs, once the mesh has stopped."""
-        self.arguments = Held(())
+        self.arguments = EncodedObject(())
         if self.initialized.done() and self.initialized.exception() is None:
             self.initialized = resolved_future(None)
 
@@ -94,7 +94,7 @@ def send_spawn(state: ActorState, region: Region, frames: list[Any]) -> Future[N
     return cast(Future[None], call.future)
 
 
-def spawn_frames(cls: type, arguments: Held, spec: SpawnActor) -> list[Any]:
+def spawn_frames(cls: type, arguments: EncodedObject, spec: SpawnActor) -> list[Any]:
     """Builds the body of a spawn message."""
     runtime = current_runtime()
     wanted = runtime.wanted_breakpoints()
@@ -122,7 +122,7 @@ def spawn_actors(
     runtime = current_runtime()
     instance = runtime.context().actor_instance
     region = region_of(procs)
-    arguments = Held(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
+    arguments = EncodedObject(encode_arguments(f"{cls.__name__}()", args, kwargs, init, 1))
     spec = SpawnActor(
         name=name,
         class_name=f"{cls.__module__}.{cls.__qualname__}",

@@ -10,10 +10,10 @@ from monarch_nb.runtime import (
     COLLECTIVES,
     DOING,
     INTERRUPT,
-    Doing,
     Future,
     Interrupt,
     MeshState,
+    RunningEndpoint,
     WhatRuns,
     current_runtime,
     pending_future,
@@ -33,21 +33,23 @@ def interrupt(mesh: Any) -> None:
     """
     runtime, state = current_runtime(), state_of(mesh)
 
-    def renew(found: dict[int, Doing], _: set[int]) -> None:
+    def renew(found: dict[int, RunningEndpoint], _: set[int]) -> None:
         if any(doing.freed for doing in found.values()):
             runtime.feature(COLLECTIVES).renew(_procs(state), state.uid)
 
     _send(state, list(region_of(mesh).ranks()), (), renew, _ANSWERS_WITHIN)
 
 
-def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, Doing | None]:
+def interrupted(state: MeshState, ranks: Sequence[int], drop: Sequence[str] = ()) -> dict[int, RunningEndpoint | None]:
     """Interrupts base ranks of a mesh; returns what each was doing, None for those that do not answer within 1 s.
 
     Ranks known to be dead are left out. Calls of `drop` that have not begun are not run. Process groups that ranks
     waited in are given up on all ranks. Blocks up to 1 s, or 2 s in that case.
     """
     runtime = current_runtime()
-    done: Future[tuple[dict[int, Doing], set[int]]] = pending_future(describe=lambda: f"interrupting {state.name}")
+    done: Future[tuple[dict[int, RunningEndpoint], set[int]]] = pending_future(
+        describe=lambda: f"interrupting {state.name}"
+    )
     _send(state, ranks, drop, lambda found, lost: resolve_future(done, (found, lost)), SILENT_AFTER)
     found, lost = done.get()
     if any(doing.freed for doing in found.values()):
@@ -60,16 +62,16 @@ def _send(
     state: MeshState,
     ranks: Sequence[int],
     drop: Sequence[str],
-    then: Callable[[dict[int, Doing], set[int]], object],
+    then: Callable[[dict[int, RunningEndpoint], set[int]], object],
     within: float,
 ) -> None:
     body = Interrupt(state.uid, secrets.token_hex(8), tuple(drop))
     ask_ranks(current_runtime(), _procs(state), ranks, INTERRUPT, body, then, within=within)
 
 
-def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, Doing]]:
+def doing(state: MeshState, ranks: Sequence[int]) -> Future[dict[int, RunningEndpoint]]:
     """Returns what base ranks of a mesh do, for those that answer within 1 s. Does not block."""
-    answers: Future[dict[int, Doing]] = pending_future(describe=lambda: f"asking what {state.name} does")
+    answers: Future[dict[int, RunningEndpoint]] = pending_future(describe=lambda: f"asking what {state.name} does")
     ask_ranks(
         current_runtime(),
         _procs(state),

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from monarch_nb.collectives.environment import OURS, World, free_port
+from monarch_nb.collectives.environment import OURS, RendezvousEnvironment, free_port
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
@@ -27,8 +27,8 @@ from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.mesh.sending import send_each, send_region
 from monarch_nb.runtime import (
     COLLECTIVES,
+    EncodedObject,
     Future,
-    Held,
     Instance,
     PendingCall,
     ProcState,
@@ -55,7 +55,7 @@ class ProcSpawnSpec(Struct, eq=False):
     """The definition of a proc mesh, enough to start any of its ranks again."""
 
     instance: Instance
-    setup: Held
+    setup: EncodedObject
     env: tuple[dict[str, str | None], ...]
     proc_bind: tuple[dict[str, str], ...]
     launch: tuple[Launch, ...]  # by rank, if not the default command
@@ -67,7 +67,7 @@ class ProcSpawnSpec(Struct, eq=False):
 
     def release(self) -> None:
         """Drops all that only a restart needs, once the mesh has stopped."""
-        self.setup, self.env, self.proc_bind, self.launch = Held(()), (), (), ()
+        self.setup, self.env, self.proc_bind, self.launch = EncodedObject(()), (), (), ()
         self.host_record = None
         self.initialized = resolved_future(True)
 
@@ -92,13 +92,13 @@ def _environment(runtime: Runtime, host: str) -> dict[str, str | None]:
     return changed
 
 
-def world_of(state: ProcState) -> World | None:
+def world_of(state: ProcState) -> RendezvousEnvironment | None:
     """Returns what torchrun would set for the ranks of a mesh, or None if nothing is to be set."""
     spawn_spec = state.spawn_spec
     assert isinstance(spawn_spec, ProcSpawnSpec)
     if not settings.torchrun_environment:
         return None
-    return World(
+    return RendezvousEnvironment(
         state.uid, RegionForm.of(state.pending_region or state.region), state.layout.per_host, spawn_spec.master
     )
 
@@ -229,7 +229,7 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
     name, env = wanted.name, environments(wanted.per_host, wanted.env)
     spawn_spec = ProcSpawnSpec(
         instance,
-        Held(encode_arguments(f"{name}.set-up", (list(wanted.setup), with_stand_ins(wanted.bootstrap)), {})),
+        EncodedObject(encode_arguments(f"{name}.set-up", (list(wanted.setup), with_stand_ins(wanted.bootstrap)), {})),
         env,
         wanted.proc_bind,
         wanted.launch,

@@ -20,7 +20,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime, current_runtime, resolved_future
 from monarch_nb.settings import settings
 from monarch_nb.shape import Region, RegionForm, first_places_of, region_of_ranks
-from monarch_nb.supervision import Driver, HealError, Machine
+from monarch_nb.supervision import Driver, HealError, SupervisionMachine
 from monarch_nb.transport import held_back
 
 
@@ -84,7 +84,7 @@ class MeshResizer:
                     raise KeyboardInterrupt(f"{unchanged}: what is new is stopped") from error
                 raise
             for each in (state, *actors):
-                self._driver.feed(partial(Machine.grown, uid=each.uid, fresh=growth.fresh))
+                self._driver.feed(partial(SupervisionMachine.grown, uid=each.uid, fresh=growth.fresh))
             return tuple(each.name for each in actors if not each.inner)
 
     def shrink(self, state: ProcState, places: Collection[int]) -> RemovedPart:
@@ -134,7 +134,7 @@ class MeshResizer:
         for each in (state, *actors):
             each.pending_region = growth.region
             _set_actor_region(each, growth.region)
-            self._driver.feed(partial(Machine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
+            self._driver.feed(partial(SupervisionMachine.grow, spec=self._registry.spec_of(each), fresh=growth.fresh))
 
     def _take_back(
         self, state: ProcState, actors: Sequence[ActorState], growth: extents.Growth, before: Region

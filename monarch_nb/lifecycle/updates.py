@@ -13,7 +13,7 @@ from monarch_nb.mesh.requests import request
 from monarch_nb.mesh.verbs import STOPPED, SUBSCRIBE, UPDATE, StopUpdate, Subscribe, Update
 from monarch_nb.runtime import Future, MeshState, ProcState, Runtime
 from monarch_nb.shape import RegionForm
-from monarch_nb.supervision import Action, Driver, Machine, RankIncarnation
+from monarch_nb.supervision import Action, Driver, RankIncarnation, SupervisionMachine
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, Done
 
@@ -112,7 +112,7 @@ class ReferenceUpdates:
             back = update.back or tuple(update.incarnations.items())
             known = "respawned" if isinstance(state, ProcState) else "recreated"
 
-            def follow(machine: Machine) -> list[Action]:
+            def follow(machine: SupervisionMachine) -> list[Action]:
                 machine.came_after(update.uid, update.since)
                 actions: list[Action] = getattr(machine, known)(update.uid, back)
                 return actions

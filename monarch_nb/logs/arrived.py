@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from monarch_nb.logs.marks import DISPLAY, STDERR, UNCLAIMED
-from monarch_nb.logs.overwriting import UP, Rows
+from monarch_nb.logs.overwriting import UP, OverwrittenRows
 from monarch_nb.logs.verbs import LogBlock, LogChunk
 from monarch_nb.logs.written import OpenLine, Written
 from monarch_nb.wire import decode_display, harmless, with_host_names
@@ -22,7 +22,7 @@ class LineBuffer:
         self.since = 0.0  # when its first character came, monotonic
         self.level = 0
         self.at = 0.0
-        self._rows: Rows | None = None
+        self._rows: OverwrittenRows | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes, level: int, at: float, now: float) -> str:
@@ -31,11 +31,11 @@ class LineBuffer:
             self.since, self.level, self.at = now, level, at
         text = self._decoder.decode(data)
         if self._rows is None and ("\r" in text or UP[0] in text):
-            self._rows, text, self._text = Rows(), self._text + text, ""
+            self._rows, text, self._text = OverwrittenRows(), self._text + text, ""
         if self._rows is not None:
             whole = "".join(f"{line}\n" for line in self._rows.feed(text))
             if len(self._rows.shown) > LONGEST:
-                self._rows, whole = Rows(), f"{whole}{self._rows.shown}\n"
+                self._rows, whole = OverwrittenRows(), f"{whole}{self._rows.shown}\n"
             if whole:
                 self.since = now
             if self._rows.plain:

@@ -22,7 +22,7 @@ class _Row:
     draws: int = 0  # since the cursor was last above it
 
 
-class Rows:
+class OverwrittenRows:
     """The rows that may still be drawn again: those of bars, each below the other, and the line that is being written.
 
     A row stays, as a line, once the writer cannot come back to it: when a line of text follows, or when the row below
@@ -134,6 +134,6 @@ class Rows:
 
 def left_of(lines: Iterable[str]) -> list[str]:
     """The lines that are left of some that have ended."""
-    rows = Rows()
+    rows = OverwrittenRows()
     left = [line for raw in lines for line in rows.feed(f"{raw}\n")]
     return [*left, *(rows.shown.split("\n") if rows.shown else [])]

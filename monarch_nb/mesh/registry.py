@@ -7,7 +7,7 @@ from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
 from monarch_nb.runtime import ActorState, Instance, MeshState, ProcState, Runtime, ranks_of
 from monarch_nb.shape import Region
-from monarch_nb.supervision import Action, ActorEnd, Driver, Machine, MeshSpec
+from monarch_nb.supervision import Action, ActorEnd, Driver, MeshSpec, SupervisionMachine
 from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Layout
 
@@ -103,7 +103,7 @@ class MeshRegistry:
         self._owned.setdefault(instance.stream, []).append(state.uid)
         incarnation = (instance.base_rank, instance.incarnation) if instance.mesh else None
 
-        def register(machine: Machine) -> list[Action]:
+        def register(machine: SupervisionMachine) -> list[Action]:
             machine.join(instance.stream, str(instance), instance.mesh or None, incarnation)
             return machine.own(instance.stream, self.spec_of(state), state.incarnations)
 
@@ -146,7 +146,7 @@ class MeshRegistry:
     def subscribe(self, state: MeshState) -> None:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
 
-        def register(machine: Machine) -> list[Action]:
+        def register(machine: SupervisionMachine) -> list[Action]:
             machine.know(state.owner_process, self.spec_of(state), state.incarnations)
             return []
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.profiling.messages import Place
+from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.profiling.seen import SeenRank
-from monarch_nb.profiling.tree import WAITS, Node, tree, users_part
+from monarch_nb.profiling.tree import WAITS, CallNode, tree, users_part
 
 APART = 0.15  # of the time that two ranks spend in different functions, from which on they are of two groups
 NOISE = 1.5  # standard errors of the difference of two sampled profiles, which comes on top
@@ -17,7 +17,9 @@ NOTABLE = 0.05  # of the time
 class Difference:
     """A function that ranks spend different shares of the time in."""
 
-    path: tuple[Place, ...]  # from the endpoint to it: the user's functions, and what of a library the last one called
+    path: tuple[
+        StackFrame, ...
+    ]  # from the endpoint to it: the user's functions, and what of a library the last one called
     file: str  # the line of the user's code that it is at, or that calls it
     line: int
     shares: tuple[float, ...]  # by group
@@ -87,10 +89,10 @@ def differences(ranks: Mapping[int, SeenRank], groups: Sequence[Sequence[int]]) 
     differences: list[Difference] = []
     root = tree(ranks, users_part)
 
-    def shares(node: Node) -> tuple[float, ...]:
+    def shares(node: CallNode) -> tuple[float, ...]:
         return tuple(node.share(group) for group in groups)
 
-    def look(node: Node, path: tuple[Node, ...], where: tuple[str, int]) -> None:
+    def look(node: CallNode, path: tuple[CallNode, ...], where: tuple[str, int]) -> None:
         below = {key: shares(child) for key, child in node.below.items()}
         if path:
             whole = shares(node)

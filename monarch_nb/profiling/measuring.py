@@ -8,7 +8,7 @@ from typing import Any
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, End, Samples
+from monarch_nb.profiling.messages import Began, Begin, Samples, StopSampling
 from monarch_nb.profiling.result import Profile
 from monarch_nb.profiling.service import PROFILING
 from monarch_nb.profiling.traces import Traces
@@ -109,7 +109,7 @@ class _Sampling:
         """Stops sampling, and adds notes about ranks to the profile."""
         self.profile.seconds = time.monotonic() - self._begun
         asked = {
-            rank: request(self._runtime, address, verbs.END, End(self._number, self._uid, rank))
+            rank: request(self._runtime, address, verbs.END, StopSampling(self._number, self._uid, rank))
             for rank, address in self._addresses.items()
         }
         try:

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Begin(msgspec.Struct, array_like=True, frozen=True):
-    """Starts to sample an actor, or with `mesh` "" the whole process, until `End`."""
+    """Starts to sample an actor, or with `mesh` "" the whole process, until `StopSampling`."""
 
     number: int  # of the profile, counted by the requester
     mesh: str
@@ -18,7 +18,7 @@ class Began(msgspec.Struct, array_like=True, frozen=True):
     at: float  # wall clock of the process, to compare the clocks of hosts
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True):
+class StackFrame(msgspec.Struct, array_like=True, frozen=True):
     """A frame of a stack. The line is the executed one; `users` is False for frames of installed libraries."""
 
     file: str
@@ -42,7 +42,7 @@ class Samples(msgspec.Struct, array_like=True, frozen=True):
 
     number: int
     rank: int
-    places: tuple[Place, ...]  # new frames, numbered from `first`
+    places: tuple[StackFrame, ...]  # new frames, numbered from `first`
     first: int
     weights: tuple[Weight, ...]
     seconds: float  # sampled time
@@ -56,7 +56,7 @@ class SamplesReply(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
-class End(msgspec.Struct, array_like=True, frozen=True):
+class StopSampling(msgspec.Struct, array_like=True, frozen=True):
     """Stops sampling; the answer has the remaining samples."""
 
     number: int

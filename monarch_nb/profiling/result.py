@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.profiling.groups import Difference, differences, grouped
-from monarch_nb.profiling.messages import Place, Samples
-from monarch_nb.profiling.seen import Seen, SeenRank, Stack
-from monarch_nb.profiling.tree import WAITS, Node, tree
+from monarch_nb.profiling.messages import Samples, StackFrame
+from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
+from monarch_nb.profiling.tree import WAITS, CallNode, tree
 from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted
 
@@ -26,7 +26,7 @@ class Profile:
     where those were asked for.
     """
 
-    def __init__(self, name: str, region: Region, hz: float, seen: Seen) -> None:
+    def __init__(self, name: str, region: Region, hz: float, seen: ProfileSamples) -> None:
         self.name = name
         self.region = region
         self.hz = hz
@@ -64,7 +64,7 @@ class Profile:
         """The functions that these groups spent different shares of their time in, the largest difference first."""
         return differences(self.ranks, self.groups)
 
-    def tree(self, ranks: Sequence[int] | None = None) -> Node:
+    def tree(self, ranks: Sequence[int] | None = None) -> CallNode:
         """The functions and what they call, of all ranks or of some. The root is all the time that was watched."""
         every = self.ranks
         return tree(every if ranks is None else {rank: every[rank] for rank in ranks if rank in every})
@@ -143,7 +143,7 @@ def line_text(file: str, line: int, name: Callable[[str], str] = os.path.basenam
     return f"{name(file)}:{line}" if file else ""
 
 
-def _lines(node: Node, ranks: Sequence[int], name: Callable[[str], str], indent: str, deep: int) -> list[str]:
+def _lines(node: CallNode, ranks: Sequence[int], name: Callable[[str], str], indent: str, deep: int) -> list[str]:
     lines = []
     for child in node.children(ranks):
         share = child.share(ranks)
@@ -157,7 +157,7 @@ def _lines(node: Node, ranks: Sequence[int], name: Callable[[str], str], indent:
 
 def speedscope(name: str, labels: Mapping[int, str], ranks: Mapping[int, SeenRank]) -> dict[str, Any]:
     """A profile for each rank, in seconds, as speedscope.app reads them (its "sampled" profiles)."""
-    frames: dict[Place, int] = {}
+    frames: dict[StackFrame, int] = {}
 
     def numbers(stack: Stack) -> list[int]:
         return [frames.setdefault(place, len(frames)) for place in stack or (WAITS,)]

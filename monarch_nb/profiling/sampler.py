@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from monarch_nb.profiling.messages import Place, Samples, Weight
+from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 from monarch_nb.profiling.stacks import Stack, Step
 
 Look = Callable[[], Iterable[tuple[str, int, Stack]]]
@@ -24,7 +24,7 @@ class Sampler:
     def __init__(
         self,
         look: Look,
-        place: Callable[[Step], Place],
+        place: Callable[[Step], StackFrame],
         *,
         number: int,
         rank: int,
@@ -42,7 +42,7 @@ class Sampler:
         self._stacks: set[tuple[str, Stack]] = set()
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._seen: dict[tuple[str, Stack], list[float]] = {}
-        self._new: list[Place] = []
+        self._new: list[StackFrame] = []
         self._seconds = self._cost = 0.0
         self._dropped = 0
         self._computed: dict[int, float] = {}
@@ -131,5 +131,5 @@ class Sampler:
         number = self._places.get(step)
         if number is None:
             number = self._places[step] = len(self._places)
-            self._new.append(Place("", 0, step, 0, True) if isinstance(step, str) else self._place(step))
+            self._new.append(StackFrame("", 0, step, 0, True) if isinstance(step, str) else self._place(step))
         return number

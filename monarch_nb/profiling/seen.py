@@ -4,9 +4,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from monarch_nb.profiling.messages import Place, Samples, Weight
+from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 
-Stack = tuple[Place, ...]  # outermost first
+Stack = tuple[StackFrame, ...]  # outermost first
 
 
 @dataclass
@@ -25,12 +25,12 @@ class SeenRank:
         return int(sum(weight[2] for weight in self.stacks.values()))
 
 
-class Seen:
+class ProfileSamples:
     """Samples of all ranks of one profile, by base rank. Messages of one rank may overtake each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[int, dict[int, Place]] = {}
+        self._places: dict[int, dict[int, StackFrame]] = {}
         self._waiting: dict[int, list[Weight]] = {}
         self._ranks: dict[int, SeenRank] = {}
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from monarch_nb.mesh.requests import request
 from monarch_nb.profiling import verbs
-from monarch_nb.profiling.messages import Began, Begin, End, Samples, SamplesReply
+from monarch_nb.profiling.messages import Began, Begin, Samples, SamplesReply, StopSampling
 from monarch_nb.profiling.sampler import Sampler
-from monarch_nb.profiling.seen import Seen
+from monarch_nb.profiling.seen import ProfileSamples
 from monarch_nb.profiling.stacks import Stack, Stacks
 from monarch_nb.runtime import Feature, Future, Runtime
 from monarch_nb.wire import Asker
@@ -17,13 +17,13 @@ PATIENCE_S = 30.0  # for the requester to take samples
 Key = tuple[str, int, str, int]  # requester, its number of the profile, sampled mesh and rank
 
 
-class Service:
+class ProfilingService:
     """The profiler of a process that profiles, or is profiled."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._samplers: dict[Key, Sampler] = {}
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, ProfileSamples] = {}
         self._count = 0
         self._lock = threading.Lock()
         runtime.verbs.handle(verbs.BEGIN, self._begin)
@@ -62,7 +62,7 @@ class Service:
         cell = cells.get((mesh, rank))
         return () if cell is None else stacks.seen((cell,), others=False)
 
-    def _end(self, wanted: End, asker: Asker[Samples]) -> Samples | None:
+    def _end(self, wanted: StopSampling, asker: Asker[Samples]) -> Samples | None:
         sampler = self._samplers.pop((asker.src, wanted.number, wanted.mesh, wanted.rank), None)
         if sampler is None:
             asker.refuse("it is not sampled")
@@ -75,11 +75,11 @@ class Service:
 
     # -- profiles of this process --------------------------------------------------------------------------------------
 
-    def expect(self) -> tuple[int, Seen]:
+    def expect(self) -> tuple[int, ProfileSamples]:
         """Starts a profile: its number, and where its samples are collected."""
         with self._lock:
             self._count += 1
-            expected = self._seen[self._count] = Seen()
+            expected = self._seen[self._count] = ProfileSamples()
             return self._count, expected
 
     def forget(self, number: int) -> None:
@@ -126,9 +126,9 @@ class _SampleSender:
         return True
 
 
-PROFILING: Feature[Service] = Feature("profiling")
+PROFILING: Feature[ProfilingService] = Feature("profiling")
 
 
-def attach(runtime: Runtime) -> Service:
+def attach(runtime: Runtime) -> ProfilingService:
     """Registers the handlers of the profiler's verbs."""
-    return Service(runtime)
+    return ProfilingService(runtime)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from monarch_nb.profiling.messages import Place
+from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.runtime import ActorCell
 
 Step = tuple[int, int]  # number of a frame's code, and its current instruction
@@ -105,12 +105,12 @@ class Stacks:
         last = next((index + 1 for index in range(first, len(kinds)) if kinds[index] is _Kind.ENGINE), len(kinds))
         return stack[first:last]
 
-    def place(self, step: Step) -> Place:
+    def place(self, step: Step) -> StackFrame:
         """Describes a frame."""
         code, instruction = self._codes[step[0]], step[1]
         file = code.co_filename
         users = not file.startswith((_ENGINE, *_LIBRARIES)) and not file.startswith("<frozen")
-        return Place(file, _line(code, instruction), code.co_qualname, code.co_firstlineno, users)
+        return StackFrame(file, _line(code, instruction), code.co_qualname, code.co_firstlineno, users)
 
 
 def _kind(code: types.CodeType) -> _Kind:

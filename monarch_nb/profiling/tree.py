@@ -3,27 +3,27 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.profiling.messages import Place
+from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.profiling.seen import SeenRank, Stack
 
-WAITS = Place("", 0, "waits for messages", 0, True)
+WAITS = StackFrame("", 0, "waits for messages", 0, True)
 CIRCLE = 4  # functions that call each other in turn, as those of a tree's walk do: the longest circle that is folded
 Key = tuple[str, str, int]
 
 
 @dataclass
-class Node:
+class CallNode:
     """A function, called from the one above: the share of the time that each rank was in it, what it calls included.
 
     A share is seconds in it by seconds watched, so that 1.0 is all of the time. Of calls of itself, directly or in turn
     with others, there is one node.
     """
 
-    place: Place
+    place: StackFrame
     shares: dict[int, float] = field(default_factory=dict)
     computing: dict[int, float] = field(default_factory=dict)  # of these on a processor
     lines: dict[int, float] = field(default_factory=dict)  # the lines that it was at, of all ranks
-    below: "dict[Key, Node]" = field(default_factory=dict)
+    below: "dict[Key, CallNode]" = field(default_factory=dict)
     deep: int = 1  # calls of itself that were seen inside each other, at most
 
     @property
@@ -45,7 +45,7 @@ class Node:
         """The line that it was at for the longest time."""
         return max(self.lines, key=lambda line: (self.lines[line], -line), default=self.place.line)
 
-    def children(self, ranks: Sequence[int]) -> "list[Node]":
+    def children(self, ranks: Sequence[int]) -> "list[CallNode]":
         """Functions that it calls on some ranks, the longest first."""
         return sorted(
             (node for node in self.below.values() if node.share(ranks)),
@@ -53,9 +53,9 @@ class Node:
         )
 
 
-def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Stack] = lambda stack: stack) -> Node:
+def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Stack] = lambda stack: stack) -> CallNode:
     """The tree of some ranks' stacks, each as `cut` leaves it. Its root stands for all the time that was watched."""
-    root = Node(Place("", 0, "all", 0, True))
+    root = CallNode(StackFrame("", 0, "all", 0, True))
     for rank, seen in ranks.items():
         if not seen.seconds:
             continue
@@ -64,19 +64,19 @@ def tree(ranks: Mapping[int, SeenRank], cut: Callable[[Stack], Stack] = lambda s
     return root
 
 
-def _add(root: Node, rank: int, stack: Stack, share: float, computing: float) -> None:
+def _add(root: CallNode, rank: int, stack: Stack, share: float, computing: float) -> None:
     node = root
     root.shares[rank] = root.shares.get(rank, 0.0) + share
     root.computing[rank] = root.computing.get(rank, 0.0) + computing
     for place, deep in recursion_folded(stack):
-        node = node.below.setdefault(_key(place), Node(place))
+        node = node.below.setdefault(_key(place), CallNode(place))
         node.shares[rank] = node.shares.get(rank, 0.0) + share
         node.computing[rank] = node.computing.get(rank, 0.0) + computing
         node.lines[place.line] = node.lines.get(place.line, 0.0) + share
         node.deep = max(node.deep, deep)
 
 
-def recursion_folded(stack: Stack) -> Iterator[tuple[Place, int]]:
+def recursion_folded(stack: Stack) -> Iterator[tuple[StackFrame, int]]:
     """A stack with calls in a circle once, each with how often: `f g f g f g h` is `f`×3, `g`×3, `h`.
 
     The innermost call stands for all of them, as that is where the time goes.
@@ -103,7 +103,7 @@ def _circle(keys: Sequence[Key], at: int) -> tuple[int, int]:
     return 1, 1
 
 
-def _key(place: Place) -> Key:
+def _key(place: StackFrame) -> Key:
     return place.file, place.function, place.first
 
 

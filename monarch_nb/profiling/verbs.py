@@ -4,5 +4,5 @@ from monarch_nb.profiling import messages as m
 from monarch_nb.wire import Verb
 
 BEGIN = Verb("profiling.begin", m.Begin, m.Began, doc="samples the stacks of an actor, or of the whole process")
-END = Verb("profiling.end", m.End, m.Samples, doc="samples no longer, and gives the rest")
+END = Verb("profiling.end", m.StopSampling, m.Samples, doc="samples no longer, and gives the rest")
 SAMPLES = Verb("profiling.samples", m.Samples, m.SamplesReply, doc="what was sampled since the last of these")

@@ -10,14 +10,14 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, Ranges, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
-from monarch_nb.rdma.service import WORD, Service
+from monarch_nb.rdma.service import WORD, RdmaService
 from monarch_nb.rdma.side_by_side import side_by_side
 from monarch_nb.runtime import Future, resolved_future
 
 __all__ = ["RDMAAction"]
 
 _TIMEOUT_S = 60.0
-_Step = Callable[[Service, Limit], None]
+_Step = Callable[[RdmaService, Limit], None]
 
 
 class RDMAAction:
@@ -91,7 +91,7 @@ class RDMAAction:
             )
         handle = buffer.handle
 
-        def step(mine: Service, limit: Limit) -> None:
+        def step(mine: RdmaService, limit: Limit) -> None:
             question = verbs.Atomic(handle.number, handle.secret, 0, operand, expected)
             outcome = checked(handle, mine.ask(handle, verbs.ATOMIC, question)(limit))
             target.part(0, WORD).view()[:] = outcome.data
@@ -114,7 +114,7 @@ class RDMAAction:
         (self._filled if fills else self._taken).add(memory)
 
 
-def _carry_out(mine: Service, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:
+def _carry_out(mine: RdmaService, steps: "list[tuple[str, Move | _Step]]", limit: Limit) -> None:
     """Passes consecutive reads, or writes, to the mover together."""
     moves: list[Move] = []
     current = ""

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError, TransferCancelledError
 from monarch_nb.rdma.fabric import verbs_available
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.movers.messages import checked
-from monarch_nb.rdma.service import RDMA, Service
+from monarch_nb.rdma.service import RDMA, RdmaService
 from monarch_nb.runtime import (
     Future,
     cancel_with,
@@ -34,7 +34,7 @@ _TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
-def service() -> Service:
+def service() -> RdmaService:
     """The data plane of this process; makes the process a controller if it is in no cluster."""
     return current_runtime().feature(RDMA)
 
@@ -51,7 +51,7 @@ class RDMABuffer:
     """
 
     __slots__ = ("_handle",)
-    _handle: Handle
+    _handle: BufferHandle
 
     def __init__(self, data: Any, *, readonly: bool = False) -> None:
         memory = memory_of(data)
@@ -76,7 +76,7 @@ class RDMABuffer:
         return self._handle.readonly
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> BufferHandle:
         """Reference to the buffer for messages."""
         return self._handle
 
@@ -118,7 +118,7 @@ class RDMABuffer:
             return resolved_future(None)
 
         def work(limit: Limit) -> None:
-            question = verbs.Drop(handle.number, handle.secret)
+            question = verbs.DropBuffer(handle.number, handle.secret)
             try:
                 checked(handle, mine.ask(handle, verbs.DROP, question)(limit))
             except BufferDroppedError:
@@ -137,14 +137,14 @@ class RDMABuffer:
     def __hash__(self) -> int:
         return hash((self._handle.process, self._handle.number))
 
-    def __getstate__(self) -> Handle:
+    def __getstate__(self) -> BufferHandle:
         return self._handle
 
-    def __setstate__(self, handle: Handle) -> None:
+    def __setstate__(self, handle: BufferHandle) -> None:
         self._handle = handle
 
 
-def _offset(offset: int, handle: Handle) -> int:
+def _offset(offset: int, handle: BufferHandle) -> int:
     if not 0 <= offset < handle.size:
         raise ValueError(f"offset {offset:,} is outside of the buffer, which has {handle.size:,} bytes")
     return offset

@@ -4,10 +4,10 @@ import msgspec
 
 from monarch_nb.rdma.identity import ProcessIdentity
 
-__all__ = ["Handle"]
+__all__ = ["BufferHandle"]
 
 
-class Handle(msgspec.Struct, array_like=True, frozen=True):
+class BufferHandle(msgspec.Struct, array_like=True, frozen=True):
     """A capability: a holder may read the buffer, and write it unless it is read-only. Sent between authenticated
     processes only."""
 

@@ -4,10 +4,10 @@ import contextlib
 
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma.errors import owner_lost
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import CannotReachError
-from monarch_nb.rdma.verbs import LEASE, RELEASE, RENEW, Leased, Leasing, Outcome, Releasing, Renewing
+from monarch_nb.rdma.verbs import LEASE, RELEASE, RENEW, Leased, Leasing, Releasing, Renewing, TransferOutcome
 from monarch_nb.runtime import Future, Runtime
 from monarch_nb.transport import TransportError
 
@@ -22,7 +22,7 @@ class LeaseClient:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def lease(self, handle: Handle, question: Leasing, limit: Limit) -> Leased:
+    def lease(self, handle: BufferHandle, question: Leasing, limit: Limit) -> Leased:
         """Requests a lease. Blocks; raises CannotReachError, OwnerLostError and what `Limit.left` raises."""
         future = request(self._runtime, handle.process, LEASE, question)
         while not future.wait(min(_POLL_S, limit.left())):
@@ -34,11 +34,11 @@ class LeaseClient:
         except RequestError as error:
             raise CannotReachError(f"its process: {error}") from None
 
-    def renew(self, handle: Handle, lease: int) -> Future[Outcome]:
+    def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
         """Renews a lease without blocking. The future fails with UnansweredError if the owner is lost."""
         return request(self._runtime, handle.process, RENEW, Renewing(lease))
 
-    def release(self, handle: Handle, lease: int) -> None:
+    def release(self, handle: BufferHandle, lease: int) -> None:
         """Returns a lease without blocking. It expires by itself if the message is lost."""
         with contextlib.suppress(TransportError):
             self._runtime.post(handle.process, RELEASE, Releasing(lease))

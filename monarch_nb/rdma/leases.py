@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from monarch_nb.rdma.fabric import Fabric, Span
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import Leased, Leasing, Outcome, Releasing, Renewing
+from monarch_nb.rdma.verbs import Leased, Leasing, Releasing, Renewing, TransferOutcome
 
-__all__ = ["LEASE_S", "Leases"]
+__all__ = ["LEASE_S", "MemoryLeases"]
 
 LEASE_S = 10.0
 _DRIVEN_S = 0.0001  # between two polls of the agent while there is a lease
@@ -23,7 +23,7 @@ class _Lease:
     left: float  # seconds
 
 
-class Leases:
+class MemoryLeases:
     """Leases that this process has granted. Polls the agent while there is a lease, and costs nothing otherwise."""
 
     def __init__(self, regions: Regions, fabric: Fabric, *, seconds: float = LEASE_S) -> None:
@@ -66,14 +66,14 @@ class Leases:
             raise
         return Leased("done", lease=token, agent=self._fabric.name, words=words)
 
-    def renew(self, question: Renewing) -> Outcome:
+    def renew(self, question: Renewing) -> TransferOutcome:
         """Renews a lease."""
         with self._changed:
             lease = self._leases.get(question.lease)
             if lease is None:
-                return Outcome("dropped", "the lease has ended")
+                return TransferOutcome("dropped", "the lease has ended")
             lease.left = self._seconds
-        return Outcome("done")
+        return TransferOutcome("done")
 
     def release(self, message: Releasing) -> None:
         """Ends a lease. Does not block."""

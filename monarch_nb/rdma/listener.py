@@ -15,7 +15,7 @@ from monarch_nb.rdma.regions import Regions
 from monarch_nb.rdma.tunnel import make_ready
 from monarch_nb.rdma.wire import DROPPED, GO, HEAD, READ, Key, StreamError, receive_into, welcome
 
-__all__ = ["Listener"]
+__all__ = ["BulkListener"]
 
 _PIECE = 4 << 20  # bytes for which the memory is held at a time; a drop waits no longer than for one of them
 _HANDSHAKE_S = 5.0
@@ -27,7 +27,7 @@ _STRANGERS = 32  # connections at a time that have not proved their key yet
 logger = logging.getLogger(__name__)
 
 
-class Listener:
+class BulkListener:
     """Listens from the first request on: on the loopback for processes of this machine, on all networks for others."""
 
     def __init__(self, regions: Regions) -> None:

@@ -4,24 +4,24 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import Mover
 from monarch_nb.rdma.movers.cross_memory import CrossMemory
-from monarch_nb.rdma.movers.local import Local
+from monarch_nb.rdma.movers.local import LocalMover
 from monarch_nb.rdma.movers.messages import Messages
 from monarch_nb.rdma.movers.nixl import Nixl
 from monarch_nb.rdma.movers.streams import Streams
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import Listening, Outcome
+from monarch_nb.rdma.verbs import Listening, TransferOutcome
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb
 
-__all__ = ["MOVERS", "End", "movers_named", "register"]
+__all__ = ["MOVERS", "MoverServices", "movers_named", "register"]
 
 
-class End(Protocol):
+class MoverServices(Protocol):
     """Services of the process that a mover can use."""
 
     address: str
@@ -29,10 +29,12 @@ class End(Protocol):
     fabric: Fabric
     lease_client: LeaseClient
 
-    def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
+    def ask(
+        self, handle: BufferHandle, verb: Verb[Any, TransferOutcome], question: Any
+    ) -> Callable[[Limit], TransferOutcome]:
         """Sends a request to the owner of a buffer; the returned function waits for the reply."""
 
-    def dial(self, handle: Handle, limit: Limit) -> Listening:
+    def dial(self, handle: BufferHandle, limit: Limit) -> Listening:
         """Asks where the owner of a buffer accepts streams."""
 
 
@@ -41,8 +43,8 @@ def movers_named() -> tuple[str, ...]:
     return tuple(name.strip() for name in settings.rdma_movers.split(",") if name.strip())
 
 
-MOVERS: dict[str, Callable[[End], Mover]] = {
-    "local": lambda end: Local(end.address, end.regions),
+MOVERS: dict[str, Callable[[MoverServices], Mover]] = {
+    "local": lambda end: LocalMover(end.address, end.regions),
     "cross-memory": lambda end: CrossMemory(),
     "nixl": lambda end: Nixl(end.fabric, end.lease_client, lambda: "nixl" in movers_named()),
     "streams": lambda end: Streams(end.dial, lambda: max(1, settings.rdma_tcp_fallback_parallelism)),
@@ -50,7 +52,7 @@ MOVERS: dict[str, Callable[[End], Mover]] = {
 }
 
 
-def register(name: str, make: Callable[[End], Mover], *, before: str = "streams") -> None:
+def register(name: str, make: Callable[[MoverServices], Mover], *, before: str = "streams") -> None:
     """Adds a mover that is preferred to `before`, for processes that start to use the data plane later.
 
     Raises ValueError if the name is taken or `before` is not a mover.

@@ -14,13 +14,13 @@ import msgspec
 
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import BufferDroppedError
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import Move
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.routes import Routes
+from monarch_nb.rdma.routes import MoverRoutes
 from monarch_nb.runtime import Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import SharedMemoryError
@@ -39,23 +39,23 @@ _Host = tuple[str, int]
 class StoredValue(msgspec.Struct, array_like=True, frozen=True):
     """Reference to a put value, as sent to other processes."""
 
-    handle: Handle  # of the whole file
+    handle: BufferHandle  # of the whole file
     token: bytes  # start of the file, since descriptors are reused
     descriptor: int  # of the file, in the process that put it
     sizes: tuple[int, ...]  # of the frames
 
 
-class End(Protocol):
+class PutServices(Protocol):
     """Services of the process that put values use."""
 
     runtime: Runtime
     regions: Regions
-    routes: Routes
+    routes: MoverRoutes
 
-    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
+    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> BufferHandle:
         """Offers memory of this process for an actor."""
 
-    def where(self, handle: Handle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
+    def where(self, handle: BufferHandle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
         """Asks the owner for the location of a value; None if that takes too long."""
 
 
@@ -131,7 +131,7 @@ class Copies(Generic[A]):
 class Puts:
     """Put values of one process. Thread-safe."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: PutServices) -> None:
         self._end = end
         self._lock = threading.Lock()
         self._copies: dict[int, Copies[Asker[verbs.Where]]] = {}

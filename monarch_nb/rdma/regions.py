@@ -10,7 +10,7 @@ from typing import Any
 from monarch_nb.rdma.guard import Guard
 from monarch_nb.rdma.memory import Memory
 
-__all__ = ["MARK", "Region", "Regions", "for_reading_only"]
+__all__ = ["MARK", "OfferedRegion", "Regions", "for_reading_only"]
 
 MARK = 16  # bytes of the secret of a region, and of the mark that stands for it in memory
 _BLOCK = 256  # marks that are made at a time; they are never given back, so their addresses stay true
@@ -22,7 +22,7 @@ def for_reading_only(secret: bytes) -> bool:
     return bool(secret[0] & 1)
 
 
-class Region:
+class OfferedRegion:
     """Offered memory. Its mark holds the secret during the offer, and zeros after it."""
 
     __slots__ = ("actor", "lock", "mark", "memory", "number", "owner", "readonly", "secret", "writers")
@@ -46,24 +46,24 @@ class Regions:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._regions: dict[int, Region] = {}
+        self._regions: dict[int, OfferedRegion] = {}
         self._blocks: list[ctypes.Array[ctypes.c_char]] = []
         self._free: list[int] = []
         self.guard = Guard()
         self._held: list[Callable[[int], bool]] = []
-        self._withdrawn: list[Region] = []  # and somebody outside has not ended yet
+        self._withdrawn: list[OfferedRegion] = []  # and somebody outside has not ended yet
 
     def __len__(self) -> int:
         return len(self._regions)
 
-    def __iter__(self) -> Iterator[Region]:
+    def __iter__(self) -> Iterator[OfferedRegion]:
         return iter(tuple(self._regions.values()))
 
     def retain_while(self, held: Callable[[int], bool]) -> None:
         """Retains withdrawn memory while `held(number)` is True. The caller ends that with `release_withdrawn`."""
         self._held.append(held)
 
-    def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> Region:
+    def offer(self, memory: Memory, owner: str, actor: Any = None, *, readonly: bool = False) -> OfferedRegion:
         """Offers memory; it is kept alive until the offer is withdrawn. Read-only memory is offered for reading."""
         self.release_withdrawn()
         with self._lock:
@@ -73,7 +73,7 @@ class Regions:
                 start = ctypes.addressof(block)
                 self._free.extend(start + index * MARK for index in range(_BLOCK))
             mark, readonly = self._free.pop(), readonly or memory.readonly
-            region = Region(next(self._numbers), memory, owner, actor, mark, readonly=readonly)
+            region = OfferedRegion(next(self._numbers), memory, owner, actor, mark, readonly=readonly)
             ctypes.memmove(region.mark, region.secret, MARK)
             self._regions[region.number] = region
         return region
@@ -109,11 +109,11 @@ class Regions:
                     region.memory = None
                     self._free.append(region.mark)
 
-    def withdraw_all(self, which: Callable[[Region], bool]) -> int:
+    def withdraw_all(self, which: Callable[[OfferedRegion], bool]) -> int:
         """Ends the offers for which `which` is true; returns their number."""
         return sum(self.withdraw(region.number) for region in self if which(region))
 
-    def use(self, number: int, secret: bytes, *, write: bool = False) -> "Use":
+    def use(self, number: int, secret: bytes, *, write: bool = False) -> "RegionUse":
         """The memory of a region, for a `with` block, during which it stays.
 
         Raises LookupError where there is no such offer (any more), PermissionError for a wrong secret, and for a write
@@ -126,15 +126,15 @@ class Regions:
             raise PermissionError(f"buffer {number} is not what this handle was made for")
         if write and region.readonly:
             raise PermissionError(f"buffer {number} is read-only")
-        return Use(region)
+        return RegionUse(region)
 
 
-class Use:
+class RegionUse:
     """Holds the memory of a region while a transfer runs."""
 
     __slots__ = ("region",)
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: OfferedRegion) -> None:
         self.region = region
 
     def __enter__(self) -> Memory:

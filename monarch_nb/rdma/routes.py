@@ -11,7 +11,7 @@ from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
 
-__all__ = ["SOCKETS", "Route", "Routes"]
+__all__ = ["SOCKETS", "MoverRoutes", "Route"]
 
 SOCKETS = frozenset({"streams", "messages"})  # the movers that go through sockets
 
@@ -45,7 +45,7 @@ class RDMAWriteTransferWarning(UserWarning):
     """torchmonarch's warning about a slow write. Not given here: `monarch.rdma.routes()` shows the way bytes take."""
 
 
-class Routes:
+class MoverRoutes:
     """The routes of one process. `movers` are in order of preference; `allowed` gives the names allowed now."""
 
     def __init__(

@@ -14,31 +14,31 @@ from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import own_identity
 from monarch_nb.rdma.lease_client import LeaseClient
-from monarch_nb.rdma.leases import Leases
+from monarch_nb.rdma.leases import MemoryLeases
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.listener import Listener
+from monarch_nb.rdma.listener import BulkListener
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.mover_registry import MOVERS, movers_named
 from monarch_nb.rdma.movers import CannotReachError
 from monarch_nb.rdma.puts import Puts
 from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.routes import SOCKETS, Route, Routes
-from monarch_nb.rdma.traffic import Flow, Offered, Report, Traffic
-from monarch_nb.rdma.verbs import Outcome
+from monarch_nb.rdma.routes import SOCKETS, MoverRoutes, Route
+from monarch_nb.rdma.traffic import Flow, Offered, Traffic, TrafficReport
+from monarch_nb.rdma.verbs import TransferOutcome
 from monarch_nb.runtime import Feature, Instance, Runtime
 from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Verb
 
-__all__ = ["Service", "attach"]
+__all__ = ["RdmaService", "attach"]
 
 _WORKERS = 4  # threads that execute requests, started on demand
 _FETCHED_S = 15.0  # wait for another process of the host to fetch a value
 _ASK_S = 10.0  # wait for the addresses of an owner
-DONE = Outcome("done")
+DONE = TransferOutcome("done")
 WORD = 8  # bytes of an atomic operand
 _REPORT_INTERVAL_S = 0.5
 
@@ -91,11 +91,11 @@ class TrafficReporter:
         self._report_now()
         return self.traffic
 
-    def _report(self) -> Report:
+    def _report(self) -> TrafficReport:
         flows = [msgspec.structs.replace(self._flows[key]) for key in self._changed]
         self._changed.clear()
         sizes = [region.memory.size for region in self._regions if region.memory is not None]
-        return Report(self._runtime.address, flows, Offered(len(sizes), sum(sizes)), time.time())
+        return TrafficReport(self._runtime.address, flows, Offered(len(sizes), sum(sizes)), time.time())
 
     def _report_now(self) -> None:
         with self._lock:
@@ -103,10 +103,10 @@ class TrafficReporter:
             report = self._report()
         self._deliver(report)
 
-    def _arrived(self, report: Report, asker: Asker[None]) -> None:
+    def _arrived(self, report: TrafficReport, asker: Asker[None]) -> None:
         self._deliver(report)
 
-    def _deliver(self, report: Report) -> None:
+    def _deliver(self, report: TrafficReport) -> None:
         home = self._runtime.part(MeshRegistry).started_by
         if home and home != self._runtime.address:
             try:
@@ -120,19 +120,19 @@ class TrafficReporter:
             listener()
 
 
-class Service:
+class RdmaService:
     """The data plane of one process that offers memory or transfers memory of others."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.address = runtime, runtime.address
         self.regions = Regions()
         self._atomics = threading.Lock()
-        self._listener = Listener(self.regions)
+        self._listener = BulkListener(self.regions)
         self.fabric, self.lease_client = Fabric(self.address), LeaseClient(runtime)
-        self._leases = Leases(self.regions, self.fabric)
+        self._leases = MemoryLeases(self.regions, self.fabric)
         self._movers = {name: make(self) for name, make in MOVERS.items()}
         self.traffic_reporter = TrafficReporter(runtime, self.regions)
-        self.routes = Routes(self._movers, self._allowed, self._moved)
+        self.routes = MoverRoutes(self._movers, self._allowed, self._moved)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = 0
         self._idle = 0
@@ -153,11 +153,11 @@ class Service:
 
     # -- offered memory ---------------------------------------------------------------------------------------------
 
-    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> Handle:
+    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> BufferHandle:
         """Offers memory of this process for an actor, until the buffer is dropped or the actor ends."""
         region = self.regions.offer(memory, str(owner), owner.cell, readonly=readonly)
         self.traffic_reporter.schedule()
-        return Handle(
+        return BufferHandle(
             process=self.runtime.address,
             owner=region.owner,
             number=region.number,
@@ -185,23 +185,25 @@ class Service:
 
     # -- requests to other processes --------------------------------------------------------------------------------
 
-    def ask(self, handle: Handle, verb: Verb[Any, Outcome], question: Any) -> Callable[[Limit], Outcome]:
+    def ask(
+        self, handle: BufferHandle, verb: Verb[Any, TransferOutcome], question: Any
+    ) -> Callable[[Limit], TransferOutcome]:
         """Sends a request to the owner of a buffer; the returned function waits for the reply."""
         future = request(self.runtime, handle.process, verb, question)
 
-        def wait(limit: Limit) -> Outcome:
+        def wait(limit: Limit) -> TransferOutcome:
             while not future.wait(min(0.2, limit.left())):
                 pass
             try:
                 return future.get()
             except UnansweredError as error:
-                return Outcome("lost", str(error))
+                return TransferOutcome("lost", str(error))
             except RequestError as error:
-                return Outcome("refused", str(error))
+                return TransferOutcome("refused", str(error))
 
         return wait
 
-    def dial(self, handle: Handle, limit: Limit) -> verbs.Listening:
+    def dial(self, handle: BufferHandle, limit: Limit) -> verbs.Listening:
         """Asks where the owner of a buffer accepts streams. Blocks; raises CannotReachError, OwnerLostError."""
         future = request(
             self.runtime, handle.process, verbs.DIAL, verbs.Dial(own_identity(), not settings.rdma_encrypt_streams)
@@ -216,7 +218,7 @@ class Service:
         except RequestError as error:
             raise CannotReachError(f"its process cannot listen: {error}") from None
 
-    def where(self, handle: Handle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
+    def where(self, handle: BufferHandle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
         """Asks the owner for the location of a value; None if the process that should fetch it does not."""
         future = request(self.runtime, handle.process, verbs.WHERE, question)
         again = time.monotonic() + _FETCHED_S
@@ -238,7 +240,7 @@ class Service:
                 try:
                     asker.reply(function(question))
                 except (LookupError, PermissionError) as error:
-                    asker.reply(Outcome("dropped", str(error)))
+                    asker.reply(TransferOutcome("dropped", str(error)))
                 except Exception as error:
                     asker.refuse(f"{type(error).__name__}: {error}")
 
@@ -262,18 +264,18 @@ class Service:
                 return
             work()
 
-    def _read(self, question: verbs.Reading) -> Outcome:
+    def _read(self, question: verbs.Reading) -> TransferOutcome:
         with self.regions.use(question.number, question.secret) as memory:
             _check(memory, question.offset, question.size)
-            return Outcome("done", data=bytes(memory.part(question.offset, question.size).view()))
+            return TransferOutcome("done", data=bytes(memory.part(question.offset, question.size).view()))
 
-    def _write(self, question: verbs.Writing) -> Outcome:
+    def _write(self, question: verbs.Writing) -> TransferOutcome:
         with self.regions.use(question.number, question.secret, write=True) as memory:
             _check(memory, question.offset, len(question.data))
             memory.part(question.offset, len(question.data)).view()[:] = question.data
         return DONE
 
-    def _atomic(self, question: verbs.Atomic) -> Outcome:
+    def _atomic(self, question: verbs.Atomic) -> TransferOutcome:
         with self._atomics, self.regions.use(question.number, question.secret, write=True) as memory:
             _check(memory, question.offset, WORD)
             word = memory.part(question.offset, WORD).view()
@@ -284,9 +286,9 @@ class Service:
             elif value == question.expected:
                 value = question.operand
             word[:] = (value & (2**64 - 1)).to_bytes(WORD, "little")
-        return Outcome("done", data=before)
+        return TransferOutcome("done", data=before)
 
-    def _drop(self, question: verbs.Drop) -> Outcome:
+    def _drop(self, question: verbs.DropBuffer) -> TransferOutcome:
         with self.regions.use(question.number, question.secret):
             pass
         self.withdraw(question.number)
@@ -331,9 +333,9 @@ def _chosen(movers: tuple[str, ...], names: tuple[str, ...], sockets: bool) -> t
     return tuple(name for name in movers if (not names or name in names) and (sockets or name not in SOCKETS))
 
 
-RDMA: Feature[Service] = Feature("rdma")
+RDMA: Feature[RdmaService] = Feature("rdma")
 
 
-def attach(runtime: Runtime) -> Service:
+def attach(runtime: Runtime) -> RdmaService:
     """Registers the handlers of `rdma` messages."""
-    return Service(runtime)
+    return RdmaService(runtime)

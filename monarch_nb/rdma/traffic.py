@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-__all__ = ["Flow", "Offered", "Report", "Traffic"]
+__all__ = ["Flow", "Offered", "Traffic", "TrafficReport"]
 
 _OUTDATED_S = 3.0  # seconds after which a rate is outdated
 
@@ -32,7 +32,7 @@ class Offered(msgspec.Struct, array_like=True, frozen=True):
     size: int  # bytes
 
 
-class Report(msgspec.Struct, array_like=True, frozen=True):
+class TrafficReport(msgspec.Struct, array_like=True, frozen=True):
     """Report of one process: its flows that have changed, and the memory that it offers."""
 
     process: str
@@ -49,7 +49,7 @@ class Traffic:
         self.offered: dict[str, Offered] = {}
         self._rates: dict[tuple[str, str, str], tuple[float, float]] = {}  # bytes per second, and when
 
-    def add(self, report: Report) -> None:
+    def add(self, report: TrafficReport) -> None:
         """Adds the report of a process."""
         for flow in report.flows:
             before = self.flows.get(flow.key)

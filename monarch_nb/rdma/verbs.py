@@ -3,12 +3,12 @@
 import msgspec
 
 from monarch_nb.rdma.identity import ProcessIdentity
-from monarch_nb.rdma.traffic import Report
+from monarch_nb.rdma.traffic import TrafficReport
 from monarch_nb.rdma.wire import Key
 from monarch_nb.wire import Lane, Verb
 
 
-class Outcome(msgspec.Struct, array_like=True, frozen=True):
+class TransferOutcome(msgspec.Struct, array_like=True, frozen=True):
     """Outcome: "done", "dropped" (no longer offered), "refused", or "lost" (no answer)."""
 
     how: str
@@ -44,7 +44,7 @@ class Atomic(msgspec.Struct, array_like=True, frozen=True):
     expected: int | None = None
 
 
-class Drop(msgspec.Struct, array_like=True, frozen=True):
+class DropBuffer(msgspec.Struct, array_like=True, frozen=True):
     """Ends the offer of a buffer."""
 
     number: int
@@ -127,15 +127,19 @@ class Releasing(msgspec.Struct, array_like=True, frozen=True):
     lease: int
 
 
-READ = Verb("rdma.read", Reading, Outcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA)
-WRITE = Verb("rdma.write", Writing, Outcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA)
-ATOMIC = Verb("rdma.atomic", Atomic, Outcome, doc="adds to, or swaps, 8 bytes of a buffer")
-DROP = Verb("rdma.drop", Drop, Outcome, doc="a buffer is not needed any more")
+READ = Verb(
+    "rdma.read", Reading, TransferOutcome, doc="the bytes of a buffer, where no better way leads to it", lane=Lane.DATA
+)
+WRITE = Verb(
+    "rdma.write", Writing, TransferOutcome, doc="bytes for a buffer, where no better way leads to it", lane=Lane.DATA
+)
+ATOMIC = Verb("rdma.atomic", Atomic, TransferOutcome, doc="adds to, or swaps, 8 bytes of a buffer")
+DROP = Verb("rdma.drop", DropBuffer, TransferOutcome, doc="a buffer is not needed any more")
 DIAL = Verb("rdma.dial", Dial, Listening, doc="at which address do you accept streams?")
 LEASE = Verb("rdma.lease", Leasing, Leased, doc="may I reach these buffers by the RDMA devices?")
-RENEW = Verb("rdma.renew", Renewing, Outcome, doc="I still move bytes of what I have leased")
+RENEW = Verb("rdma.renew", Renewing, TransferOutcome, doc="I still move bytes of what I have leased")
 RELEASE = Verb("rdma.release", Releasing, doc="I move no more bytes of what I have leased")
 WHERE = Verb("rdma.where", WhereIs, Where, doc="where is a value that you have put stored on my host?")
 HOLDS = Verb("rdma.holds", Holds, doc="I have fetched a value of yours for my host")
 FORGET = Verb("rdma.forget", Forget, doc="a value of mine that you hold was dropped")
-MOVED = Verb("rdma.moved", Report, doc="what has moved between my memory and that of others", lane=Lane.DATA)
+MOVED = Verb("rdma.moved", TrafficReport, doc="what has moved between my memory and that of others", lane=Lane.DATA)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Transmit,
         Unblocked,
     )
-    from monarch_nb.routing.fold import Batch, Fold, Lost
+    from monarch_nb.routing.fold import Batch, Fold, LostIndices
     from monarch_nb.routing.incarnations import (
         Incarnations,
         LinkIncarnations,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         process_incarnation,
     )
     from monarch_nb.routing.link import Link
-    from monarch_nb.routing.routes import Hop, NoRoute, Routes
+    from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable
 
 __all__ = [
     "PREFIX",
@@ -55,12 +55,12 @@ __all__ = [
     "LinkConfig",
     "LinkIncarnations",
     "LinkState",
-    "Lost",
+    "LostIndices",
     "NewIncarnation",
     "NoRoute",
     "Outbox",
     "PrefixKind",
-    "Routes",
+    "RoutingTable",
     "Skipped",
     "Transmit",
     "Unblocked",
@@ -95,7 +95,7 @@ __getattr__ = lazy_names(
         "fold": (
             "Batch",
             "Fold",
-            "Lost",
+            "LostIndices",
         ),
         "incarnations": (
             "Incarnations",
@@ -108,7 +108,7 @@ __getattr__ = lazy_names(
         "routes": (
             "Hop",
             "NoRoute",
-            "Routes",
+            "RoutingTable",
         ),
     },
 )

@@ -11,7 +11,7 @@ import re
 
 from msgspec import Struct
 
-__all__ = ["AddressError", "Endpoint", "WorkerAddress", "parse_dialled", "parse_worker_address"]
+__all__ = ["AddressError", "ChannelEndpoint", "WorkerAddress", "parse_dialled", "parse_worker_address"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
@@ -26,7 +26,7 @@ class AddressError(ValueError):
     """A text that is no address of a worker; the message says what is wrong with it and how one looks."""
 
 
-class Endpoint(Struct, frozen=True):
+class ChannelEndpoint(Struct, frozen=True):
     """One end of a channel: a TCP host and port, an inherited socket, or the path of a socket on this machine."""
 
     scheme: str  # tcp or ipc
@@ -50,8 +50,8 @@ class Endpoint(Struct, frozen=True):
 class WorkerAddress(Struct, frozen=True):
     """Where others dial a worker, where it binds (the same, unless it says otherwise), and which process it is."""
 
-    dial: Endpoint
-    bind: Endpoint
+    dial: ChannelEndpoint
+    bind: ChannelEndpoint
     process: str = ""
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
     return WorkerAddress(dialled, bound, process)
 
 
-def parse_dialled(text: str) -> Endpoint:
+def parse_dialled(text: str) -> ChannelEndpoint:
     """Where to dial the worker at an address. Raises what `parse_worker_address` does."""
     endpoint = parse_worker_address(text).dial
     if endpoint.fd is not None:
@@ -100,7 +100,7 @@ def _split(rest: str) -> tuple[str, str | None]:
     return rest, None
 
 
-def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
+def _endpoint(text: str, whole: str, *, binds: bool) -> ChannelEndpoint:
     match = _SCHEME.match(text)
     assert match is not None
     scheme, place = match[1].lower(), text[match.end() :]
@@ -108,7 +108,7 @@ def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
         if not place or place.startswith("@"):
             said = "sockets without a file have no owner or mode that could be checked" if place else "it names no path"
             raise AddressError(f"{_shown(whole)}: {said}; write ipc:///a/path")
-        return Endpoint("ipc", path=place)
+        return ChannelEndpoint("ipc", path=place)
     if scheme == "tcp":
         return _tcp(place, whole, binds=binds)
     if scheme in ("tls", "metatls", "inproc", "unix"):
@@ -116,7 +116,7 @@ def _endpoint(text: str, whole: str, *, binds: bool) -> Endpoint:
     raise AddressError(f"{_shown(whole)}: {scheme}:// is not a known transport; {_FORMS}")
 
 
-def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
+def _tcp(rest: str, whole: str, *, binds: bool) -> ChannelEndpoint:
     host, colon, number = rest.rpartition(":")
     if rest == "*" and not binds:
         raise NotImplementedError(
@@ -145,7 +145,7 @@ def _tcp(rest: str, whole: str, *, binds: bool) -> Endpoint:
         raise AddressError(f"{_shown(whole)}: {_shown(host)} is neither a host name nor an IP address ([...] for IPv6)")
     if port == 0 and fd is None and not binds:
         raise AddressError(f"{_shown(whole)}: nobody can dial port 0; choose one")
-    return Endpoint("tcp", host=host, port=port, fd=fd)
+    return ChannelEndpoint("tcp", host=host, port=port, fd=fd)
 
 
 def _shown(text: str) -> str:

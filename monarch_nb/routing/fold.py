@@ -5,12 +5,12 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-__all__ = ["Batch", "Fold", "Lost"]
+__all__ = ["Batch", "Fold", "LostIndices"]
 
 T = TypeVar("T")
 
 
-class Lost(Struct, frozen=True):
+class LostIndices(Struct, frozen=True):
     """These places will not answer, for one reason."""
 
     indices: list[int]
@@ -21,7 +21,7 @@ class Batch(Struct, Generic[T]):
     """What to pass on now: replies with the places that each is of, and the places that will not answer."""
 
     replies: list[tuple[range, T]] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostIndices] = field(default_factory=list)
     complete: bool = False
 
 
@@ -99,7 +99,7 @@ class Fold(Generic[T]):
         gone = self.waits_for(indices)
         if gone:
             self._seen.update(gone)
-            self._batch.lost.append(Lost(gone, reason))
+            self._batch.lost.append(LostIndices(gone, reason))
             self._wait(now)
 
     def _wait(self, now: float) -> None:

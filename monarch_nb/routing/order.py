@@ -75,7 +75,7 @@ class InboxOverflow(Exception):
         self.sender, self.first, self.waiting = sender, first, waiting
 
 
-class _Stream(Generic[T]):
+class _SenderStream(Generic[T]):
     __slots__ = ("expect", "since", "void", "waiting")
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class Inbox(Generic[T]):
     def __init__(self, limit: int = 65536) -> None:
         """At most `limit` messages wait behind missing ones, all senders together."""
         self._limit = limit
-        self._streams: dict[str, _Stream[T]] = {}
-        self._open: dict[str, _Stream[T]] = {}  # streams with something waiting
+        self._streams: dict[str, _SenderStream[T]] = {}
+        self._open: dict[str, _SenderStream[T]] = {}  # streams with something waiting
         self._waiting = 0
         self.stats = InboxStats()
 
@@ -121,7 +121,7 @@ class Inbox(Generic[T]):
             return [item]
         stream = self._streams.get(sender)
         if stream is None:
-            stream = self._streams[sender] = _Stream()
+            stream = self._streams[sender] = _SenderStream()
         if seq == stream.expect and not stream.waiting and not stream.void:
             stream.expect = seq + 1
             self.stats.delivered += 1
@@ -145,7 +145,7 @@ class Inbox(Generic[T]):
 
     def void(self, sender: str, seq: int, now: float) -> list[T]:
         """Number `seq` will never come (its sender knows that it failed); the items this sets free."""
-        stream = self._streams.setdefault(sender, _Stream())
+        stream = self._streams.setdefault(sender, _SenderStream())
         if seq < stream.expect or seq in stream.waiting or seq in stream.void:
             return []
         stream.void.add(seq)
@@ -186,7 +186,7 @@ class Inbox(Generic[T]):
         """Messages here that wait for earlier ones."""
         return self._waiting
 
-    def _released(self, sender: str, stream: _Stream[T], now: float) -> list[T]:
+    def _released(self, sender: str, stream: _SenderStream[T], now: float) -> list[T]:
         ready = stream.advance(now)
         self._waiting -= len(ready)
         self.stats.delivered += len(ready)

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from monarch_nb.wire import agent_of, host_of, parse_address
 
-__all__ = ["Hop", "NoRoute", "Routes", "agent_meant"]
+__all__ = ["Hop", "NoRoute", "RoutingTable", "agent_meant"]
 
 HopKind = Literal["self", "ipc", "tcp", "inbound", "agent"]
 
@@ -23,7 +23,7 @@ class NoRoute(LookupError):
     """Nobody here knows a way to that process."""
 
 
-class Routes:
+class RoutingTable:
     """Ways from one process to all others."""
 
     __slots__ = ("_agent", "_cache", "_default", "_endpoints", "_folders", "_inbound", "_self", "_vias")

@@ -15,7 +15,7 @@ from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
 from monarch_nb.runtime.calls import DeadlockError, PendingCall
 from monarch_nb.runtime.context import ROOT, ActorId, Context, CreatorInstance, Instance, StopRequested, current
-from monarch_nb.runtime.encoded_arguments import Held
+from monarch_nb.runtime.encoded_arguments import EncodedObject
 from monarch_nb.runtime.features import COLLECTIVES, DEBUG, Feature
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.losses import FILL_AGAIN_S
@@ -37,9 +37,9 @@ from monarch_nb.runtime.settling import (
 )
 from monarch_nb.runtime.streams import StreamCall
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
-from monarch_nb.runtime.verbs import DOING, INTERRUPT, Doing, Interrupt, RunsOn, SpawnActor, WhatRuns
+from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import Waiter
 
 __all__ = [
@@ -62,22 +62,22 @@ __all__ = [
     "Context",
     "CreatorInstance",
     "DeadlockError",
-    "Doing",
+    "EncodedObject",
     "EndpointProperty",
     "Feature",
     "Future",
-    "Held",
     "Instance",
     "Interrupt",
     "Loader",
-    "Local",
     "MeshState",
     "Parts",
     "PendingCall",
     "Port",
     "PortReceiver",
     "ProcState",
+    "ProcessTables",
     "RankedPortReceiver",
+    "RunningEndpoint",
     "RunsOn",
     "Runtime",
     "SpawnActor",

@@ -4,8 +4,8 @@ from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.port_table import PortTable
-from monarch_nb.runtime.sender import Sender
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.sender import MessageSender
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.transport import Parcel, Transport, reason_of
 from monarch_nb.wire import REPLY, Handlers, Header, Kind
 
@@ -18,7 +18,7 @@ class Arrivals:
 
     def __init__(
         self,
-        local: Local,
+        local: ProcessTables,
         node: Transport,
         ports: PortTable,
         verbs: Handlers,
@@ -26,7 +26,7 @@ class Arrivals:
         features: Features,
         hosting: Hosting,
         losses: Losses,
-        sender: Sender,
+        sender: MessageSender,
     ) -> None:
         self._local, self._node, self._ports = local, node, ports
         self._verbs, self._features = verbs, features

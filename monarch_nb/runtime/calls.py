@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from monarch_nb.runtime.actors.raised import Raised, Ranks, actor_error, in_order
+from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
 from monarch_nb.runtime.future import Future
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, unfold, unpickle_failure
@@ -57,7 +57,7 @@ class PendingCall:
         self._ranks = ranks
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
-        self._raised: dict[int, Raised] = {}
+        self._raised: dict[int, RankError] = {}
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self._releasing = False  # who waits for those that have raised is being freed
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
@@ -134,7 +134,7 @@ class PendingCall:
         if header.status == Status.VALUE:
             thunk = self._thunk(frames, parcel)
         else:
-            thunk = self._failed(index, Raised(frames or (), parcel, self._process.clock.monotonic()))
+            thunk = self._failed(index, RankError(frames or (), parcel, self._process.clock.monotonic()))
         if self._take(index, thunk):
             self._settle(thunk)
 
@@ -160,16 +160,16 @@ class PendingCall:
 
         return value
 
-    def _failed(self, index: int, raised: Raised) -> Thunk:
+    def _failed(self, index: int, raised: RankError) -> Thunk:
         first = not self._raised
         self._raised[index] = raised
         if first and self.missing > 1:
             self._watch_window()
         return answered  # the error is made of all of them
 
-    def _actor_error(self, raised: dict[int, Raised], size: int, missing: Sequence[int] = ()) -> ActorError:
+    def _actor_error(self, raised: dict[int, RankError], size: int, missing: Sequence[int] = ()) -> ActorError:
         ranks = self._ranks()
-        where = Ranks(self._process.meshes.get(self.mesh), ranks)
+        where = RankNames(self._process.meshes.get(self.mesh), ranks)
         error = actor_error(self._process, self.title, raised, size, missing, where)
         error.origin = (self.mesh, ranks[next(iter(raised))], self.call)
         return error
@@ -268,7 +268,7 @@ class PendingCall:
         """Ends the call, as the ranks at `places` will not answer."""
         if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = in_order(self._raised.copy())
-            where = Ranks(self._process.meshes.get(self.mesh), self._ranks())
+            where = RankNames(self._process.meshes.get(self.mesh), self._ranks())
             for place, one in tuple(raised.items())[:1]:
                 others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
                 error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.story.line}{others}")

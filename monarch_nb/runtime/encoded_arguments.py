@@ -7,7 +7,7 @@ from typing import Any
 from monarch_nb.wire import decode
 
 
-class Held:
+class EncodedObject:
     """The frames of an encoded object, copied so that nobody changes them. Pickles as it is."""
 
     __slots__ = ("_frames",)
@@ -25,4 +25,4 @@ class Held:
         return sum(len(frame) for frame in self._frames)
 
     def __reduce__(self) -> Any:
-        return Held, ((self._frames[0], *(pickle.PickleBuffer(frame) for frame in self._frames[1:])),)
+        return EncodedObject, ((self._frames[0], *(pickle.PickleBuffer(frame) for frame in self._frames[1:])),)

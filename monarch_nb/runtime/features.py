@@ -28,7 +28,7 @@ class Feature(Generic[T]):
         self.name = name
 
 
-class Debugger(Protocol):
+class DebuggerFeature(Protocol):
     """The debugger of a process, as the runtime needs it; the feature "debug", which is loaded when something stops."""
 
     def stop(self, frame: FrameType, reason: str) -> None:
@@ -47,7 +47,7 @@ class Debugger(Protocol):
         """An actor is about to be constructed, on its thread."""
 
 
-class Collectives(Protocol):
+class CollectivesFeature(Protocol):
     """Waits in process groups of torch.distributed, as the runtime needs them ended; the feature "collectives"."""
 
     def release(self, call: "PendingCall", then: Callable[[], None]) -> None:
@@ -68,8 +68,8 @@ class Collectives(Protocol):
         """Ends what an actor waits in that an interrupt has not ended; False where that is no process group."""
 
 
-DEBUG: Feature[Debugger] = Feature("debug")
-COLLECTIVES: Feature[Collectives] = Feature("collectives")
+DEBUG: Feature[DebuggerFeature] = Feature("debug")
+COLLECTIVES: Feature[CollectivesFeature] = Feature("collectives")
 
 
 class Features:

@@ -8,7 +8,7 @@ from monarch_nb.routing import Branch, below, indices
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.transport import (
     Clock,
     DescriptorLimitError,
@@ -28,7 +28,7 @@ FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while nobody can be reached; togethe
 
 
 @runtime_checkable
-class Request(PortHandler, Protocol):
+class AnswerHandler(PortHandler, Protocol):
     """Waits for the answer to an engine message."""
 
     def lost(self, header: Header, reason: str) -> None:
@@ -38,7 +38,9 @@ class Request(PortHandler, Protocol):
 class Losses:
     """Takes note of them; on any thread."""
 
-    def __init__(self, local: Local, node: Transport, clock: Clock, ports: PortTable, supervisor: Supervising) -> None:
+    def __init__(
+        self, local: ProcessTables, node: Transport, clock: Clock, ports: PortTable, supervisor: Supervising
+    ) -> None:
         self._local, self._node, self._clock = local, node, clock
         self._ports, self._supervisor = ports, supervisor
 
@@ -57,7 +59,7 @@ class Losses:
         handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
             self._tell_call(handler, header, reason)
-        elif kind == Kind.CONTROL or isinstance(handler, Request):
+        elif kind == Kind.CONTROL or isinstance(handler, AnswerHandler):
             logger.debug("%s to %s: %s", header.method, header.dst, reason)
             _tell_request(handler, header, reason)
         elif kind == Kind.PORT:
@@ -136,5 +138,5 @@ class Losses:
 
 
 def _tell_request(handler: PortHandler | None, header: Header, reason: str) -> None:
-    if isinstance(handler, Request):
+    if isinstance(handler, AnswerHandler):
         handler.lost(header, reason)

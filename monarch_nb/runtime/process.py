@@ -11,7 +11,7 @@ import msgspec
 
 from monarch_nb.runtime import current_process, unretrieved, waiting
 from monarch_nb.runtime.actors.cell import HOOK, ActorCell
-from monarch_nb.runtime.actors.failures import Failures
+from monarch_nb.runtime.actors.failures import FailureStore
 from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.actors.interrupts import Interrupts
 from monarch_nb.runtime.arrivals import SPAWN, Arrivals
@@ -26,11 +26,11 @@ from monarch_nb.runtime.output.log_positions import LogPositions
 from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.parts import Parts
 from monarch_nb.runtime.port_table import PortTable
-from monarch_nb.runtime.sender import InnerHost, Sender
+from monarch_nb.runtime.sender import InnerHost, MessageSender
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.verbs import CANCEL, DOING, END, INTERRUPT, PROBE
-from monarch_nb.runtime.waits import Waits
+from monarch_nb.runtime.waits import DeadlockDetector
 from monarch_nb.transport import Clock, Parcel, Transport
 from monarch_nb.wire import Handlers, decode
 from monarch_nb.wire.header import SKIP
@@ -48,7 +48,7 @@ class Runtime:
 
     def __init__(
         self,
-        local: Local,
+        local: ProcessTables,
         node: Transport,
         supervisor: Supervising,
         clock: Clock,
@@ -82,9 +82,9 @@ class Runtime:
         self.feature = self.features.get
         self.part, self.add_part = parts.get, parts.add
         self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
-        self.failures = Failures(clock.later, lambda error: self.feature(DEBUG).freeze(error))
+        self.failures = FailureStore(clock.later, lambda error: self.feature(DEBUG).freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
-        sender = self._sender = Sender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
+        sender = self._sender = MessageSender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)
         self.verbs = Handlers("processes", sender.answer)
         hosting = Hosting(local, clock, self)
         arrivals = Arrivals(
@@ -110,7 +110,7 @@ class Runtime:
         self.stop_actors, self.on_actor_end, self.later = hosting.stop_all, hosting.on_end, clock.later
         self.latest_actors = hosting.latest
 
-        self.waits = Waits(self)
+        self.waits = DeadlockDetector(self)
         cancellation = Cancellation(self)
         self.cancel_on_ranks = cancellation.send
         interrupts = Interrupts(

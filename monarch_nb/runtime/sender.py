@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_nb.runtime.output.own_log import OwnLog
 from monarch_nb.runtime.supervising import Supervising
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.transport import Parcel, Transport, TransportError, UnreachableError, reason_parcel
 from monarch_nb.wire import (
     REPLY,
@@ -48,12 +48,12 @@ class InnerHost(Protocol):
         """Takes a message for its agent or one of its processes. Raises UnreachableError."""
 
 
-class Sender:
+class MessageSender:
     """Sends from any thread."""
 
     def __init__(
         self,
-        local: Local,
+        local: ProcessTables,
         node: Transport,
         log: OwnLog,
         supervisor: Supervising,

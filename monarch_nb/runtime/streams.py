@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime import unretrieved
-from monarch_nb.runtime.actors.raised import Raised
+from monarch_nb.runtime.actors.raised import RankError
 from monarch_nb.runtime.calls import PendingCall, Thunk, answered
 from monarch_nb.runtime.future import Future
 
@@ -56,7 +56,7 @@ class StreamCall(PendingCall):
     def _take_all(self, places: range, thunk: Thunk) -> bool:
         return False  # each resolves a future of its own
 
-    def _failed(self, index: int, raised: Raised) -> Thunk:
+    def _failed(self, index: int, raised: RankError) -> Thunk:
         self._raised[index] = raised
         return _Unclaimed(index)
 

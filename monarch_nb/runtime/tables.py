@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _making = threading.Lock()
 
 
-class Local:
+class ProcessTables:
     """The tables that the parts of a runtime, supervision and meshes share."""
 
     def __init__(self, address: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from monarch_nb.settings import settings
-from monarch_nb.wire import Header, Status, story_of
+from monarch_nb.wire import Header, Status, exception_text
 
 MOST = 1000  # answers of one process; of older ones nothing is known any more
 Extent = tuple[tuple[str, ...], tuple[int, ...]]
@@ -46,7 +46,7 @@ class UnheardAnswers:
         """Takes an answer in, copied; older ones make room for it."""
         most, failed = settings.kept_results_size, status == Status.FAILURE
         size = 0 if failed else sum(memoryview(frame).nbytes for frame in frames)
-        error = "its actor had failed" if failed else "" if status == Status.VALUE else story_of(frames).line
+        error = "its actor had failed" if failed else "" if status == Status.VALUE else exception_text(frames).line
         body = None if failed or size > most else [bytes(frame) for frame in frames]
         with self._lock:
             self._count += 1

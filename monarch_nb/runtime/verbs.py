@@ -39,7 +39,7 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True):
     rank: int
 
 
-class Hop(msgspec.Struct, array_like=True, frozen=True):
+class WaitHop(msgspec.Struct, array_like=True, frozen=True):
     """One wait in a chain of them: an actor whose endpoint is blocked until `call` is answered."""
 
     process: str
@@ -55,7 +55,7 @@ class Probe(msgspec.Struct, array_like=True, frozen=True):
     mesh: str
     rank: int
     incarnation: int
-    hops: tuple[Hop, ...]
+    hops: tuple[WaitHop, ...]
 
 
 class Deadlock(msgspec.Struct, array_like=True, frozen=True):
@@ -82,7 +82,7 @@ class WhatRuns(msgspec.Struct, array_like=True, frozen=True):
     mesh: str
 
 
-class Doing(msgspec.Struct, array_like=True, frozen=True):
+class RunningEndpoint(msgspec.Struct, array_like=True, frozen=True):
     """The endpoint that one rank runs, "" for none, and the innermost line of the user's that it is in."""
 
     call: str = ""
@@ -98,5 +98,5 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
 CANCEL = Verb("call.cancel", Cancel, doc="a rank is not to answer a call any more")
 PROBE = Verb("wait.probe", Probe, doc="is the actor that has not answered blocked itself? (deadlocks)")
 END = Verb("wait.end", Deadlock, doc="a call ends, as it is part of a deadlock")
-INTERRUPT = Verb("actor.interrupt", Interrupt, Doing, doc="raises KeyboardInterrupt in what a rank runs")
-DOING = Verb("actor.doing", WhatRuns, Doing, doc="what a rank runs at this moment")
+INTERRUPT = Verb("actor.interrupt", Interrupt, RunningEndpoint, doc="raises KeyboardInterrupt in what a rank runs")
+DOING = Verb("actor.doing", WhatRuns, RunningEndpoint, doc="what a rank runs at this moment")

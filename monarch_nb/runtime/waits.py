@@ -13,7 +13,7 @@ from monarch_nb.runtime.context import current
 from monarch_nb.runtime.future import Future
 from monarch_nb.runtime.meshes import ActorState
 from monarch_nb.runtime.streams import StreamCall
-from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Hop, Probe
+from monarch_nb.runtime.verbs import END, PROBE, Deadlock, Probe, WaitHop
 from monarch_nb.wire import Asker
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ WIDEST = 256  # calls with more answers outstanding are not followed
 REMEMBERED = 4096
 
 
-class Waits:
+class DeadlockDetector:
     """Knows which actors of this process wait, without a limit, for which calls.
 
     A wait that lasts is followed from actor to actor: to those that have not answered the call, from there, if they are
@@ -70,7 +70,7 @@ class Waits:
         if call is None or call.mesh != cell.mesh or (isinstance(call, StreamCall) and call.size > 1):
             return
         if cell.rank in call.missing_ranks() and not cell.is_concurrent(call.title.rpartition(".")[2]):
-            story = _story((Hop(self._runtime.address, call_id, _doing(cell), call.title),))
+            story = _story((WaitHop(self._runtime.address, call_id, _doing(cell), call.title),))
             call.fail(DeadlockError(story + more("manual/deadlocks.md")))
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Waits:
                 self._probed.clear()
         return self._ticking
 
-    def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[Hop, ...]) -> None:
+    def _follow(self, cell: "ActorCell", call_id: str, number: int, before: tuple[WaitHop, ...]) -> None:
         """Asks those whom `cell` waits for."""
         call = self._runtime.calls.get(call_id)
         if call is None or (isinstance(call, StreamCall) and call.size > 1):
@@ -111,7 +111,7 @@ class Waits:
         missing = call.missing_ranks()
         if len(missing) > WIDEST:
             return
-        hops = (*before, Hop(self._runtime.address, call_id, _doing(cell), call.title))
+        hops = (*before, WaitHop(self._runtime.address, call_id, _doing(cell), call.title))
         for rank in missing:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
@@ -142,7 +142,7 @@ class Waits:
             self._seen.popitem(last=False)
         self._follow(cell, blocked[0], probe.round, probe.hops)
 
-    def _found(self, hops: tuple[Hop, ...]) -> None:
+    def _found(self, hops: tuple[WaitHop, ...]) -> None:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
@@ -155,7 +155,7 @@ class Waits:
             call.fail(DeadlockError(deadlock.story + more("manual/deadlocks.md")))
 
 
-def _story(circle: tuple[Hop, ...]) -> str:
+def _story(circle: tuple[WaitHop, ...]) -> str:
     told = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
     return (
         f"deadlock: {told}, which cannot run before {circle[0].who} is done. "

@@ -8,7 +8,7 @@ Kind = Literal["duration", "flag", "count", "ratio", "text", "encoding", "transp
 SECOND = 10**9
 
 
-class Values(Protocol):
+class ValueStore(Protocol):
     """What holds the values of keys."""
 
     def kept(self, key: "Setting[Any]", /) -> Any:
@@ -46,8 +46,8 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: Values, owner: type) -> T: ...
-    def __get__(self, instance: Values | None, owner: type) -> Any:
+    def __get__(self, instance: ValueStore, owner: type) -> T: ...
+    def __get__(self, instance: ValueStore | None, owner: type) -> Any:
         if instance is None:
             return self
         value = instance.kept(self)

@@ -1,6 +1,6 @@
-"""The one state that text, static HTML, widgets and the panel show: engine events folded into `Cluster`."""
+"""The one state that text, static HTML, widgets and the panel show: engine events folded into `ClusterState`."""
 
-from monarch_nb.store.cluster import Cluster
+from monarch_nb.store.cluster import ClusterState
 from monarch_nb.store.differing import WORST_FIRST, kind_rows, kinds_text
 from monarch_nb.store.hub import Store, describe, store_of
 from monarch_nb.store.mesh_view import MeshView, RankView
@@ -9,7 +9,7 @@ from monarch_nb.store.rank import RankState
 
 __all__ = [
     "WORST_FIRST",
-    "Cluster",
+    "ClusterState",
     "MeshView",
     "Patch",
     "RankState",

@@ -12,7 +12,17 @@ from typing import Any
 
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.runtime import EXEC, HOOK, RELOAD, Runtime
-from monarch_nb.store.verbs import ACTIVITY, STACK, WATCH, Activity, Doing, StackText, Used, Watch, WhichStack
+from monarch_nb.store.verbs import (
+    ACTIVITY,
+    STACK,
+    WATCH,
+    Activity,
+    ActorActivity,
+    ResourcesUsed,
+    StackText,
+    WatchActivity,
+    WhichStack,
+)
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
@@ -28,13 +38,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NAMES = {EXEC: "cell", HOOK: "healed", RELOAD: "reload"}
 
 
-class Sample:
+class ActorSample:
     """An actor at the last sample, and its last report."""
 
     __slots__ = ("busy", "calls", "counted", "counts", "endpoint", "rate", "reported", "since")
 
     def __init__(self, calls: int, now: float) -> None:
-        self.reported: Doing | None = None
+        self.reported: ActorActivity | None = None
         self.busy = False
         self.endpoint = ""
         self.since = 0.0
@@ -43,7 +53,7 @@ class Sample:
         self.counted = now
         self.rate = 0.0
 
-    def take(self, cell: Any, now: float, counts_s: float = COUNTS_S) -> Doing | None:
+    def take(self, cell: Any, now: float, counts_s: float = COUNTS_S) -> ActorActivity | None:
         """The actor's activity now; None if unchanged since the last report. Counts alone wait for `counts_s`."""
         busy = self._follow(cell, now)
         if now - self.counted >= counts_s:
@@ -57,7 +67,7 @@ class Sample:
             if self.counted != now or (last.calls, last.rate) == (cell.calls, self.rate):
                 return None
             since = last.since
-        self.reported = Doing(
+        self.reported = ActorActivity(
             *(cell.mesh, cell.rank, cell.incarnation, doing, round(since, 3), endpoint),
             *(len(cell.queued()), cell.calls, self.rate, cell.errors),
         )
@@ -80,7 +90,7 @@ class Sample:
         return busy
 
 
-class Meter:
+class UsageMeter:
     """Measures resource use: processor share since the last reading, memory and GPU memory in bytes.
 
     Reading memory takes milliseconds in each of hundreds of processes. A new reading is taken only after pages came or
@@ -93,13 +103,13 @@ class Meter:
         self._memory_due = self._memory_old = 0.0
         self._pages = (0, 0)  # when it was read: those resident, and faults so far
 
-    def read(self) -> Used:
+    def read(self) -> ResourcesUsed:
         """Current resource use."""
         now, spent = time.monotonic(), time.process_time()
         last, self._last = self._last, (now, spent)
         cpu = (spent - last[1]) / (now - last[0]) if last is not None else 0.0
         memory, kind = self._memory_used(now)
-        return Used(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind)  # less than a megabyte is of no interest
+        return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind)  # less than a megabyte is of no interest
 
     def _memory_used(self, now: float) -> tuple[int, str]:
         if now < self._memory_due:
@@ -139,20 +149,20 @@ class Reporter:
         self._lock = threading.Lock()
         self._watchers: set[str] = set()
         self._pace = 1.0
-        self._samples: dict[tuple[str, int], Sample] = {}
+        self._samples: dict[tuple[str, int], ActorSample] = {}
         self._thread: threading.Thread | None = None
-        self._meter = Meter()
+        self._meter = UsageMeter()
         runtime.verbs.handle(WATCH, self._watch)
         runtime.verbs.handle(STACK, self._stack)
 
-    def _watch(self, watch: Watch, asker: Asker[None]) -> None:
+    def _watch(self, watch: WatchActivity, asker: Asker[None]) -> None:
         with self._lock:
             if not watch.on:
                 self._watchers.discard(asker.src)
                 return
             self._watchers.add(asker.src)
             self._pace = max(1.0, watch.pace)
-            self._samples, self._meter = {}, Meter()  # a new watcher receives all actors
+            self._samples, self._meter = {}, UsageMeter()  # a new watcher receives all actors
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="monarch-activity", daemon=True)
                 self._thread.start()
@@ -163,7 +173,7 @@ class Reporter:
         return StackText("\n".join(map(_stack_text, cells)) or "it has ended")
 
     def _run(self) -> None:
-        metered: Meter | None = None
+        metered: UsageMeter | None = None
         metered_at = 0.0
         while True:
             with self._lock:
@@ -192,12 +202,12 @@ class Reporter:
                 with self._lock:
                     self._watchers.discard(address)
 
-    def _changes(self, samples: dict[tuple[str, int], Sample], now: float, counts_s: float) -> list[Doing]:
+    def _changes(self, samples: dict[tuple[str, int], ActorSample], now: float, counts_s: float) -> list[ActorActivity]:
         changes = []
         for key, cell in tuple(self._runtime.cells.items()):
             sample = samples.get(key)
             if sample is None:
-                sample = samples[key] = Sample(cell.calls, now)
+                sample = samples[key] = ActorSample(cell.calls, now)
             change = sample.take(cell, now, counts_s)
             if change is not None:
                 changes.append(change)

@@ -8,7 +8,7 @@ from monarch_nb.store import events as e
 from monarch_nb.store.board import Board
 from monarch_nb.store.incidents import Incidents
 from monarch_nb.store.mesh_view import MeshView, mesh_view
-from monarch_nb.store.meshes import Mesh, Meshes
+from monarch_nb.store.meshes import MeshEntry, Meshes
 from monarch_nb.store.patch import Patch
 from monarch_nb.store.rank import working
 from monarch_nb.wire import host_name
@@ -63,7 +63,7 @@ class Ranks:
         self._board = board
         self._meshes = meshes
 
-    def started(self, event: e.Started) -> None:
+    def started(self, event: e.ProcessStarted) -> None:
         """The process of a rank runs."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
@@ -91,7 +91,7 @@ class Ranks:
         self._board.change_rank(event.uid, str(index), fields)
         self._meshes.show_with_actors(mesh, index)
 
-    def answers(self, event: e.Answers) -> None:
+    def answers(self, event: e.ResponsivenessChanged) -> None:
         """A process stopped or resumed answering."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is not None:
@@ -115,7 +115,7 @@ class Ranks:
         self._meshes.show(mesh, index, counters)
         self._works(mesh, index)
 
-    def asked(self, event: e.Asked) -> None:
+    def asked(self, event: e.CallPending) -> None:
         """A call of this process waits for the rank, or no longer does; the rank's own report comes later."""
         mesh, index = self._meshes.find(event.uid, event.rank)
         if mesh is None or event.incarnation < mesh.ranks[index].incarnation:
@@ -128,7 +128,7 @@ class Ranks:
         self._meshes.show(mesh, index)
         self._works(mesh, index)
 
-    def _works(self, mesh: Mesh, index: int) -> None:
+    def _works(self, mesh: MeshEntry, index: int) -> None:
         """Marks a process busy while one of its actors is."""
         below = self._meshes.below(mesh, index)
         if below is None or below[0].ended:
@@ -169,7 +169,7 @@ class Ranks:
                 self._board.change_rank(uid, index, dict.fromkeys(_STATISTICS))
 
 
-class Cluster:
+class ClusterState:
     """The state of the cluster: `fold` events, then `take` the changes. `document` is the whole state."""
 
     def __init__(self) -> None:
@@ -181,19 +181,19 @@ class Cluster:
         self._folds: dict[type[e.Event], Callable[[Any], None]] = {
             e.HostSeen: self._host,
             e.Spawned: meshes.spawned,
-            e.Resized: meshes.resized,
-            e.Ready: meshes.ready,
-            e.Ended: meshes.ended,
-            e.Forgotten: meshes.forgotten,
-            e.Unheld: meshes.unheld,
-            e.Started: ranks.started,
+            e.MeshRedescribed: meshes.resized,
+            e.MeshReady: meshes.ready,
+            e.MeshEnded: meshes.ended,
+            e.MeshForgotten: meshes.forgotten,
+            e.MeshUnheld: meshes.unheld,
+            e.ProcessStarted: ranks.started,
             e.Turned: self._turned,
-            e.Answers: ranks.answers,
+            e.ResponsivenessChanged: ranks.answers,
             e.Doings: ranks.does,
-            e.Asked: ranks.asked,
+            e.CallPending: ranks.asked,
             e.Usage: ranks.uses,
             e.Quiet: ranks.quiet,
-            e.Failed: incidents.failed,
+            e.MeshFailed: incidents.failed,
             e.Notified: incidents.notified,
             e.Settled: incidents.settled,
             e.SessionOpened: sessions.opened,

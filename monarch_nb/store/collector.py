@@ -28,7 +28,7 @@ from monarch_nb.store import events as e
 from monarch_nb.store.facts import is_ready, now, rank_of, spawned, turned
 from monarch_nb.store.failures import record
 from monarch_nb.store.pending import Pending
-from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, Watch
+from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, WatchActivity
 from monarch_nb.supervision import Driver, MeshFailure, RankStatus
 from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
 from monarch_nb.transport import TransportError
@@ -67,7 +67,7 @@ class Collector:
         for address, pid in tuple(self._watcher.pids.items()):
             self._started(address, pid)
         for address, since in tuple(self._watcher.unresponsive.items()):
-            self._put(e.Answers(*rank_of(address), since, now()))
+            self._put(e.ResponsivenessChanged(*rank_of(address), since, now()))
         self.report_ranks()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Collector:
     def _ask(self, address: str, *, on: bool) -> None:
         if self._watcher.pids.get(address):  # others are asked once they run
             try:
-                self._runtime.post(address, WATCH, Watch(on, max(1.0, len(self._watcher.pids) / PROMPT)))
+                self._runtime.post(address, WATCH, WatchActivity(on, max(1.0, len(self._watcher.pids) / PROMPT)))
             except TransportError:
                 return  # the process has ended
 
@@ -137,9 +137,9 @@ class Collector:
             case MeshStopped(state) if state.stopped is not None:
                 self._runtime.later(FORGET_S, lambda: self._forget(state))
             case ProcUnresponsive(address, since):
-                self._put(e.Answers(*rank_of(address), since, now()))
+                self._put(e.ResponsivenessChanged(*rank_of(address), since, now()))
             case ProcResponsive(address):
-                self._put(e.Answers(*rank_of(address), None, now()))
+                self._put(e.ResponsivenessChanged(*rank_of(address), None, now()))
             case HostLost(host):
                 self._put(e.HostSeen(host, why="it cannot be reached"))
             case HostNoticed(host, by, until):
@@ -163,7 +163,7 @@ class Collector:
         """Reports a mesh anew: events of new ranks came before the store knew them."""
         if state.spawn_spec is None or state.stopped is not None:
             return
-        self._put(e.Resized(spawned(self._runtime, state, ready=True)))
+        self._put(e.MeshRedescribed(spawned(self._runtime, state, ready=True)))
         self._odd.pop(state.uid, None)
         if isinstance(state, ProcState):
             for rank in state.ranks:
@@ -179,10 +179,10 @@ class Collector:
 
     def _ready(self, uid: str) -> None:
         if self._starting.pop(uid, None) is not None:
-            self._put(e.Ready(uid, now()))
+            self._put(e.MeshReady(uid, now()))
 
     def _started(self, address: str, pid: int) -> None:
-        self._put(e.Started(*rank_of(address), pid, now()))
+        self._put(e.ProcessStarted(*rank_of(address), pid, now()))
         if self._watched:
             self._ask(address, on=True)
 
@@ -192,7 +192,7 @@ class Collector:
         for uid in (*(state.actors if isinstance(state, ProcState) else ()), state.uid):
             self._odd.pop(uid, None)
             self._starting.pop(uid, None)
-            self._put(e.Forgotten(uid))
+            self._put(e.MeshForgotten(uid))
 
     # -- supervision ------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Collector:
         ranks: list[int] = [] if state is None else list(state.ranks)
         hit = tuple(ranks[index] for index in failure.places if index < len(ranks))
         self._put(
-            e.Failed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, now(), self.readable), failure)
+            e.MeshFailed(str(failure.failure_id), failure.mesh_uid, hit, record(failure, now(), self.readable), failure)
         )
 
     def report_ranks(self) -> None:
@@ -240,7 +240,7 @@ class Collector:
             self._odd[uid] = odd
             if ended is not None and uid not in self._ended:
                 self._ended.add(uid)
-                self._put(e.Ended(uid, ended.text or ended.kind, at, ended.kind != "stopped"))
+                self._put(e.MeshEnded(uid, ended.text or ended.kind, at, ended.kind != "stopped"))
                 for failure_id, hit in tuple(self._hit.items()):
                     self._over(failure_id, {key for key in hit if key[0] == uid}, "stopped", at)
 

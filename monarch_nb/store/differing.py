@@ -22,7 +22,7 @@ _NAMED = 3  # hosts
 _LONGEST = 60  # characters of coordinates, and of the description of a kind
 
 
-class Kind(Struct, frozen=True):
+class LikeRanks(Struct, frozen=True):
     """Ranks that are in the same state for the same reason, or run the same endpoint."""
 
     state: RankState
@@ -30,13 +30,13 @@ class Kind(Struct, frozen=True):
     ranks: tuple[RankView, ...]
 
 
-def kinds(view: MeshView) -> list[Kind]:
+def kinds(view: MeshView) -> list[LikeRanks]:
     """All kinds, the worst state first, then the largest first."""
     by_kind: dict[tuple[RankState, str], list[RankView]] = {}
     for rank in view.ranks:
         about = "" if rank.state == "unresponsive" else rank.detail  # its duration does not make a kind
         by_kind.setdefault((rank.state, about), []).append(rank)
-    listed = [Kind(state, about, tuple(ranks)) for (state, about), ranks in by_kind.items()]
+    listed = [LikeRanks(state, about, tuple(ranks)) for (state, about), ranks in by_kind.items()]
     return sorted(listed, key=lambda kind: (WORST_FIRST.index(kind.state), -len(kind.ranks)))
 
 
@@ -53,7 +53,7 @@ def kind_rows(view: MeshView) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def where(view: MeshView, kind: Kind, *, alone: bool = False) -> str:
+def where(view: MeshView, kind: LikeRanks, *, alone: bool = False) -> str:
     """Location of the ranks of a kind: coordinates, where they are short, and hosts."""
     if alone or len(kind.ranks) * 2 > len(view.ranks):
         return ""

@@ -49,13 +49,13 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class Resized(msgspec.Struct, frozen=True):
+class MeshRedescribed(msgspec.Struct, frozen=True):
     """A mesh has a new extent, or other hosts; `mesh` describes it anew."""
 
     mesh: Spawned
 
 
-class Started(msgspec.Struct, frozen=True):
+class ProcessStarted(msgspec.Struct, frozen=True):
     """A process runs."""
 
     uid: str
@@ -64,7 +64,7 @@ class Started(msgspec.Struct, frozen=True):
     at: float
 
 
-class Ready(msgspec.Struct, frozen=True):
+class MeshReady(msgspec.Struct, frozen=True):
     """The start of a mesh is complete: its processes with their set-up, or its actors' constructors."""
 
     uid: str
@@ -83,7 +83,7 @@ class Turned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class MeshEnded(msgspec.Struct, frozen=True):
     """A mesh was stopped, or has lost its owner."""
 
     uid: str
@@ -92,20 +92,20 @@ class Ended(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class Forgotten(msgspec.Struct, frozen=True):
+class MeshForgotten(msgspec.Struct, frozen=True):
     """A mesh that has ended leaves the state."""
 
     uid: str
 
 
-class Unheld(msgspec.Struct, frozen=True):
+class MeshUnheld(msgspec.Struct, frozen=True):
     """No variable of the notebook refers to a mesh since that time; None: one does again."""
 
     uid: str
     since: float | None
 
 
-class Answers(msgspec.Struct, frozen=True):
+class ResponsivenessChanged(msgspec.Struct, frozen=True):
     """A process has not answered since that time; None: it answers again."""
 
     uid: str
@@ -132,7 +132,7 @@ class Doings(msgspec.Struct, frozen=True):
     errors: int = 0
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CallPending(msgspec.Struct, frozen=True):
     """A call of this process to a rank is pending since that time; without an endpoint it was answered."""
 
     uid: str
@@ -164,7 +164,7 @@ class Quiet(msgspec.Struct, frozen=True):
     at: float
 
 
-class Failed(msgspec.Struct, frozen=True):
+class MeshFailed(msgspec.Struct, frozen=True):
     """A failure; `ranks` are base ranks of the mesh `uid`. `record` has further fields for views.
 
     Failures with a `failure` of the same cause that come soon after each other are shown as one, under the first id.
@@ -234,19 +234,19 @@ class Detached(msgspec.Struct, frozen=True):
 Event = (
     HostSeen
     | Spawned
-    | Resized
-    | Started
-    | Ready
+    | MeshRedescribed
+    | ProcessStarted
+    | MeshReady
     | Turned
-    | Ended
-    | Forgotten
-    | Unheld
-    | Answers
+    | MeshEnded
+    | MeshForgotten
+    | MeshUnheld
+    | ResponsivenessChanged
     | Doings
-    | Asked
+    | CallPending
     | Usage
     | Quiet
-    | Failed
+    | MeshFailed
     | Notified
     | Settled
     | SessionOpened

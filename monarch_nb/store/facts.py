@@ -93,9 +93,9 @@ def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
         for rank in procs.ranks:
             address = procs.address(rank)
             if address in watcher.pids:
-                yield e.Started(procs.uid, rank, watcher.pids[address], now())
+                yield e.ProcessStarted(procs.uid, rank, watcher.pids[address], now())
             if address in watcher.unresponsive:
-                yield e.Answers(procs.uid, rank, watcher.unresponsive[address], now())
+                yield e.ResponsivenessChanged(procs.uid, rank, watcher.unresponsive[address], now())
     for rank in state.region.ranks():
         held = runtime.held_at(state.uid, rank)
         if held:
@@ -105,6 +105,6 @@ def facts_of(runtime: Runtime, state: MeshState) -> Iterator[e.Event]:
             for rank, status in odd.items():
                 yield turned(uid, rank, status, now())
             if ended is not None:
-                yield e.Ended(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
+                yield e.MeshEnded(uid, ended.text or ended.kind, now(), ended.kind != "stopped")
         if shown.stopped is not None:
-            yield e.Ended(shown.uid, shown.stopped, now())
+            yield e.MeshEnded(shown.uid, shown.stopped, now())

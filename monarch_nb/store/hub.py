@@ -11,7 +11,7 @@ from typing import Any
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.runtime import MeshState, Runtime, current_runtime
 from monarch_nb.shape import Region
-from monarch_nb.store.cluster import Cluster
+from monarch_nb.store.cluster import ClusterState
 from monarch_nb.store.collector import Collector
 from monarch_nb.store.events import Event, Quiet
 from monarch_nb.store.facts import facts_of, now
@@ -31,7 +31,7 @@ class Store:
     """State of the cluster; methods from any thread. Without watchers no thread runs and workers report nothing."""
 
     def __init__(self, runtime: Runtime | None = None) -> None:
-        self._cluster = Cluster()
+        self._cluster = ClusterState()
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()  # of the cluster, its number, and who watches
         self._watchers: list[Listener] = []
@@ -225,7 +225,7 @@ def describe(mesh: Any) -> MeshView:
     store = known_store(runtime)
     view = None if store is None else store.mesh_view(state.uid, region)
     if view is None:
-        cluster = Cluster()
+        cluster = ClusterState()
         for fact in facts_of(runtime, state):
             cluster.fold(fact)
         for asked in Pending(runtime).changes():

@@ -30,7 +30,7 @@ class Member(Struct):
     state: str = "open"
 
 
-class Shape(Struct, frozen=True):
+class MeshSize(Struct, frozen=True):
     """The data of a mesh that an incident needs: indices of base ranks, and the number of working ranks."""
 
     uid: str
@@ -78,7 +78,7 @@ class Incident(Struct):
         self.states[state] = self.states.get(state, 0) + 1
         member.state = state
 
-    def fields(self, mesh: Shape) -> dict[str, Any]:
+    def fields(self, mesh: MeshSize) -> dict[str, Any]:
         """Fields of the record that follow from all failures; None for unknown values."""
         members = sorted(self.members.values(), key=lambda member: [mesh.index(base) for base in member.bases])
         first = members[0]
@@ -184,7 +184,7 @@ class Incidents:
 
     # -- events -----------------------------------------------------------------------------------------------------
 
-    def failed(self, event: e.Failed) -> None:
+    def failed(self, event: e.MeshFailed) -> None:
         """Records a failure."""
         if event.id in self._incident_of:
             return
@@ -227,7 +227,7 @@ class Incidents:
 
     # -- grouping ---------------------------------------------------------------------------------------------------
 
-    def _group_key(self, event: e.Failed) -> tuple[str, str, str]:
+    def _group_key(self, event: e.MeshFailed) -> tuple[str, str, str]:
         """Equal for failures of the same event."""
         mesh = self._meshes.get(event.uid)
         assert event.failure is not None
@@ -237,14 +237,14 @@ class Incidents:
             uid = procs.event.uid
         return uid, mesh.event.owner if mesh is not None else "", event.failure.cause.likeness
 
-    def _belongs_to(self, event: e.Failed) -> Incident | None:
+    def _belongs_to(self, event: e.MeshFailed) -> Incident | None:
         if event.failure is None:
             return None
         incident = self._incidents.get(self._newest.get(self._group_key(event), ""))
         takes = incident is not None and incident.takes(event.ranks, event.record.get("detected", 0.0))
         return incident if takes else None
 
-    def _join(self, incident: Incident, event: e.Failed, member: Member) -> None:
+    def _join(self, incident: Incident, event: e.MeshFailed, member: Member) -> None:
         incident.add(event.id, member)
         self._incident_of[event.id] = incident.id
         mesh = self._meshes.get(incident.uid)
@@ -272,7 +272,7 @@ class Incidents:
         for failure in incident.members:
             self._incident_of.pop(failure, None)
 
-    def _shape(self, uid: str) -> Shape | None:
+    def _shape(self, uid: str) -> MeshSize | None:
         mesh = self._meshes.get(uid)
         if mesh is None:
             return None
@@ -281,4 +281,4 @@ class Incidents:
         def left(lost: set[int]) -> int:
             return sum(rank.condition in ("alive", "starting") for index, rank in enumerate(ranks) if index not in lost)
 
-        return Shape(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.index_of, left)
+        return MeshSize(uid, event.name, event.kind == "procs", (event.labels, event.sizes), mesh.index_of, left)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from monarch_nb.shape import Region
 from monarch_nb.store.board import Document
-from monarch_nb.store.meshes import Mesh, Meshes
+from monarch_nb.store.meshes import MeshEntry, Meshes
 from monarch_nb.store.rank import RankState
 from monarch_nb.supervision import notice_text
 from monarch_nb.wire import host_name
@@ -84,7 +84,7 @@ def mesh_view(meshes: Meshes, document: Document, uid: str, region: Region, now:
     )
 
 
-def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Iterator[str]:
+def _notices(procs: MeshEntry, document: Document, region: Region, now: float) -> Iterator[str]:
     if not any(host.get("notice") for host in document["hosts"].values()):
         return
     event = procs.event
@@ -96,7 +96,9 @@ def _notices(procs: Mesh, document: Document, region: Region, now: float) -> Ite
             yield notice_text([host], record["notice"], None if until is None else max(0.0, until - now))
 
 
-def _rank(mesh: Mesh, procs: Mesh, document: Document, base: int, point: tuple[int, ...], now: float) -> RankView:
+def _rank(
+    mesh: MeshEntry, procs: MeshEntry, document: Document, base: int, point: tuple[int, ...], now: float
+) -> RankView:
     index, below = mesh.index_of(base), procs.index_of(base)
     record = document["ranks"][mesh.event.uid].get(str(index), {})
     proc = document["ranks"][procs.event.uid].get(str(below), {})

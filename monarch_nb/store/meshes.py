@@ -17,7 +17,7 @@ _WHILE_IT_RUNS = ("state", "since", "endpoint", "queue", "rate", "cpu", "memory"
 
 
 @dataclass(slots=True)
-class Mesh:
+class MeshEntry:
     """A mesh. Its ranks are in its own order, each with the base rank of its proc."""
 
     event: e.Spawned
@@ -30,7 +30,7 @@ class Mesh:
     _index: dict[int, int] | None = None  # by base rank; None where base ranks are one range
 
     @classmethod
-    def spawned(cls, event: e.Spawned) -> "Mesh":
+    def spawned(cls, event: e.Spawned) -> "MeshEntry":
         """A mesh whose ranks are all in the same state."""
         default: RankState = "idle" if event.ready else "starting"
         condition: e.Condition = "alive" if event.ready else "starting"
@@ -76,16 +76,16 @@ class Meshes:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._meshes: dict[str, Mesh] = {}
+        self._meshes: dict[str, MeshEntry] = {}
         self._recounted: set[str] = set()  # meshes whose counts must be written to the document
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
-    def get(self, uid: str) -> Mesh | None:
+    def get(self, uid: str) -> MeshEntry | None:
         """A mesh, ended or not."""
         return self._meshes.get(uid)
 
-    def find(self, uid: str, base: int) -> tuple[Mesh | None, int]:
+    def find(self, uid: str, base: int) -> tuple[MeshEntry | None, int]:
         """A mesh that has not ended, and the index of a base rank in it."""
         mesh = self._meshes.get(uid)
         if mesh is None or mesh.ended:
@@ -93,20 +93,20 @@ class Meshes:
         index = mesh.index_of(base)
         return (mesh, index) if index >= 0 else (None, -1)
 
-    def above(self, procs: Mesh, base: int) -> Iterator[tuple[Mesh, int]]:
+    def above(self, procs: MeshEntry, base: int) -> Iterator[tuple[MeshEntry, int]]:
         """The actors on a process."""
         for uid in procs.on_it:
             mesh, index = self.find(uid, base)
             if mesh is not None:
                 yield mesh, index
 
-    def below(self, mesh: Mesh, index: int) -> tuple[Mesh, int] | None:
+    def below(self, mesh: MeshEntry, index: int) -> tuple[MeshEntry, int] | None:
         """The process that an actor is on, if it is known."""
         procs = self._meshes.get(mesh.event.on)
         base = -1 if procs is None else procs.index_of(mesh.event.ranks[index])
         return None if procs is None or base < 0 else (procs, base)
 
-    def __iter__(self) -> Iterator[Mesh]:
+    def __iter__(self) -> Iterator[MeshEntry]:
         return iter(self._meshes.values())
 
     # -- events of meshes -------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Meshes:
         if before is not None:
             if not before.ended:
                 return
-            self.forgotten(e.Forgotten(event.uid))
-        mesh = self._meshes[event.uid] = Mesh.spawned(event)
+            self.forgotten(e.MeshForgotten(event.uid))
+        mesh = self._meshes[event.uid] = MeshEntry.spawned(event)
         procs = self._meshes.get(event.on)
         if procs is not None:
             procs.on_it.append(event.uid)
@@ -132,7 +132,7 @@ class Meshes:
             if proc is not None and proc[0].ranks[proc[1]].shown in ("paused", "unresponsive"):
                 self.show(mesh, index)
 
-    def resized(self, event: e.Resized) -> None:
+    def resized(self, event: e.MeshRedescribed) -> None:
         """A mesh has a new extent: remaining ranks keep their records under their new indices."""
         before = self._meshes.get(event.mesh.uid)
         if before is None or before.ended:
@@ -140,7 +140,7 @@ class Meshes:
         uid = event.mesh.uid
         shown = {index: dict(record) for index, record in self._board.document["ranks"].get(uid, {}).items()}
         spawned = msgspec.structs.replace(event.mesh, at=before.event.at, ready=before.default != "starting")
-        mesh = self._meshes[uid] = Mesh.spawned(spawned)
+        mesh = self._meshes[uid] = MeshEntry.spawned(spawned)
         mesh.on_it = before.on_it
         records: dict[str, Any] = {}
         for index, base in enumerate(event.mesh.ranks):
@@ -156,7 +156,7 @@ class Meshes:
         for key in {*shown, *records}:  # fields that no longer exist are set to None
             self._board.change_rank(uid, key, {**dict.fromkeys(shown.get(key, ())), **records.get(key, {})})
 
-    def ready(self, event: e.Ready) -> None:
+    def ready(self, event: e.MeshReady) -> None:
         """The start of a mesh is complete."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended or mesh.default != "starting":
@@ -168,13 +168,13 @@ class Meshes:
         for index in range(len(mesh.ranks)):
             self.show(mesh, index)
 
-    def unheld(self, event: e.Unheld) -> None:
+    def unheld(self, event: e.MeshUnheld) -> None:
         """No variable refers to the mesh any more, or one does again."""
         mesh = self._meshes.get(event.uid)
         if mesh is not None and not mesh.ended:
             self._board.change("meshes", event.uid, {"unheld": event.since})
 
-    def ended(self, event: e.Ended) -> None:
+    def ended(self, event: e.MeshEnded) -> None:
         """A mesh was stopped, or has lost its owner."""
         mesh = self._meshes.get(event.uid)
         if mesh is None or mesh.ended:
@@ -192,7 +192,7 @@ class Meshes:
         for index in range(len(mesh.ranks)):
             self.rests(mesh, index)
 
-    def forgotten(self, event: e.Forgotten) -> None:
+    def forgotten(self, event: e.MeshForgotten) -> None:
         """An ended mesh leaves the state."""
         mesh = self._meshes.pop(event.uid, None)
         if mesh is None:
@@ -205,7 +205,7 @@ class Meshes:
 
     # -- records of ranks -------------------------------------------------------------------------------------------
 
-    def show(self, mesh: Mesh, index: int, more: dict[str, Any] | None = None) -> None:
+    def show(self, mesh: MeshEntry, index: int, more: dict[str, Any] | None = None) -> None:
         """Computes the state of a rank and writes it, with the fields `more`."""
         if mesh.ended:
             return
@@ -224,13 +224,13 @@ class Meshes:
         }
         self._board.change_rank(uid, str(index), {**more, **fields} if more else fields)
 
-    def show_with_actors(self, mesh: Mesh, index: int) -> None:
+    def show_with_actors(self, mesh: MeshEntry, index: int) -> None:
         """Shows a process and the actors on it."""
         self.show(mesh, index)
         for actors, above in self.above(mesh, mesh.event.ranks[index]):
             self.show(actors, above)
 
-    def rests(self, mesh: Mesh, index: int) -> None:
+    def rests(self, mesh: MeshEntry, index: int) -> None:
         """An actor has ended its call: its process is no longer busy with it."""
         proc = self.below(mesh, index)
         if proc is not None:
@@ -247,7 +247,7 @@ class Meshes:
                 self._board.change_in("meshes", uid, "counts", {**dict.fromkeys(known), **mesh.counts})
         self._recounted.clear()
 
-    def _endpoint(self, mesh: Mesh, running: e.Doings | e.Asked) -> str:
+    def _endpoint(self, mesh: MeshEntry, running: e.Doings | e.CallPending) -> str:
         if running.uid == mesh.event.uid:
             return running.endpoint
         actors = self._meshes.get(running.uid)
@@ -255,7 +255,7 @@ class Meshes:
             return running.endpoint
         return _OPERATIONS if actors.event.inner else f"{actors.event.name}.{running.endpoint}"
 
-    def _settle_on(self, mesh: Mesh, state: RankState) -> None:
+    def _settle_on(self, mesh: MeshEntry, state: RankState) -> None:
         """Changes the state of all ranks without a record of their own."""
         uid, before = mesh.event.uid, mesh.default
         mesh.default = state
@@ -271,7 +271,7 @@ class Meshes:
         self._count(mesh, before, -changed)
         self._count(mesh, state, changed)
 
-    def _count(self, mesh: Mesh, state: str, by: int) -> None:
+    def _count(self, mesh: MeshEntry, state: str, by: int) -> None:
         if not by:
             return
         number = mesh.counts.get(state, 0) + by

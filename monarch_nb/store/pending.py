@@ -17,34 +17,34 @@ class Pending:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._asked: dict[tuple[str, int], e.Asked] = {}
+        self._asked: dict[tuple[str, int], e.CallPending] = {}
 
     @property
     def any(self) -> bool:
         """True if calls were waiting at the last check."""
         return bool(self._asked)
 
-    def changes(self) -> Iterator[e.Asked]:
+    def changes(self) -> Iterator[e.CallPending]:
         """Calls that began or ended since the last check."""
         waited = self._waited(tuple(self._runtime.calls.values()))
         for key, asked in tuple(self._asked.items()):
             if key not in waited:
                 del self._asked[key]
-                yield e.Asked(asked.uid, asked.rank, asked.incarnation, now())
+                yield e.CallPending(asked.uid, asked.rank, asked.incarnation, now())
         for key, asked in waited.items():
             before = self._asked.get(key)
             if before is None or (before.incarnation, before.endpoint) != (asked.incarnation, asked.endpoint):
                 self._asked[key] = asked
                 yield asked
 
-    def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.Asked]:
-        waited: dict[tuple[str, int], e.Asked] = {}
+    def _waited(self, calls: Iterable[PendingCall]) -> dict[tuple[str, int], e.CallPending]:
+        waited: dict[tuple[str, int], e.CallPending] = {}
         for call in calls:
             state: MeshState | None = self._runtime.meshes.get(call.mesh)
             endpoint = call.title.rpartition(".")[2] if "[" not in call.title else "cell"
             if state is None or endpoint == "__init__" or call.missing > WIDEST:
                 continue
             for rank in call.missing_ranks():
-                asked = e.Asked(call.mesh, rank, state.incarnation(rank), now(), endpoint)
+                asked = e.CallPending(call.mesh, rank, state.incarnation(rank), now(), endpoint)
                 waited.setdefault((call.mesh, rank), asked)
         return waited

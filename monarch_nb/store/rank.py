@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from monarch_nb.store.events import Asked, Condition, Doings
+from monarch_nb.store.events import CallPending, Condition, Doings
 
 RankState = Literal["starting", "idle", "busy", "paused", "unresponsive", "healing", "failed", "stopped"]
 
@@ -19,8 +19,10 @@ class Rank:
     unanswered: float | None = None  # procs: since when the process has not answered
     paused: float | None = None  # since when the debugger has held it
     doing: Doings | None = None  # as its process reports, with a small delay
-    asked: Asked | None = None  # a pending call of this process to the rank
-    busy: dict[str, Doings | Asked] | None = None  # procs: running calls of actors on it, by the uid of their mesh
+    asked: CallPending | None = None  # a pending call of this process to the rank
+    busy: dict[str, Doings | CallPending] | None = (
+        None  # procs: running calls of actors on it, by the uid of their mesh
+    )
     shown: RankState = "starting"  # in the document
 
 
@@ -70,7 +72,7 @@ class RankTable:
         return [self.usual, *self._own.values()]
 
 
-def working(rank: Rank) -> Doings | Asked | None:
+def working(rank: Rank) -> Doings | CallPending | None:
     """The call that a rank runs, as far as is known; None for none."""
     return rank.doing if rank.doing is not None and rank.doing.doing == "busy" else rank.asked
 
@@ -80,7 +82,7 @@ class Shown(NamedTuple):
 
     state: RankState
     since: float
-    running: Doings | Asked | None = None
+    running: Doings | CallPending | None = None
 
 
 def rank_state(rank: Rank, proc: Rank | None) -> Shown:

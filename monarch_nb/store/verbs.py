@@ -5,7 +5,7 @@ import msgspec
 from monarch_nb.wire import Verb
 
 
-class Doing(msgspec.Struct, array_like=True, frozen=True):
+class ActorActivity(msgspec.Struct, array_like=True, frozen=True):
     """Activity of one actor."""
 
     uid: str
@@ -20,7 +20,7 @@ class Doing(msgspec.Struct, array_like=True, frozen=True):
     errors: int
 
 
-class Used(msgspec.Struct, array_like=True, frozen=True):
+class ResourcesUsed(msgspec.Struct, array_like=True, frozen=True):
     """Resources of the process."""
 
     cpu: float
@@ -34,11 +34,11 @@ class Used(msgspec.Struct, array_like=True, frozen=True):
 class Activity(msgspec.Struct, array_like=True, frozen=True):
     """Changes since the last report."""
 
-    doings: tuple[Doing, ...]
-    used: Used | None = None
+    doings: tuple[ActorActivity, ...]
+    used: ResourcesUsed | None = None
 
 
-class Watch(msgspec.Struct, array_like=True, frozen=True):
+class WatchActivity(msgspec.Struct, array_like=True, frozen=True):
     """Starts or stops reports to the sender; `pace` divides their usual frequency."""
 
     on: bool
@@ -58,6 +58,6 @@ class StackText(msgspec.Struct, array_like=True, frozen=True):
     text: str
 
 
-WATCH = Verb("activity.watch", Watch, doc="starts or stops reports of what actors do to the sender")
+WATCH = Verb("activity.watch", WatchActivity, doc="starts or stops reports of what actors do to the sender")
 ACTIVITY = Verb("activity.report", Activity, doc="what the actors of a process do, and what it uses")
 STACK = Verb("activity.stack", WhichStack, StackText, doc="where actors are, as text")

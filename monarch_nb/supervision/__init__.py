@@ -9,7 +9,7 @@ from .actions import (
     Recreate,
     Respawn,
     RootFault,
-    StopMesh,
+    StopOwnedMesh,
     Supervise,
     Tell,
 )
@@ -20,7 +20,7 @@ from .errors import DeviceMeshError, HealError, SupervisionError
 from .failure import MeshFailure, MeshName, decode_failure
 from .healing import Intensity
 from .hooks import UndeliverableMessage, log_failure
-from .machine import Machine, RootPolicy
+from .machine import RootPolicy, SupervisionMachine
 from .ranks import Extent, RankIncarnation, Selection
 from .records import MeshKind, MeshSpec, RankStatus, State
 from .report import hosts_text, notice_text
@@ -39,7 +39,6 @@ __all__ = [
     "HealRefused",
     "Healed",
     "Intensity",
-    "Machine",
     "MeshFailure",
     "MeshKind",
     "MeshName",
@@ -52,9 +51,10 @@ __all__ = [
     "RootPolicy",
     "Selection",
     "State",
-    "StopMesh",
+    "StopOwnedMesh",
     "Supervise",
     "SupervisionError",
+    "SupervisionMachine",
     "SupervisorEffects",
     "Tell",
     "UndeliverableMessage",

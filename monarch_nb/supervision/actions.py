@@ -23,7 +23,7 @@ class FailActor(msgspec.Struct, frozen=True):
     cause: Cause
 
 
-class StopMesh(msgspec.Struct, frozen=True):
+class StopOwnedMesh(msgspec.Struct, frozen=True):
     """Stop a mesh, then report with `stopped`."""
 
     mesh_uid: str
@@ -96,4 +96,6 @@ class OwnerSaid(msgspec.Struct, frozen=True):
     handled: bool
 
 
-Action = Supervise | FailActor | StopMesh | FailCalls | RootFault | Tell | Respawn | Recreate | Healed | HealRefused
+Action = (
+    Supervise | FailActor | StopOwnedMesh | FailCalls | RootFault | Tell | Respawn | Recreate | Healed | HealRefused
+)

@@ -14,9 +14,9 @@ from monarch_nb.runtime import (
     ActorState,
     Future,
     Instance,
-    Local,
     MeshState,
     PendingCall,
+    ProcessTables,
     ProcState,
     error_of,
     when_done,
@@ -33,7 +33,7 @@ from monarch_nb.supervision.actions import (
     Recreate,
     Respawn,
     RootFault,
-    StopMesh,
+    StopOwnedMesh,
     Supervise,
     Tell,
 )
@@ -43,7 +43,7 @@ from monarch_nb.supervision.errors import SupervisionError
 from monarch_nb.supervision.failure import MeshFailure
 from monarch_nb.supervision.heal_requests import HealRequests
 from monarch_nb.supervision.hooks import UndeliverableMessage, log_failure, run_hook
-from monarch_nb.supervision.machine import Machine
+from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.supervision.records import RankStatus
 from monarch_nb.supervision.report import PROCS_STOPPED
@@ -64,7 +64,7 @@ class Driver:
 
     def __init__(
         self,
-        local: Local,
+        local: ProcessTables,
         clock: Clock,
         effects: SupervisorEffects,
         *,
@@ -74,7 +74,7 @@ class Driver:
     ) -> None:
         """`root` is the stream of code outside actors, where ownership begins. `show` takes what ends nothing."""
         self.local = local
-        self.machine = Machine(root=root, root_policy="script")
+        self.machine = SupervisionMachine(root=root, root_policy="script")
         self._lock = threading.RLock()  # of the machine
         self._clock, self._effects = clock, effects
         self._fatal, self._show = fatal or log_failure, show or log_failure
@@ -95,7 +95,7 @@ class Driver:
 
     # -- events in, actions out -------------------------------------------------------------------------------------
 
-    def feed(self, event: Callable[[Machine], list[Action]]) -> None:
+    def feed(self, event: Callable[[SupervisionMachine], list[Action]]) -> None:
         """Gives the machine one event and carries out what follows; an interrupt comes after that.
 
         An action that was decided on and never carried out, or a driver that takes itself to be at it for ever, would
@@ -103,7 +103,7 @@ class Driver:
         """
         held_back(self._feed, event)
 
-    def _feed(self, event: Callable[[Machine], list[Action]]) -> None:
+    def _feed(self, event: Callable[[SupervisionMachine], list[Action]]) -> None:
         with self._lock:
             self._actions.extend(event(self.machine))
             under_way, self._acting = self._acting, True
@@ -137,7 +137,7 @@ class Driver:
                 self._supervise(owner, failure)
             case FailActor(actor, cause):
                 self._fail_actor(actor, cause)
-            case StopMesh(uid):
+            case StopOwnedMesh(uid):
                 self._stop(uid)
             case RootFault(failure, telling):
                 if telling == "fatal":

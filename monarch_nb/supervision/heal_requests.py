@@ -12,7 +12,7 @@ from monarch_nb.supervision.cause import Cause
 from monarch_nb.supervision.effects import SupervisorEffects
 from monarch_nb.supervision.errors import HealError, SupervisionError
 from monarch_nb.supervision.failure import gathered
-from monarch_nb.supervision.machine import Machine
+from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.supervision.ranks import RankIncarnation
 from monarch_nb.wire import error_line
 
@@ -20,7 +20,9 @@ from monarch_nb.wire import error_line
 class HealRequests:
     """Of one process. `feed` gives its machine an event, and may be called from any thread."""
 
-    def __init__(self, effects: SupervisorEffects, feed: Callable[[Callable[[Machine], list[Action]]], None]) -> None:
+    def __init__(
+        self, effects: SupervisorEffects, feed: Callable[[Callable[[SupervisionMachine], list[Action]]], None]
+    ) -> None:
         self._effects, self._feed = effects, feed
         self._waiting: dict[int, Future[None]] = {}
         self._last = 0
@@ -39,9 +41,9 @@ class HealRequests:
         """Does not block."""
         match action:
             case Respawn(uid, back):
-                _in_thread(lambda: self._bring_back(uid, back, self._effects.respawn, Machine.respawned))
+                _in_thread(lambda: self._bring_back(uid, back, self._effects.respawn, SupervisionMachine.respawned))
             case Recreate(uid, back):
-                _in_thread(lambda: self._bring_back(uid, back, self._effects.recreate, Machine.recreated))
+                _in_thread(lambda: self._bring_back(uid, back, self._effects.recreate, SupervisionMachine.recreated))
             case Healed():
                 _in_thread(lambda: self._healed(action))
             case HealRefused(request, _, text, _):
@@ -54,7 +56,7 @@ class HealRequests:
         uid: str,
         incarnations: tuple[RankIncarnation, ...],
         bring: Callable[[str, Sequence[RankIncarnation]], None],
-        done: Callable[[Machine, str, Sequence[RankIncarnation]], list[Action]],
+        done: Callable[[SupervisionMachine, str, Sequence[RankIncarnation]], list[Action]],
     ) -> None:
         try:
             bring(uid, incarnations)

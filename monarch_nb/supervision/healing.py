@@ -7,10 +7,10 @@ from msgspec import Struct, field
 
 from monarch_nb._about import more
 
-from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopMesh
+from .actions import Action, Healed, HealRefused, Recreate, Respawn, StopOwnedMesh
 from .failure import MeshFailure
 from .ranks import RankIncarnation, Selection, where
-from .records import Mesh, MeshRecords
+from .records import MeshRecord, MeshRecords
 from .report import ending
 
 
@@ -45,7 +45,7 @@ class Intensity:
             times.pop(rank, None)
 
 
-class Request(Struct, frozen=True):
+class HealRequest(Struct, frozen=True):
     """A request to heal a mesh."""
 
     number: int
@@ -61,8 +61,8 @@ class Heal(Struct):
     stages: deque[str]
     stage: str = ""
     waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet heard of
-    requests: list[Request] = field(default_factory=list)
-    later: list[Request] = field(default_factory=list)  # these need more than this heal brings
+    requests: list[HealRequest] = field(default_factory=list)
+    later: list[HealRequest] = field(default_factory=list)  # these need more than this heal brings
     again: list[MeshFailure] = field(default_factory=list)
     follow: set[int] = field(default_factory=set)  # procs that their owner elsewhere brought back meanwhile
 
@@ -76,7 +76,7 @@ class Healing:
         self.intensity = intensity
         self._heals: dict[str, Heal] = {}
 
-    def request(self, request: Request) -> list[Action]:
+    def request(self, request: HealRequest) -> list[Action]:
         """Begin a heal, or join the one that is under way."""
         mesh = self._records.meshes.get(request.mesh_uid)
         if mesh is None or mesh.ended is not None or mesh.owner is None:
@@ -104,7 +104,7 @@ class Healing:
                 self.intensity.count(uid, rank, request.now)
         return self._begin(root, needed, [request])
 
-    def follow(self, procs: Mesh, ranks: Iterable[int]) -> list[Action]:
+    def follow(self, procs: MeshRecord, ranks: Iterable[int]) -> list[Action]:
         """Procs owned elsewhere were healed there: bring this process's actors on them back too."""
         running = self._heals.get(procs.uid)
         if running is not None:
@@ -115,10 +115,10 @@ class Healing:
         needed = {mesh.uid: mesh.failed(wanted) for mesh in mine}
         return self._begin(procs, {uid: lost for uid, lost in needed.items() if lost}, [])
 
-    def arrived(self, mesh: Mesh, incarnations: Iterable[RankIncarnation]) -> list[Action]:
+    def arrived(self, mesh: MeshRecord, incarnations: Iterable[RankIncarnation]) -> list[Action]:
         """Incarnations of a mesh are there."""
         if mesh.ended is not None:
-            return [StopMesh(mesh.uid)]  # stopped while they were being started
+            return [StopOwnedMesh(mesh.uid)]  # stopped while they were being started
         heal = self._heals.get(self._root(mesh))
         if heal is None or heal.stage != mesh.uid:
             return []
@@ -128,7 +128,7 @@ class Healing:
                 mesh.put(rank, "alive", incarnation)
         return self.settle(mesh)
 
-    def lost(self, mesh: Mesh, rank: int) -> bool:
+    def lost(self, mesh: MeshRecord, rank: int) -> bool:
         """A rank fails. Whether it did so while being healed for its owner, who hears of it from the heal."""
         heal = self._heals.get(self._root(mesh))
         if heal is None or heal.targets.get(mesh.uid, {}).pop(rank, None) is None:
@@ -137,19 +137,19 @@ class Healing:
             heal.waiting.discard(rank)
         return mesh.owner in {self._owner(request.mesh_uid) for request in heal.requests}
 
-    def report(self, mesh: Mesh, failure: MeshFailure) -> None:
+    def report(self, mesh: MeshRecord, failure: MeshFailure) -> None:
         """Let the heal say that something failed again."""
         heal = self._heals.get(self._root(mesh))
         if heal is not None:
             heal.again.append(failure)
 
-    def dropped(self, mesh: Mesh, ranks: Iterable[int]) -> list[Action]:
+    def dropped(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[Action]:
         """Some ranks were stopped and need no healing any more."""
         for rank in ranks:
             self.lost(mesh, rank)
         return self.settle(mesh)
 
-    def cancelled(self, mesh: Mesh) -> list[Action]:
+    def cancelled(self, mesh: MeshRecord) -> list[Action]:
         """A whole mesh was stopped."""
         root = self._root(mesh)
         heal = self._heals.get(root)
@@ -169,7 +169,7 @@ class Healing:
             refused += self._refuse(request, f"{self._name(request.mesh_uid)} was stopped while it was being healed")
         return [*refused, *self.settle(mesh)]
 
-    def settle(self, mesh: Mesh) -> list[Action]:
+    def settle(self, mesh: MeshRecord) -> list[Action]:
         """Go on with the heal a mesh is in, if nothing of its stage is awaited any more."""
         root = self._root(mesh)
         heal = self._heals.get(root)
@@ -199,7 +199,7 @@ class Healing:
             actions += self.request(request)
         return actions
 
-    def _begin(self, root: Mesh, needed: dict[str, list[int]], requests: list[Request]) -> list[Action]:
+    def _begin(self, root: MeshRecord, needed: dict[str, list[int]], requests: list[HealRequest]) -> list[Action]:
         targets: dict[str, dict[int, int]] = {}
         for uid, ranks in needed.items():
             mesh = self._records.meshes[uid]
@@ -213,7 +213,7 @@ class Healing:
         self._heals[root.uid] = Heal(targets, deque(needed), requests=requests)
         return self.settle(root)
 
-    def _needed(self, mesh: Mesh, selection: Selection) -> dict[str, list[int]]:
+    def _needed(self, mesh: MeshRecord, selection: Selection) -> dict[str, list[int]]:
         """The ranks that have to come back for these to work: the procs, then the actors on them."""
         procs, *actors = self._records.family(mesh)
         dead = procs.failed(selection if procs is mesh else set(mesh.failed(selection))) if procs.is_procs else []
@@ -227,7 +227,7 @@ class Healing:
         meshes = self._records.meshes
         return all(meshes[uid].at(rank).state == "healing" for uid, ranks in needed.items() for rank in ranks)
 
-    def _refuse(self, request: Request, text: str, wait: float | None = None) -> list[Action]:
+    def _refuse(self, request: HealRequest, text: str, wait: float | None = None) -> list[Action]:
         return [HealRefused(request.number, request.mesh_uid, text, wait)]
 
     def _too_often(self, uid: str, rank: int, wait: float) -> str:
@@ -241,7 +241,7 @@ class Healing:
             "Its other ranks work meanwhile" + more("manual/supervision.md#healing")
         )
 
-    def _root(self, mesh: Mesh) -> str:
+    def _root(self, mesh: MeshRecord) -> str:
         return mesh.on if mesh.on is not None else mesh.uid
 
     def _owner(self, uid: str) -> str | None:
@@ -253,7 +253,7 @@ class Healing:
         return mesh.name if mesh else uid
 
 
-def _unfit(mesh: Mesh | None, uid: str) -> str:
+def _unfit(mesh: MeshRecord | None, uid: str) -> str:
     if mesh is None:
         return f"there is no mesh {uid} here to heal"
     if mesh.ended is not None:

@@ -6,20 +6,20 @@ from typing import Literal
 
 import msgspec
 
-from .actions import Action, FailActor, FailCalls, RootFault, StopMesh, Supervise, Tell
+from .actions import Action, FailActor, FailCalls, RootFault, StopOwnedMesh, Supervise, Tell
 from .cause import Cause, stop_cause
 from .failure import MeshFailure
-from .healing import Healing, Intensity, Request
+from .healing import Healing, HealRequest, Intensity
 from .ranks import RankIncarnation, Selection
-from .records import Mesh, MeshRecords, MeshSpec, RankStatus
+from .records import MeshRecord, MeshRecords, MeshSpec, RankStatus
 from .report import PROCS_STOPPED
-from .tree import Entry, Tree
+from .tree import RoutedFailure, Tree
 
 _NOT_STARTED = Cause(kind="spawn", text="it has not been started yet")
 RootPolicy = Literal["notebook", "script"]
 
 
-class Machine:
+class SupervisionMachine:
     """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
 
     A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
@@ -103,12 +103,12 @@ class Machine:
     def own(self, owner: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> list[Action]:
         """An actor of this process spawned a mesh, or came back to one, some of whose ranks were healed before."""
         record = self._tree.join(owner)
-        mesh = Mesh(spec, owner)
+        mesh = MeshRecord(spec, owner)
         mesh.begin(incarnations or {})
         self._records.add(mesh)
         if record is None:
             mesh.ended = stop_cause("its owner is gone")
-            return [StopMesh(mesh.uid)]
+            return [StopOwnedMesh(mesh.uid)]
         record.owned[mesh.uid] = None
         if mesh.on is None:
             return []
@@ -129,7 +129,7 @@ class Machine:
         """This process holds a reference to a mesh owned in another `process`: track it, tell no owner."""
         known = self._records.meshes.get(spec.uid)
         if known is None or not (known.owner or known.process):
-            mesh = Mesh(spec, process=process)
+            mesh = MeshRecord(spec, process=process)
             mesh.begin(incarnations or {})
             self._records.add(mesh)
 
@@ -206,7 +206,7 @@ class Machine:
         """
         actions: list[Action] = []
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
-            by_owner: dict[str, list[tuple[Mesh, list[int]]]] = {}
+            by_owner: dict[str, list[tuple[MeshRecord, list[int]]]] = {}
             for mesh in self._records.family(procs):
                 there = [
                     rank
@@ -220,7 +220,7 @@ class Machine:
                 first, ranks = next(((mesh, there) for mesh, there in hit if not mesh.is_procs), hit[0])
                 also = tuple(mesh.name for mesh, _ in hit if mesh is not first)
                 failure = first.failure(ranks, cause, next(self._ids), also)
-                now = self._tree.push(owner, Entry(failure, awaited=False))
+                now = self._tree.push(owner, RoutedFailure(failure, awaited=False))
                 actions += [] if now is None else [Supervise(owner, now.failure)]
         return actions
 
@@ -387,7 +387,7 @@ class Machine:
 
     def heal_requested(self, mesh_uid: str, now: float, request: int, selection: Selection = None) -> list[Action]:
         """Bring the failed ranks of a mesh back. Each request is answered once, by Healed or HealRefused."""
-        return self._healing.request(Request(request, mesh_uid, selection, now))
+        return self._healing.request(HealRequest(request, mesh_uid, selection, now))
 
     def respawned(self, mesh_uid: str, incarnations: Sequence[RankIncarnation]) -> list[Action]:
         """Processes are back: those this process asked for, or those of another owner, whose actors here follow."""
@@ -427,7 +427,7 @@ class Machine:
         current = [rank for rank, incarnation in incarnations if mesh.is_current(rank, incarnation)]
         return self._fail(self._records.hit_with(mesh, current), cause)
 
-    def _replaced(self, procs: Mesh, rank: int, incarnation: int) -> list[Action]:
+    def _replaced(self, procs: MeshRecord, rank: int, incarnation: int) -> list[Action]:
         before = procs.at(rank)
         if not procs.learn(rank, incarnation, back=True) or before.state == "failed":
             return []
@@ -438,13 +438,17 @@ class Machine:
     # The parts they share
 
     def _fail(
-        self, hit: list[tuple[Mesh, int]], cause: Cause, awaited: Collection[str] = (), called: Collection[str] = ()
+        self,
+        hit: list[tuple[MeshRecord, int]],
+        cause: Cause,
+        awaited: Collection[str] = (),
+        called: Collection[str] = (),
     ) -> list[Action]:
         """Ranks of one family of meshes fail, all for one reason."""
         if not hit:
             return []
         ends: list[Action] = []
-        by_owner: dict[str | None, dict[int, list[Mesh]]] = {}
+        by_owner: dict[str | None, dict[int, list[MeshRecord]]] = {}
         in_heal: set[tuple[str, int]] = set()
         for mesh, rank in hit:
             if self._healing.lost(mesh, rank):
@@ -485,7 +489,7 @@ class Machine:
             return []
         if mesh.owner == self.root and not self.root_supervises:
             return [self._root_fault(failure, awaited)]
-        now = self._tree.push(mesh.owner, Entry(failure, awaited))
+        now = self._tree.push(mesh.owner, RoutedFailure(failure, awaited))
         return [] if now is None else [Supervise(mesh.owner, now.failure)]
 
     def _root_fault(self, failure: MeshFailure, awaited: bool) -> RootFault:
@@ -496,7 +500,7 @@ class Machine:
         self._awaited[failure.failure_id] = failure
         return RootFault(failure, "call")
 
-    def _stop(self, mesh: Mesh, text: str, *, ask: bool = False) -> list[Action]:
+    def _stop(self, mesh: MeshRecord, text: str, *, ask: bool = False) -> list[Action]:
         """Mark a mesh stopped, and what lives in it; with `ask`, have the driver stop it, after what it owns."""
         if mesh.ended is not None:
             return []
@@ -507,5 +511,5 @@ class Machine:
         for member in self._records.on(mesh.uid):
             actions += self._stop(member, PROCS_STOPPED)
         if ask:
-            actions.append(StopMesh(mesh.uid))
+            actions.append(StopOwnedMesh(mesh.uid))
         return actions

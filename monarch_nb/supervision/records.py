@@ -40,7 +40,7 @@ class MeshSpec(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
 
 
-class Mesh(Struct, eq=False):
+class MeshRecord(Struct, eq=False):
     """One mesh, and how its ranks are."""
 
     spec: MeshSpec
@@ -184,11 +184,11 @@ class MeshRecords:
     """All meshes by uid, and the actor meshes on each proc mesh in the order they were spawned."""
 
     def __init__(self) -> None:
-        self.meshes: dict[str, Mesh] = {}
+        self.meshes: dict[str, MeshRecord] = {}
         self._on: dict[str, list[str]] = {}
         self.losses: dict[str, int] = {}  # the last one of each host that was ever lost
 
-    def add(self, mesh: Mesh) -> None:
+    def add(self, mesh: MeshRecord) -> None:
         """Write a mesh down, and its procs, if those are another owner's."""
         known = self.meshes.get(mesh.uid)
         if known is not None:  # procs that were first seen through actors on them
@@ -212,7 +212,7 @@ class MeshRecords:
                 extent=(("procs",), (size,)),
                 layout=layout,
             )
-            self.meshes[mesh.on] = Mesh(spec)
+            self.meshes[mesh.on] = MeshRecord(spec)
 
     def procs_of(self, uid: str) -> str:
         """The uid of the procs that a mesh is on, or is."""
@@ -232,24 +232,24 @@ class MeshRecords:
             if procs is not None and procs.owner is None and not procs.process:
                 del self.meshes[mesh.on]
 
-    def lost_with(self, procs: Mesh, host: str, loss: int) -> list[tuple[Mesh, int]]:
+    def lost_with(self, procs: MeshRecord, host: str, loss: int) -> list[tuple[MeshRecord, int]]:
         """The ranks lost with a host, without those that came after that loss, however late its report is."""
         lost = self.hit_with(procs, procs.ranks_on(host))
         return [(mesh, rank) for mesh, rank in lost if not 0 < loss <= self.since(mesh, rank)]
 
-    def since(self, mesh: Mesh, rank: int) -> int:
+    def since(self, mesh: MeshRecord, rank: int) -> int:
         """After which loss of its host a healed rank came; 0 if after none."""
         procs = None if mesh.on is None else self.meshes.get(mesh.on)
         return max(mesh.since.get(rank, 0), 0 if procs is None else procs.since.get(rank, 0))
 
-    def comes(self, procs: Mesh, rank: int) -> None:
+    def comes(self, procs: MeshRecord, rank: int) -> None:
         """A rank is being healed: the losses of its host that are known by now do not mean it."""
         layout = procs.spec.layout
         loss = 0 if layout is None or not self.losses else self.losses.get(layout.host_of(rank), 0)
         if loss:
             procs.since[rank] = loss
 
-    def leave(self, uid: str, cause: Cause) -> list[Mesh]:
+    def leave(self, uid: str, cause: Cause) -> list[MeshRecord]:
         """Procs and all on them are not this process's any more; those that had not ended before."""
         mesh = self.meshes.get(uid)
         gone = [member for member in (self.family(mesh) if mesh is not None else ()) if member.ended is None]
@@ -257,25 +257,25 @@ class MeshRecords:
             member.ended = cause
         return gone
 
-    def on(self, proc_mesh_uid: str) -> list[Mesh]:
+    def on(self, proc_mesh_uid: str) -> list[MeshRecord]:
         """The actor meshes on some procs, in the order they were spawned."""
         return [self.meshes[uid] for uid in self._on.get(proc_mesh_uid, ())]
 
-    def family(self, mesh: Mesh) -> list[Mesh]:
+    def family(self, mesh: MeshRecord) -> list[MeshRecord]:
         """The procs and all actor meshes on them, in the order they were spawned."""
         root = mesh if mesh.on is None else self.meshes[mesh.on]
         return [root, *self.on(root.uid)]
 
-    def hit_with(self, mesh: Mesh, ranks: Iterable[int]) -> list[tuple[Mesh, int]]:
+    def hit_with(self, mesh: MeshRecord, ranks: Iterable[int]) -> list[tuple[MeshRecord, int]]:
         """The ranks that are lost with some of a mesh: those that still lived, and for procs the actors on them."""
-        found: list[tuple[Mesh, int]] = []
+        found: list[tuple[MeshRecord, int]] = []
         for rank in ranks:
             for each in (mesh, *self.on(mesh.uid)):
                 if rank in each and each.at(rank).state in ("alive", "healing"):
                     found.append((each, rank))
         return found
 
-    def broken(self, mesh: Mesh, selection: Selection) -> MeshFailure | None:
+    def broken(self, mesh: MeshRecord, selection: Selection) -> MeshFailure | None:
         """The failure with which calls on these ranks are answered; None if all of them take calls."""
         if mesh.ended is not None:
             return mesh.failure((), mesh.ended)

@@ -9,7 +9,7 @@ from .failure import MeshFailure
 from .ranks import RankIncarnation
 
 
-class Entry(Struct, frozen=True):
+class RoutedFailure(Struct, frozen=True):
     """A failure on its way to an owner."""
 
     failure: MeshFailure
@@ -24,8 +24,8 @@ class Owner(Struct):
     mesh_uid: str | None = None  # the mesh it is a member of itself, if that is known here
     incarnation: RankIncarnation | None = None
     owned: dict[str, None] = field(default_factory=dict)  # in the order they were spawned
-    queue: deque[Entry] = field(default_factory=deque)
-    current: Entry | None = None
+    queue: deque[RoutedFailure] = field(default_factory=deque)
+    current: RoutedFailure | None = None
 
 
 class Tree:
@@ -63,7 +63,7 @@ class Tree:
         owner = self._owners.pop(actor, None)
         return list(reversed(owner.owned)) if owner else []
 
-    def push(self, actor: str, entry: Entry) -> Entry | None:
+    def push(self, actor: str, entry: RoutedFailure) -> RoutedFailure | None:
         """Queue a failure for an owner; the entry comes back if it is to be handed over now."""
         owner = self._owners.get(actor)
         if owner is None:
@@ -71,14 +71,14 @@ class Tree:
         owner.queue.append(entry)
         return self.advance(owner)
 
-    def advance(self, owner: Owner) -> Entry | None:
+    def advance(self, owner: Owner) -> RoutedFailure | None:
         """The next failure to hand over, unless one is being handled or none waits."""
         if owner.current is not None or not owner.queue:
             return None
         owner.current = owner.queue.popleft()
         return owner.current
 
-    def finish(self, failure_id: int) -> tuple[Owner, Entry] | None:
+    def finish(self, failure_id: int) -> tuple[Owner, RoutedFailure] | None:
         """The owner that was handling a failure, which it is done with; None if that is no longer of interest."""
         for owner in self._owners.values():
             entry = owner.current

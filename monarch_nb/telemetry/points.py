@@ -15,7 +15,7 @@ from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.runtime import Feature, Runtime, current, started
 from monarch_nb.store import describe
 from monarch_nb.telemetry.metrics import Metrics
-from monarch_nb.telemetry.series import ByName, Point, Series
+from monarch_nb.telemetry.series import ByName, MetricPoint, Series
 from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoints
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Done, number_of
@@ -26,7 +26,7 @@ ASKED = 256  # of at most so many ranks
 MOST = 5000  # points that are sent at once; of more the oldest are left out
 
 
-Listener = Callable[[list[Point]], None]
+Listener = Callable[[list[MetricPoint]], None]
 
 
 def log(*, step: float | None = None, **values: Any) -> None:
@@ -44,7 +44,7 @@ def log(*, step: float | None = None, **values: Any) -> None:
     count = None if step is None else _number("step", step)
     reported = runtime.feature(METRICS)
     reported.note(
-        [Point(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
+        [MetricPoint(instance.mesh, instance.base_rank, name, count, now, value) for name, value in numbers.items()]
     )
 
 
@@ -61,7 +61,7 @@ class Points:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._waiting: list[Point] = []
+        self._waiting: list[MetricPoint] = []
         self._planned = False
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
@@ -77,7 +77,7 @@ class Points:
         home = self._runtime.part(MeshRegistry).started_by
         return "" if home == self._runtime.address else home
 
-    def note(self, points: list[Point]) -> None:
+    def note(self, points: list[MetricPoint]) -> None:
         """Adds reports of an actor of this process."""
         with self._lock:
             points = [point if point.step is not None else self._counted(point) for point in points]
@@ -90,7 +90,7 @@ class Points:
                 return
         self._keep(points)
 
-    def _counted(self, point: Point) -> Point:
+    def _counted(self, point: MetricPoint) -> MetricPoint:
         key = (point.mesh, point.rank, point.name)
         counter = self._steps.get(key)
         if counter is None:
@@ -147,7 +147,7 @@ class Points:
             except (TimeoutError, RequestError):
                 continue  # they come when they come
 
-    def _keep(self, points: list[Point]) -> None:
+    def _keep(self, points: list[MetricPoint]) -> None:
         with self._lock:
             self._series.add(points)
             for listener in tuple(self._listeners):

@@ -9,7 +9,7 @@ KEPT = 4096  # values of one name and rank; beyond that every other one of the o
 FORMER = 64  # meshes whose values are kept
 
 
-class Point(msgspec.Struct, array_like=True, frozen=True):
+class MetricPoint(msgspec.Struct, array_like=True, frozen=True):
     """A value. `step` is None where the program has counted none."""
 
     mesh: str
@@ -37,7 +37,7 @@ class Series:
     def __init__(self) -> None:
         self._meshes: dict[str, ByName] = {}
 
-    def add(self, points: Iterable[Point]) -> None:
+    def add(self, points: Iterable[MetricPoint]) -> None:
         """More values."""
         for point in points:
             ranks = self._meshes.setdefault(point.mesh, {}).setdefault(point.name, {})

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from monarch_nb.telemetry.series import Point
+from monarch_nb.telemetry.series import MetricPoint
 from monarch_nb.wire import Done, Lane, Verb
 
 
 class MetricPoints(msgspec.Struct, array_like=True, frozen=True):
     """Values, in the order in which they were reported."""
 
-    points: list[Point]
+    points: list[MetricPoint]
 
 
 REPORT = Verb("metrics.report", MetricPoints, doc="values that actors reported", lane=Lane.DATA)

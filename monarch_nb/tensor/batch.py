@@ -10,7 +10,7 @@ from monarch_nb.tensor.origin import CallSite
 Item = tuple[tuple[Any, ...], "CallSite | CallSites | None"]
 
 
-class Batch:
+class CommandBatch:
     """Commands that were sent together: number of the first operation, and the call site of each."""
 
     def __init__(self, first: int, sites: list[CallSite | None], nbytes: int, future: Future[Any]) -> None:
@@ -23,7 +23,7 @@ class CallSites(tuple[CallSite | None, ...]):
     __slots__ = ()
 
 
-class Watcher(Protocol):
+class CommandObserver(Protocol):
     """Observes commands as they are issued."""
 
     def issued(self, command: tuple[Any, ...], where: CallSite | None) -> None:
@@ -33,7 +33,7 @@ class Watcher(Protocol):
         """Called when the program waits for a value."""
 
 
-class Group(Protocol):
+class OperationGroup(Protocol):
     """The process group in which the operations of a stream run."""
 
     @property

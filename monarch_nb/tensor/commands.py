@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_nb.tensor.propagation import Layout, Meta, Program
+from monarch_nb.tensor.propagation import MeshLayout, Meta, StepProgram
 from monarch_nb.wire import msgpack_decoder
 
 OBJECT = -1  # the next object of the batch
@@ -35,7 +35,7 @@ decode_numbers = msgpack_decoder(list[Number]).decode
 class Open:
     """The first command of a stream: the ranks of its mesh in the process group, row-major."""
 
-    layout: Layout
+    layout: MeshLayout
     ranks: tuple[int, ...]
 
 
@@ -45,7 +45,7 @@ class Define:
 
     number: int
     operation: str
-    program: Program
+    program: StepProgram
     scalars: int
     made: tuple[Meta, ...]
     writes: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Put:
+class PutTensor:
     """Sends a tensor of the controller, of which each worker stores its shard."""
 
     tensor: Any
@@ -94,7 +94,7 @@ class Revive:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFunction:
     """Runs a function on each rank, with the shards of tensors among its arguments."""
 
     function: Any
@@ -103,7 +103,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Parts:
+class MakeParts:
     """Makes a tensor from `function(part, *args)` on each rank; `part` has a slice for each dimension."""
 
     function: Any
@@ -114,7 +114,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class TensorOf:
-    """Placeholder of a tensor in the arguments of a `Run`, replaced by a shard or a DTensor."""
+    """Placeholder of a tensor in the arguments of a `RunFunction`, replaced by a shard or a DTensor."""
 
     number: int
     sharded: bool = False  # as a DTensor
@@ -130,14 +130,14 @@ class Cell:
 def nbytes_of(command: object) -> int:
     """Bytes of local tensors in a command."""
     match command:
-        case Put():
+        case PutTensor():
             return int(command.tensor.nbytes)
         case Locals():
             return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in command.tensors}.values())
     return 0
 
 
-Command = Open | Define | Making | Put | Locals | Parts | Revive | Run | Cell
+Command = Open | Define | Making | PutTensor | Locals | MakeParts | Revive | RunFunction | Cell
 
 
 class Makings:

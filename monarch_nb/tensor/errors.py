@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from monarch_nb._about import more
 from monarch_nb.supervision import DeviceMeshError, SupervisionError
 from monarch_nb.tensor.failure import Failure, ranks_text
-from monarch_nb.tensor.origin import CallSite, Origin, origin_of
+from monarch_nb.tensor.origin import CallSite, ProgramLine, origin_of
 from monarch_nb.wire import ActorError, RemoteException
 
 RESTORE = "monarch.checkpoint(...).restore(), model.load_state_dict(...), or tensor.copy_(values)"
@@ -18,7 +18,7 @@ class TensorError(ActorError, RuntimeError):
     known, `failures` the workers' errors by rank.
     """
 
-    def __init__(self, operation: str, origin: Origin | None, failures: Sequence[Failure], mesh: str = "") -> None:
+    def __init__(self, operation: str, origin: ProgramLine | None, failures: Sequence[Failure], mesh: str = "") -> None:
         first = failures[0]
         remote = RemoteException(first.type_name, first.text, first.traceback, "it was sent as text")
         ranks = ranks_text([failure.rank for failure in failures])

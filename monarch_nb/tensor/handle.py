@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_map
 
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.tensor.commands import Define, Put
+from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.notices import check_notices
 from monarch_nb.tensor.origin import call_site
-from monarch_nb.tensor.propagation import Meta, Placements, Plan, PropagationError, replicated
+from monarch_nb.tensor.propagation import Meta, OperationPlan, Placements, PropagationError, replicated
 from monarch_nb.tensor.references import LiveEntry, Reference
 from monarch_nb.tensor.sharding import placements_of
 from monarch_nb.tensor.stream import Stream
@@ -267,7 +267,7 @@ def issue(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
     return result
 
 
-def run(stream: Stream, plan: Plan, given: list[MeshTensor], floats: list[object]) -> Any:
+def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: list[object]) -> Any:
     """Issues a plan on tensors of one mesh, and returns what the operation returns."""
     where = call_site()
     if _is_threaded():
@@ -399,8 +399,8 @@ def upload(stream: Stream, tensor: torch.Tensor, placements: Placements) -> Mesh
     reference = stream.hold(meta, where)
     local = tensor.detach().cpu().contiguous()
     if local.nbytes <= _COPIED:
-        stream.issue_object(Put(local.clone(), meta.placements, reference.number))
+        stream.issue_object(PutTensor(local.clone(), meta.placements, reference.number))
     else:
-        stream.issue_object(Put(local, meta.placements, reference.number))
+        stream.issue_object(PutTensor(local, meta.placements, reference.number))
         stream.flush()
     return MeshTensor(meta, reference)

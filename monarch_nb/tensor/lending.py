@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from monarch_nb.supervision import DeviceMeshError
-from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.stream import Stream
@@ -32,12 +32,12 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
     try:
         with rewriting(tensor.reference for tensor in tensors.values()):
             for stream, references in by_mesh.items():
-                stream.run_everywhere(Run(_lend, (references,), {}))
+                stream.run_everywhere(RunFunction(_lend, (references,), {}))
             yield
     finally:
         for stream, references in by_mesh.items():
             with suppress(DeviceMeshError, TensorError):  # which the next operation reports, too
-                stream.run_everywhere(Run(_take_back, (list(references),), {}))
+                stream.run_everywhere(RunFunction(_take_back, (list(references),), {}))
 
 
 def _lend(tensors: dict[str, Any]) -> None:

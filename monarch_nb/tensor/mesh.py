@@ -16,13 +16,13 @@ from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories
 from monarch_nb.tensor.autocast import register_autocast
-from monarch_nb.tensor.commands import Locals, Open, Parts, Run, TensorOf
+from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
 from monarch_nb.tensor.factories import make
 from monarch_nb.tensor.handle import MeshTensor, current, redistributed, upload
 from monarch_nb.tensor.origin import call_site
 from monarch_nb.tensor.processes import processes_of, shrunk
-from monarch_nb.tensor.propagation import Layout, Meta, Propagator, replicated
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, replicated
 from monarch_nb.tensor.sharding import locals_of, placements_of, put_together
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import rewriting
@@ -101,10 +101,10 @@ class Mesh(MeshTrait):
         return self.layout.names
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MeshLayout:
         """Sizes, names and the kind of device."""
         extent: Extent = self._procs.extent
-        return Layout(tuple(extent.sizes), tuple(extent.labels), self._kind)
+        return MeshLayout(tuple(extent.sizes), tuple(extent.labels), self._kind)
 
     @property
     def device(self) -> torch.device:
@@ -254,7 +254,7 @@ class Mesh(MeshTrait):
         placements = placements_of(sharding_spec, self.layout, len(size))
         meta = Meta.of(self.layout, size, dtype, placements)
         reference = self.stream.hold(meta, call_site())
-        self.stream.issue_object(Parts(function, args, meta, reference.number))
+        self.stream.issue_object(MakeParts(function, args, meta, reference.number))
         return MeshTensor(meta, reference)
 
     # -- programs ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Mesh(MeshTrait):
         of each process; blocks. Raises TensorError with the errors by rank.
         """
         written: list[MeshTensor] = []
-        sent = Run(function, _as_references(args, written), _as_references(kwargs, written))
+        sent = RunFunction(function, _as_references(args, written), _as_references(kwargs, written))
         with rewriting(tensor.reference for tensor in written):
             return self.stream.run_everywhere(sent)
 

@@ -4,7 +4,7 @@ import warnings
 
 from monarch_nb.settings import settings
 from monarch_nb.tensor.origin import CallSite, origin_of
-from monarch_nb.tensor.propagation import NoRuleError, Notice, Plan, user_line
+from monarch_nb.tensor.propagation import NoRuleError, OperationPlan, PlanNotice, user_line
 from monarch_nb.tensor.stream import Stream
 
 __all__ = ["GatherWarning", "check_notices", "is_refused", "warn_once"]
@@ -27,7 +27,7 @@ def is_refused() -> bool:
     return settings.tensor_gather == "refuse"
 
 
-def check_notices(stream: Stream, plan: Plan, where: CallSite | None) -> None:
+def check_notices(stream: Stream, plan: OperationPlan, where: CallSite | None) -> None:
     """Issues the warnings of a plan. Raises NoRuleError if gathering is refused."""
     if is_refused():
         notice = plan.notices[0]
@@ -41,7 +41,7 @@ def check_notices(stream: Stream, plan: Plan, where: CallSite | None) -> None:
         warn_once(stream, notice, where)
 
 
-def warn_once(stream: Stream, notice: Notice, where: CallSite | None) -> None:
+def warn_once(stream: Stream, notice: PlanNotice, where: CallSite | None) -> None:
     """Warns at the user's line, once for each operation of a mesh."""
     if notice.operation in stream.noticed or settings.tensor_gather == "allow":
         return

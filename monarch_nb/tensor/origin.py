@@ -23,7 +23,7 @@ _is_library: dict[str, bool] = {}  # by file name
 CallSite = tuple[CodeType, int]
 
 
-class Origin(NamedTuple):
+class ProgramLine(NamedTuple):
     """A line of a program."""
 
     file: str
@@ -58,13 +58,13 @@ def _is_library_file(file: str) -> bool:
     return file.startswith(_LIBRARIES)
 
 
-def origin_of(site: CallSite | None) -> Origin | None:
+def origin_of(site: CallSite | None) -> ProgramLine | None:
     """The source line of a call site."""
     if site is None:
         return None
     code, instruction = site
     line = next((line for start, line in _lines(code) if start >= instruction), code.co_firstlineno)
-    return Origin(code.co_filename, line, code.co_qualname)
+    return ProgramLine(code.co_filename, line, code.co_qualname)
 
 
 def _lines(code: CodeType) -> Iterator[tuple[int, int]]:

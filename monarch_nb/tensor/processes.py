@@ -20,11 +20,11 @@ from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import held_back
 
-_registry: "dict[str, Processes]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
+_registry: "dict[str, MeshProcesses]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
 _making = threading.Lock()
 
 
-class Processes:
+class MeshProcesses:
     """The workers of a whole proc mesh, also for tensor meshes on slices of it, since groups span all processes.
 
     For a proc mesh that was shrunk, the workers of the remaining processes; `generation` continues from the last one.
@@ -224,7 +224,7 @@ def workers_on(procs: ProcState) -> list[ActorMesh[TensorWorker]]:
     return [] if found is None else [found.workers]
 
 
-def processes_of(procs: ProcMesh, device: str) -> Processes:
+def processes_of(procs: ProcMesh, device: str) -> MeshProcesses:
     """The workers of a proc mesh or slice, spawned on first use, which blocks.
 
     Raises RuntimeError if the versions of torch differ.
@@ -239,13 +239,13 @@ def processes_of(procs: ProcMesh, device: str) -> Processes:
             found.end(replaced_text(state.name, "other hosts, and another mesh for tensors was made on them"))
             generation, found = found.generation, None
         if found is None:
-            found = _registry[state.uid] = Processes(as_it_is(ProcMesh(state, state.region)), device, generation)
+            found = _registry[state.uid] = MeshProcesses(as_it_is(ProcMesh(state, state.region)), device, generation)
         if found.device != device:
             raise ValueError(f"{state.name} holds tensors on {found.device} already: its meshes cannot be on {device}")
         return found
 
 
-def shrunk(procs: ProcMesh, device: str) -> Processes:
+def shrunk(procs: ProcMesh, device: str) -> MeshProcesses:
     """New workers on these processes only, after others of their proc mesh were lost. Blocks."""
     state = state_of(procs)
     with _making:
@@ -254,5 +254,5 @@ def shrunk(procs: ProcMesh, device: str) -> Processes:
         if before is not None:
             before.end(lost_text(state.name, "it was shrunk, and its other processes are a mesh of their own now"))
             generation = before.generation
-        found = _registry[state.uid] = Processes(procs, device, generation)
+        found = _registry[state.uid] = MeshProcesses(procs, device, generation)
         return found

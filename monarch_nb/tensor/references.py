@@ -13,7 +13,7 @@ from monarch_nb.tensor.batch import Item
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
 from monarch_nb.tensor.origin import CallSite, origin_of
-from monarch_nb.tensor.propagation import Meta, Plan
+from monarch_nb.tensor.propagation import Meta, OperationPlan
 
 if TYPE_CHECKING:
     from monarch_nb.tensor.stream import Stream
@@ -33,11 +33,11 @@ class Reference:
         self.stream, self.number = stream, number
         self.is_view = False
         self.offset = 0
-        self.memory: Memory | None = None
+        self.memory: LogicalMemory | None = None
         self.copied: Copied | None = None
 
 
-class Memory:
+class LogicalMemory:
     """Logical memory of a tensor and its views.
 
     `copies` are views with memory of their own on the workers. `reshaped` had their shape changed in place.
@@ -54,7 +54,7 @@ class Copied(NamedTuple):
     """Origin of a copied view, i.e. one that cuts a sharded dimension: its base, and plans with indices of results."""
 
     base: Reference
-    steps: tuple[tuple[Plan, int], ...]
+    steps: tuple[tuple[OperationPlan, int], ...]
 
 
 class LiveEntry(weakref.ref[Reference]):
@@ -80,7 +80,7 @@ class LiveEntry(weakref.ref[Reference]):
         pass
 
 
-class Held:
+class HeldObjects:
     """Objects that workers hold for a stream, by number. `entries` are the tensors, also for displays."""
 
     def __init__(self, entries: dict[int, LiveEntry]) -> None:

@@ -10,14 +10,14 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement import place
-from monarch_nb.tensor.propagation import Layout, Meta
+from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.wire import counted
 
 # One entry for each dimension of a tensor: the mesh dimension it is sharded over, several of them, or None.
 Spec = Sequence[str | tuple[str, ...] | None]
 
 
-def placements_of(spec: Any, layout: Layout, ndim: int) -> tuple[Placement, ...]:
+def placements_of(spec: Any, layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
     """The placements, one for each mesh dimension, that a sharding spec means for a tensor of `ndim` dimensions.
 
     A spec has one entry for each dimension of the tensor: the name of the mesh dimension it is sharded over, a tuple of
@@ -53,7 +53,7 @@ def placements_of(spec: Any, layout: Layout, ndim: int) -> tuple[Placement, ...]
     return tuple(placements)
 
 
-def _dimension(layout: Layout, name: str) -> int:
+def _dimension(layout: MeshLayout, name: str) -> int:
     try:
         return layout.names.index(name)
     except ValueError:
@@ -70,7 +70,7 @@ def _names(entry: Any) -> tuple[str, ...]:
     raise TypeError(f"sharding_spec: {entry!r} is neither a mesh dimension, a tuple of them, None, nor a Placement")
 
 
-def _checked(entries: tuple[Placement, ...], layout: Layout, ndim: int) -> tuple[Placement, ...]:
+def _checked(entries: tuple[Placement, ...], layout: MeshLayout, ndim: int) -> tuple[Placement, ...]:
     if len(entries) != len(layout.shape):
         sizes = ", ".join(f"{name}={size}" for name, size in zip(layout.names, layout.shape, strict=True))
         raise ValueError(
@@ -85,7 +85,7 @@ def _checked(entries: tuple[Placement, ...], layout: Layout, ndim: int) -> tuple
     return tuple(placements)
 
 
-def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
+def locals_of(given: Any, layout: MeshLayout) -> list[torch.Tensor]:
     """Returns a local tensor for each rank of a mesh; a single tensor is used on all ranks.
 
     Raises TypeError for other values than local tensors, ValueError for a wrong number of tensors or several dtypes.
@@ -113,7 +113,7 @@ def locals_of(given: Any, layout: Layout) -> list[torch.Tensor]:
     return tensors
 
 
-def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> Meta:
+def put_together(parts: Sequence[torch.Tensor], layout: MeshLayout, placements: tuple[Placement, ...]) -> Meta:
     """Returns the meta of the tensor with these shards by rank.
 
     Raises ValueError if their sizes differ from those of PyTorch's shards, or replicas differ.
@@ -137,7 +137,7 @@ def put_together(parts: Sequence[torch.Tensor], layout: Layout, placements: tupl
     return Meta.of(layout, shape, parts[0].dtype, placements)
 
 
-def _along(layout: Layout, dims: Sequence[int]) -> list[int]:
+def _along(layout: MeshLayout, dims: Sequence[int]) -> list[int]:
     """The ranks along some dimensions of a mesh, at index 0 of the others."""
     ranks = [0]
     for dim in dims:
@@ -146,7 +146,7 @@ def _along(layout: Layout, dims: Sequence[int]) -> list[int]:
     return ranks
 
 
-def _compare_replicas(parts: Sequence[torch.Tensor], layout: Layout, placements: tuple[Placement, ...]) -> None:
+def _compare_replicas(parts: Sequence[torch.Tensor], layout: MeshLayout, placements: tuple[Placement, ...]) -> None:
     copies = [at for at, one in enumerate(placements) if one.is_replicate()]
     others = [at for at in range(len(placements)) if at not in copies]
     for first in _along(layout, others):

@@ -19,7 +19,7 @@ import torch
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, current_runtime
 from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.batch import Batch, CallSites, Group, Item, Watcher, flat
+from monarch_nb.tensor.batch import CallSites, CommandBatch, CommandObserver, Item, OperationGroup, flat
 from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
@@ -30,7 +30,7 @@ from monarch_nb.tensor.commands import (
     Define,
     Making,
     Makings,
-    Run,
+    RunFunction,
     encode_numbers,
     nbytes_of,
 )
@@ -38,7 +38,7 @@ from monarch_nb.tensor.errors import ContentsLostError, TensorError, broken_mesh
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
-from monarch_nb.tensor.references import Held, Memory, Reference
+from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -110,16 +110,21 @@ class Stream:
     """
 
     def __init__(
-        self, title: str, propagator: Propagator, device: Any, send: Callable[..., Future[ValueMesh[Any]]], group: Group
+        self,
+        title: str,
+        propagator: Propagator,
+        device: Any,
+        send: Callable[..., Future[ValueMesh[Any]]],
+        group: OperationGroup,
     ) -> None:
         self.number = next(_numbers)
         self.title, self.propagator, self.device = title, propagator, device
         self.layout = propagator.layout
         self.table = TensorTable()
-        self.held = Held(self.table.entries)
+        self.held = HeldObjects(self.table.entries)
         self.queue: deque[Item] = deque()
         self.defined: dict[int, Define | Making] = {}  # plans that the workers have
-        self.watcher: Watcher | None = None
+        self.watcher: CommandObserver | None = None
         self.makings = Makings()
         self.noticed: set[str] = set()  # operations whose cost was warned of
         self.seed = 0  # of the following random operations, 63 bits
@@ -128,10 +133,10 @@ class Stream:
         self.lost: str | None = None  # why the tensors are lost, if they are
         self.has_failed = False  # an operation has failed, so that contents may be lost
         self.heals = 0  # how many heals the stream has survived
-        self.viewed: weakref.WeakSet[Memory] = weakref.WeakSet()  # memory with views that can become stale
+        self.viewed: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()  # memory with views that can become stale
         self._send, self._group = send, group
         self._context: Context = current_runtime().context()
-        self._batches: deque[Batch] = deque()  # without replies so far
+        self._batches: deque[CommandBatch] = deque()  # without replies so far
         self._batch_numbers, self._issued = count(), 0  # batch numbers; operations sent
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
@@ -169,7 +174,7 @@ class Stream:
             _flusher.schedule(self)
 
     def issue_object(self, command: object) -> None:
-        """Appends a command that is sent as an object, such as `Put` or `Run`."""
+        """Appends a command that is sent as an object, such as `Put` or `RunFunction`."""
         self.issue((OBJECT, command), call_site())
 
     def begin_cell(self) -> None:
@@ -253,7 +258,7 @@ class Stream:
         if self.held.ended and self.quiet:
             self.flush_nowait()
 
-    def _send_batch(self) -> Batch | None:
+    def _send_batch(self) -> CommandBatch | None:
         """Sends the whole queue as one batch."""
         self.free()
         queue = self.queue
@@ -277,7 +282,7 @@ class Stream:
         finally:
             current.reset(token)
         future.watched += 1  # its error is raised where the mesh is used next
-        batch = Batch(first, sites, nbytes, future)
+        batch = CommandBatch(first, sites, nbytes, future)
         self._batches.append(batch)
         return batch
 
@@ -312,7 +317,7 @@ class Stream:
             self._over = max(self._over, self._group.over)
         self._regroup_if_over()
 
-    def _settle_up_to(self, batch: Batch) -> ValueMesh[Any]:
+    def _settle_up_to(self, batch: CommandBatch) -> ValueMesh[Any]:
         """Waits for the replies to a batch and all earlier ones, and returns those to the batch."""
         with self._settling:
             while self._batches and self._batches[0].first < batch.first:
@@ -334,7 +339,7 @@ class Stream:
             self._regroup_if_over()
             return replies
 
-    def _settle_batch(self, batch: Batch, replies: ValueMesh[Any]) -> None:
+    def _settle_batch(self, batch: CommandBatch, replies: ValueMesh[Any]) -> None:
         if not self._batches or self._batches[0] is not batch:
             return
         self._batches.popleft()
@@ -387,7 +392,7 @@ class Stream:
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
-    def run_everywhere(self, command: Run) -> ValueMesh[Any]:
+    def run_everywhere(self, command: RunFunction) -> ValueMesh[Any]:
         """Runs a function on each rank and returns the results; blocks and raises as `ask`."""
         return self.ask((OBJECT, command), "execute")
 
@@ -428,7 +433,7 @@ class Stream:
         self.held.require_contents(command[1:])
         return self.ask(command, what)
 
-    def _send_request(self, command: tuple[Any, ...], where: CallSite | None) -> Batch:
+    def _send_request(self, command: tuple[Any, ...], where: CallSite | None) -> CommandBatch:
         """Sends what was issued and a command, whose value is the last of the batch."""
         self.wait_for_window()
         with self._lock:

@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_nb.tensor.placement import Placement, place, shape_text, size_text
 from monarch_nb.tensor.placement.thumbnail import Box, thumbnail
-from monarch_nb.tensor.verbs import Used
+from monarch_nb.tensor.verbs import MemoryUsed
 
 ROWS = 60  # tensors that are listed, the largest on a rank first
 RANKS = 256  # ranks whose memory is listed one by one
@@ -17,14 +17,14 @@ RANKS = 256  # ranks whose memory is listed one by one
 FileName = Callable[[str], str]
 
 
-class Line(msgspec.Struct, frozen=True):
+class SourceLine(msgspec.Struct, frozen=True):
     """A line of the user's program; empty where it is not known."""
 
     at: str = ""  # as people call it: `Cell In[3]:7`
     source: str = ""
 
 
-class Row(msgspec.Struct, frozen=True):
+class TensorRow(msgspec.Struct, frozen=True):
     """A tensor. `name` is a variable of the program, if there is one; `lost` says that its contents are lost."""
 
     number: int
@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True):
     placement: tuple[str, ...]  # one for each dimension of the mesh
     nbytes: int  # of the whole tensor
     each: int  # of the largest part on a rank
-    line: Line
+    line: SourceLine
     picture: tuple[Box, ...] = ()
     lost: bool = False
 
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True):
 class Movement(msgspec.Struct, frozen=True):
     """Collectives of one kind along one dimension of the mesh that a line has issued."""
 
-    line: Line
+    line: SourceLine
     operation: str
     collective: str
     dimension: str
@@ -52,7 +52,7 @@ class Movement(msgspec.Struct, frozen=True):
 class Wait(msgspec.Struct, frozen=True):
     """Number of times that a line has waited for the workers, and for what."""
 
-    line: Line
+    line: SourceLine
     what: str
     count: int
 
@@ -65,7 +65,7 @@ class Busy(msgspec.Struct, frozen=True):
     least: float
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryUse(msgspec.Struct, frozen=True):
     """Bytes that processes have, or their devices: by rank."""
 
     allocated: tuple[int, ...]
@@ -88,11 +88,11 @@ class Summary(msgspec.Struct, frozen=True):
     gone: int = 0
     live: tuple[int, ...] = ()  # bytes on each rank, of at most RANKS
     largest: int = 0  # bytes on the rank that has most
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TensorRow, ...] = ()
     moved: tuple[Movement, ...] = ()
     waits: tuple[Wait, ...] = ()
     busy: tuple[Busy, ...] = ()
-    memory: Memory | None = None  # None until ranks have answered
+    memory: MemoryUse | None = None  # None until ranks have answered
 
     @property
     def record(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def summary_of(
     *,
     names: Mapping[int, str] | None = None,
     file_name: FileName = str,
-    used: Sequence[Used] | None = None,
+    used: Sequence[MemoryUsed] | None = None,
     cell: int = 0,
     lost: str = "",
     gone: Container[int] = (),
@@ -165,7 +165,7 @@ def summary_of(
     )
 
 
-def _busy(names: Sequence[str], used: Sequence[Used], cell: int) -> tuple[Busy, ...]:
+def _busy(names: Sequence[str], used: Sequence[MemoryUsed], cell: int) -> tuple[Busy, ...]:
     ranks = [
         {spent_time.dims: spent_time.seconds for spent_time in rank.spent if spent_time.cell == cell} for rank in used
     ]
@@ -176,9 +176,9 @@ def _busy(names: Sequence[str], used: Sequence[Used], cell: int) -> tuple[Busy, 
     return tuple(found)
 
 
-def _memory(layout: Any, used: Sequence[Used]) -> Memory:
+def _memory(layout: Any, used: Sequence[MemoryUsed]) -> MemoryUse:
     of = "device" if layout.device == "cuda" else "process"
-    return Memory(tuple(rank.allocated for rank in used), tuple(rank.peak for rank in used), of)
+    return MemoryUse(tuple(rank.allocated for rank in used), tuple(rank.peak for rank in used), of)
 
 
 def moved_text(moved: Sequence[Movement]) -> str:
@@ -222,9 +222,9 @@ def by_dimension(moved: Sequence[Movement]) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _row(tensor: Any, name: str, line: Callable[[Any], Line], lost: bool) -> Row:
+def _row(tensor: Any, name: str, line: Callable[[Any], SourceLine], lost: bool) -> TensorRow:
     placement = placement_of(tensor.meta)
-    return Row(
+    return TensorRow(
         tensor.number,
         name,
         f"{shape_text(placement.shape)} {placement.dtype}",
@@ -237,9 +237,9 @@ def _row(tensor: Any, name: str, line: Callable[[Any], Line], lost: bool) -> Row
     )
 
 
-def _liner(file_name: FileName) -> Callable[[Any], Line]:
-    def line(origin: Any) -> Line:
-        return Line() if origin is None else Line(f"{file_name(origin.file)}:{origin.line}", origin.source)
+def _liner(file_name: FileName) -> Callable[[Any], SourceLine]:
+    def line(origin: Any) -> SourceLine:
+        return SourceLine() if origin is None else SourceLine(f"{file_name(origin.file)}:{origin.line}", origin.source)
 
     return line
 

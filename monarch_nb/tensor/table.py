@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from monarch_nb.tensor.origin import CallSite, Origin, origin_of
-from monarch_nb.tensor.propagation import Collective, Meta, Plan
+from monarch_nb.tensor.origin import CallSite, ProgramLine, origin_of
+from monarch_nb.tensor.propagation import Collective, Meta, OperationPlan
 from monarch_nb.tensor.references import LiveEntry
 
 Calls = Counter[tuple[CallSite | None, str, tuple[Collective, ...]]]  # by line, operation and what it moves
@@ -21,7 +21,7 @@ class LiveTensor:
 
     number: int
     meta: Meta
-    origin: Origin | None
+    origin: ProgramLine | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class Moved:
     `nbytes` counts what each rank puts in; of shards that differ in size, the largest.
     """
 
-    origin: Origin | None
+    origin: ProgramLine | None
     operation: str
     collective: str
     dimension: str
@@ -53,7 +53,7 @@ class Moved:
 class Synchronised:
     """Number of times that a line has waited for the workers since the record was cleared, and for what (`item`, …)."""
 
-    origin: Origin | None
+    origin: ProgramLine | None
     what: str
     count: int
 
@@ -68,7 +68,7 @@ class TensorTable:
         self._syncs: Counter[tuple[CallSite | None, str]] = Counter()
         self.cell = 0  # grows with each `clear`
 
-    def moved(self, site: CallSite | None, plan: Plan) -> None:
+    def moved(self, site: CallSite | None, plan: OperationPlan) -> None:
         """Notes a call of a plan that has collectives."""
         self._calls[site, plan.operation, plan.collectives] += 1
 
@@ -94,7 +94,7 @@ class TensorTable:
 
     def movements(self) -> list[Moved]:
         """Collectives by line since `clear`, in order of the first."""
-        found: dict[tuple[Origin | None, str, str, str], tuple[int, int]] = {}
+        found: dict[tuple[ProgramLine | None, str, str, str], tuple[int, int]] = {}
         total = self.calls
         for calls, times in tuple(self._repeated.values()):
             for call, count_per_call in calls.items():

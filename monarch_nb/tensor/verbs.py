@@ -26,7 +26,7 @@ class GoOn(msgspec.Struct, array_like=True, frozen=True):
     number: int
 
 
-class Cut(msgspec.Struct, array_like=True, frozen=True):
+class CutGroup(msgspec.Struct, array_like=True, frozen=True):
     """A generation and its collectives are over, since a member was lost or an operation failed on some ranks only."""
 
     group: str
@@ -49,7 +49,7 @@ class HowFar(msgspec.Struct, array_like=True, frozen=True):
     stream: int
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True):
+class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
     """Number of operations done.
 
     `held` says why the rank cannot leave a generation that was ended; "" if it can.
@@ -74,7 +74,7 @@ class Spent(msgspec.Struct, array_like=True, frozen=True):
     seconds: float
 
 
-class Used(msgspec.Struct, array_like=True, frozen=True):
+class MemoryUsed(msgspec.Struct, array_like=True, frozen=True):
     """Bytes on a rank: of the stream's tensors, allocated by its process (or device), and the peak of that."""
 
     live: int = 0
@@ -119,8 +119,8 @@ class Values(msgspec.Struct, array_like=True, frozen=True):
 
 FAILED = Verb("tensor.failed", RankFailed, doc="an operation failed on this rank: has it on all?")
 GO_ON = Verb("tensor.go_on", GoOn, doc="it failed on all ranks alike: go on with the next operation")
-CUT = Verb("tensor.cut", Cut, doc="the process group is broken: leave its collectives")
+CUT = Verb("tensor.cut", CutGroup, doc="the process group is broken: leave its collectives")
 INTERRUPTED = Verb("tensor.interrupted", Interrupted, doc="an interrupt has not ended what runs here")
-HOW_FAR = Verb("tensor.how_far", HowFar, Progress, doc="how many operations of a stream have you done?")
-USED = Verb("tensor.used", AskUsed, Used, doc="how much memory and time do the tensors of a stream take here?")
+HOW_FAR = Verb("tensor.how_far", HowFar, StreamProgress, doc="how many operations of a stream have you done?")
+USED = Verb("tensor.used", AskUsed, MemoryUsed, doc="how much memory and time do the tensors of a stream take here?")
 VALUES = Verb("tensor.values", AskValues, Values, doc="which values of this tensor do you have?")

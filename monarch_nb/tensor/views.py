@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map
 from monarch_nb.tensor.commands import FREE, Define
 from monarch_nb.tensor.notices import is_refused, warn_once
 from monarch_nb.tensor.origin import CallSite, call_site
-from monarch_nb.tensor.propagation import Meta, Notice, Plan, PropagationError, ViewWriteError, user_line
-from monarch_nb.tensor.references import Copied, Memory, Reference
+from monarch_nb.tensor.propagation import Meta, OperationPlan, PlanNotice, PropagationError, ViewWriteError, user_line
+from monarch_nb.tensor.references import Copied, LogicalMemory, Reference
 from monarch_nb.tensor.stream import Stream
 
 _REAL = 1 << 24  # bytes of real tensors that test whether a kernel accepts overlapping memory
@@ -28,13 +28,13 @@ _RESHAPE_INSTEAD = (
 )
 
 
-def viewed(plan: Plan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
+def viewed(plan: OperationPlan, given: Sequence[Reference], made: Sequence[Reference]) -> None:
     """Records the views that a plan has made of its inputs."""
     for (result, source), offset in zip(plan.views, plan.offsets, strict=True):
         base_reference, view = given[source], made[result]
         memory = base_reference.memory
         if memory is None:
-            memory = base_reference.memory = Memory()
+            memory = base_reference.memory = LogicalMemory()
         view.memory, view.is_view, view.offset = memory, True, base_reference.offset + offset
         if plan.made[result].copied:
             base, steps = base_reference.copied or (base_reference, ())
@@ -60,7 +60,7 @@ def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -
         stream.queue.extend(((FREE, spare), None) for spare in left)
 
 
-def check_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
+def check_writes(plan: OperationPlan, given: Sequence[Reference], where: CallSite | None) -> None:
     """Warns of the cost of a write through a view. Raises ViewWriteError if the write is not visible everywhere."""
     targets = [given[index] for index in plan.writes]
     copies = [target for target in targets if target.copied is not None]
@@ -86,7 +86,7 @@ def check_writes(plan: Plan, given: Sequence[Reference], where: CallSite | None)
         _warn_of_write(target.stream, plan.operation, _way_back(target), where)
 
 
-def check_reshape(plan: Plan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
+def check_reshape(plan: OperationPlan, given: Reference, *, has_gradient: bool, is_base: bool) -> bool:
     """Returns whether other tensors share the memory of a tensor that is reshaped in place.
 
     Raises PropagationError if gradients of views would be lost: after a write, autograd replays the views of the base,
@@ -112,7 +112,7 @@ def reshaped(given: Reference, made: Reference) -> None:
     made.memory.reshaped.add(made)
 
 
-def check_gradients(plan: Plan, given: Sequence[Reference]) -> None:
+def check_gradients(plan: OperationPlan, given: Sequence[Reference]) -> None:
     """Raises ViewWriteError for a differentiable write to memory of which a view was reshaped in place."""
     for index in plan.writes:
         memory = given[index].memory
@@ -127,7 +127,7 @@ def check_gradients(plan: Plan, given: Sequence[Reference]) -> None:
 
 
 def overlapping_inputs(
-    func: Any, args: Any, kwargs: Any, plan: Plan, given: Sequence[tuple[Any, Reference, Meta]]
+    func: Any, args: Any, kwargs: Any, plan: OperationPlan, given: Sequence[tuple[Any, Reference, Meta]]
 ) -> list[Any]:
     """Returns the tensors that an operation has to read from copies, since it writes to other elements of their memory.
 
@@ -187,7 +187,7 @@ def _is_index(meta: Meta) -> bool:
 
 
 def _real_tensors(
-    plan: Plan, given: Sequence[tuple[Any, Reference, Meta]], size: int, memory: Memory, shared: bool
+    plan: OperationPlan, given: Sequence[tuple[Any, Reference, Meta]], size: int, memory: LogicalMemory, shared: bool
 ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """Returns CPU tensors by the id of what they stand for, and the bytes of `memory`, which is written to.
 
@@ -232,7 +232,7 @@ def _end(reference: Reference, meta: Meta) -> int:
     return reference.offset + (last + 1) * meta.dtype.itemsize
 
 
-def written(plan: Plan, given: Sequence[Reference], where: CallSite | None) -> None:
+def written(plan: OperationPlan, given: Sequence[Reference], where: CallSite | None) -> None:
     """Propagates the writes of an issued plan to tensors that share memory."""
     for index in plan.writes:
         reference = given[index]
@@ -290,13 +290,13 @@ def all_rewritten(stream: Stream) -> None:
         _outdate(stream, memory)
 
 
-def _outdate(stream: Stream, memory: Memory, but: Reference | None = None) -> None:
+def _outdate(stream: Stream, memory: LogicalMemory, but: Reference | None = None) -> None:
     for copy in memory.copies:
         if copy is not but and copy.copied is not None:
             stream.held.stale[copy.number] = copy.copied
 
 
-def _way_back(reference: Reference) -> Plan:
+def _way_back(reference: Reference) -> OperationPlan:
     """The plan that writes a copied view back to its base."""
     stream = reference.stream
     assert reference.copied is not None
@@ -306,17 +306,17 @@ def _way_back(reference: Reference) -> Plan:
     return stream.propagator.putting_back(entries[base.number].meta, names, entries[reference.number].meta)
 
 
-def _warn_of_write(stream: Stream, operation: str, back: Plan, where: CallSite | None) -> None:
+def _warn_of_write(stream: Stream, operation: str, back: OperationPlan, where: CallSite | None) -> None:
     moved = sum(collective.nbytes for collective in back.collectives)
     text = (
         f"{operation} writes through a view that cuts a sharded dimension: the tensor under it is gathered on every "
         f"rank, and written back ({moved} bytes from each here). torch.slice_scatter and index_copy, or another "
         "placement, may cost less"
     )
-    warn_once(stream, Notice(f"{operation} through a view", text), where)
+    warn_once(stream, PlanNotice(f"{operation} through a view", text), where)
 
 
-def _issue(stream: Stream, plan: Plan, numbers: Sequence[int], where: CallSite | None) -> None:
+def _issue(stream: Stream, plan: OperationPlan, numbers: Sequence[int], where: CallSite | None) -> None:
     if plan.number not in stream.defined:
         stream.define(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
     stream.issue((plan.number, *numbers), where)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.top.connection import Connection, connections
+    from monarch_nb.top.connection import ConnectionFile, connections
     from monarch_nb.top.server import StoreServer, serve, stop
 
-__all__ = ["Connection", "StoreServer", "connections", "serve", "stop"]
+__all__ = ["ConnectionFile", "StoreServer", "connections", "serve", "stop"]
 
-_HOMES = {"connection": ("Connection", "connections"), "server": ("StoreServer", "serve", "stop")}
+_HOMES = {"connection": ("ConnectionFile", "connections"), "server": ("StoreServer", "serve", "stop")}
 __getattr__ = lazy_names(__name__, _HOMES)

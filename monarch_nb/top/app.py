@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static
 
-from monarch_nb.top.rows import HEADS, SORTS, Look, Row, cells, rows, summary
+from monarch_nb.top.rows import HEADS, SORTS, Row, ViewChoice, cells, rows, summary
 from monarch_nb.top.watching import Watching
 
 REFRESH_S = 0.5  # between two looks at the state, which may change far more often
@@ -140,9 +140,9 @@ class Top(App[None]):
     def __init__(self, watching: Watching) -> None:
         super().__init__()
         self.watching = watching
-        self.look = Look()
+        self.look = ViewChoice()
         self.looks = 0  # how often the state was looked at
-        self._seen: tuple[int, Look] | None = None
+        self._seen: tuple[int, ViewChoice] | None = None
         self.table = Table()
 
     def compose(self) -> ComposeResult:
@@ -194,7 +194,7 @@ class Top(App[None]):
     def _say(self, where: str, text: str) -> None:
         self.query_one(f"#{where}", Static).update(text)
 
-    def _turn(self, look: Look) -> None:
+    def _turn(self, look: ViewChoice) -> None:
         self.look = look
         self.table.cursor = 0
         self.look_again()

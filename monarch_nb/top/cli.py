@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from monarch_nb.mesh.text_table import text_table
-from monarch_nb.top.connection import Connection, connections, read
-from monarch_nb.top.rows import HEADS, SORTS, Look, cells, rows, summary
+from monarch_nb.top.connection import ConnectionFile, connections, read
+from monarch_nb.top.rows import HEADS, SORTS, ViewChoice, cells, rows, summary
 from monarch_nb.top.watching import Watching
 
 _FIRST_S = 10.0
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     except (LookupError, OSError, ValueError) as error:
         sys.stderr.write(f"monarch-nb top: {error.args[0] if isinstance(error, LookupError) else error}\n")
         return 1
-    look = Look(query=options.find, sort=options.sort)
+    look = ViewChoice(query=options.find, sort=options.sort)
     return _once(watching, look) if options.once else _live(watching, look)
 
 
@@ -60,7 +60,7 @@ def _list() -> int:
     return 0
 
 
-def _chosen(wanted: str | None) -> Connection:
+def _chosen(wanted: str | None) -> ConnectionFile:
     if wanted is not None and not wanted.isdigit():
         return read(Path(wanted).expanduser())
     chosen = [connection for _, connection in connections() if wanted is None or connection.pid == int(wanted)]
@@ -71,7 +71,7 @@ def _chosen(wanted: str | None) -> Connection:
     return chosen[0]
 
 
-def _once(watching: Watching, look: Look) -> int:
+def _once(watching: Watching, look: ViewChoice) -> int:
     with watching.lock:
         shown, totals = rows(watching.document, look), summary(watching.document)
     now = time.time()
@@ -80,7 +80,7 @@ def _once(watching: Watching, look: Look) -> int:
     return 0
 
 
-def _live(watching: Watching, look: Look) -> int:
+def _live(watching: Watching, look: ViewChoice) -> int:
     from monarch_nb.top.app import Top
 
     app = Top(watching)

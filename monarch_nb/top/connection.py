@@ -16,7 +16,7 @@ from monarch_nb.host.folders import base_folder
 from monarch_nb.wire import json_decoder
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionFile(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a connection file."""
 
     socket: str  # a path, in a folder that is this user's own
@@ -47,31 +47,31 @@ def folder() -> Path:
     return path
 
 
-def made(what: str = "") -> tuple[Path, Connection]:
+def made(what: str = "") -> tuple[Path, ConnectionFile]:
     """The file of this process, not written yet, and what will be in it."""
     name = secrets.token_hex(4)  # short: so must be the path of a socket
     place = folder()
     program = what or f"the program {Path(sys.argv[0]).name or 'python'}"
-    return place / f"{name}.json", Connection(
+    return place / f"{name}.json", ConnectionFile(
         socket=str(place / f"{name}.sock"), secret=secrets.token_hex(32), pid=os.getpid(), what=program,
         since=time.time(), version=__version__,
     )  # fmt: skip
 
 
-def write(path: Path, connection: Connection) -> None:
+def write(path: Path, connection: ConnectionFile) -> None:
     """Writes a file that only this user can read, whole or not at all."""
     write_private(path, msgspec.json.encode(connection))
 
 
-def read(path: Path) -> Connection:
+def read(path: Path) -> ConnectionFile:
     """Reads a file. Raises ValueError or OSError, whose text says what is wrong with it."""
     try:
-        return json_decoder(Connection).decode(read_private(path))
+        return json_decoder(ConnectionFile).decode(read_private(path))
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no connection file: {error}") from error
 
 
-def connections() -> list[tuple[Path, Connection]]:
+def connections() -> list[tuple[Path, ConnectionFile]]:
     """Connections of this user's running controllers, the newest first; files of ended ones are removed."""
     running = []
     for path in folder().glob("*.json"):

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     memory_kind: str = "Pss"
 
 
-class Look(NamedTuple):
+class ViewChoice(NamedTuple):
     """The view that a person has chosen."""
 
     query: str = ""
@@ -42,7 +42,7 @@ class Look(NamedTuple):
     host: str = ""  # the only one that is shown
 
 
-def rows(document: Document, look: Look) -> list[Row]:
+def rows(document: Document, look: ViewChoice) -> list[Row]:
     """All rows in the chosen order: worst, longest or most first."""
     ranks = [row for uid in roots(document) for row in _ranks(document, uid, look)]
     every = sum(_size(document["meshes"][uid]) for uid in roots(document))
@@ -82,7 +82,7 @@ def _point(sizes: Sequence[int], index: int) -> tuple[int, ...]:
     return tuple(reversed(point))
 
 
-def _ranks(document: Document, uid: str, look: Look) -> Iterator[Row]:
+def _ranks(document: Document, uid: str, look: ViewChoice) -> Iterator[Row]:
     mesh = document["meshes"][uid]
     records, hosts, per_host = document["ranks"].get(uid, {}), mesh.get("hosts") or [""], mesh.get("per_host") or 1
     labels, sizes = mesh["labels"], mesh["sizes"]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.store import apply
-from monarch_nb.top.connection import Connection
+from monarch_nb.top.connection import ConnectionFile
 
 _CONNECT_S = 5.0
 
@@ -17,7 +17,7 @@ _CONNECT_S = 5.0
 class Watching:
     """Reads on a thread of its own; `version` grows with each change. Any thread may look, under `lock`."""
 
-    def __init__(self, connection: Connection, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, connection: ConnectionFile, changed: Callable[[], None] = lambda: None) -> None:
         self.connection = connection
         self.lock = threading.Lock()
         self.document: dict[str, Any] = {}

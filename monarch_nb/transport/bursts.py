@@ -8,7 +8,7 @@ which is woken for that, comes by (`flush_old`).
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Burst", "Bursts", "Holder"]
+__all__ = ["Burst", "BurstConnection", "Bursts"]
 
 APART_S = 0.0003  # messages further apart are no burst
 ALONE = 4  # the first of a row are written one by one
@@ -17,7 +17,7 @@ LARGEST = 16 * 1024  # bytes held back
 LONGEST_S = 0.0003  # the oldest message is held back
 
 
-class Holder(Protocol):
+class BurstConnection(Protocol):
     """A connection that holds back messages."""
 
     def flush(self) -> None:
@@ -35,11 +35,11 @@ class Bursts:
     def __init__(self, nudge: Callable[[], None]) -> None:
         """`nudge` has `flush_old` called soon by the reading thread."""
         self._nudge = nudge
-        self.holders: set[Holder] = set()  # those that hold something back, or did until just now
+        self.holders: set[BurstConnection] = set()  # those that hold something back, or did until just now
         self.pauses = 0  # how often a thread has begun to wait: what is sent after that begins a new row
         self.last = float("-inf")  # when a message was held back last
 
-    def add(self, holder: Holder, now: float) -> None:
+    def add(self, holder: BurstConnection, now: float) -> None:
         """A connection holds back a message."""
         self.last = now
         if holder not in self.holders:

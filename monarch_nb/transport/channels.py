@@ -22,7 +22,7 @@ _LAST = int(zmq.NOBLOCK)
 COPY_BELOW = 256 * 1024  # bytes; larger frames are lent to the I/O thread, which costs a note to be sent back
 
 
-class Channel(Protocol):
+class FrameSink(Protocol):
     """Somewhere to write a multipart message. Called under the peer's lock; never blocks."""
 
     def write(self, frame0: bytes, frames: Sequence[Any]) -> None:

@@ -8,10 +8,10 @@ import zmq
 
 from monarch_nb.routing.actions import Action, Transmit
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Channel, Dialled, Inbound
+from monarch_nb.transport.channels import Dialled, FrameSink, Inbound
 from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.packing import Item
-from monarch_nb.transport.streams import Message, Stream
+from monarch_nb.transport.streams import Message, UnixStream
 
 __all__ = ["Connection"]
 
@@ -27,7 +27,7 @@ class Connection:
         link: Link[Item],
         endpoint: str,
         *,
-        dial: Callable[[], Dialled | Stream | None],
+        dial: Callable[[], Dialled | UnixStream | None],
         readable: Callable[[], bool],
         keep_time: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -38,8 +38,8 @@ class Connection:
         """
         self._link = link
         self._dial, self._readable, self._keep_time, self._clock = dial, readable, keep_time, clock
-        self.channel: Channel | None = None
-        self._theirs: Stream | None = None  # inside the host: dialled by the peer, though we dial it too
+        self.channel: FrameSink | None = None
+        self._theirs: UnixStream | None = None  # inside the host: dialled by the peer, though we dial it too
         self._starved: tuple[float, str] | None = None  # since when no descriptor is left to dial it, and the error
         self._again_at = 0.0  # not before is it dialled again
         self._pause = _FIRST_PAUSE
@@ -52,7 +52,7 @@ class Connection:
 
     # dialling
 
-    def open(self) -> Channel | None:
+    def open(self) -> FrameSink | None:
         """Dial; None where the peer dials us, or cannot be reached just now. Raises TransportError."""
         if not self.endpoint:
             return None
@@ -64,7 +64,7 @@ class Connection:
             channel.listen(self._readable)
         return channel
 
-    def _open_inside(self) -> Channel | None:
+    def _open_inside(self) -> FrameSink | None:
         now = self._clock()
         if now < self._again_at:
             return None
@@ -75,7 +75,7 @@ class Connection:
             if self._theirs is None:
                 raise
             return self._answer_there(now)
-        if type(channel) is not Stream:
+        if type(channel) is not UnixStream:
             self._link.disconnected(now)
             self._again_at = now + self._pause
             self._pause = min(2 * self._pause, _LAST_PAUSE)
@@ -86,7 +86,7 @@ class Connection:
         self.transmit(self._link.connected(now))
         return channel
 
-    def _answer_there(self, now: float) -> Channel | None:
+    def _answer_there(self, now: float) -> FrameSink | None:
         """Write to the connection that the peer has dialled: it has no descriptor for ours, or we have none."""
         if self._theirs is None or self._theirs.closed:
             return None
@@ -94,7 +94,7 @@ class Connection:
         self.transmit(self._link.connected(now))
         return self.channel
 
-    def reach(self) -> Channel | None:
+    def reach(self) -> FrameSink | None:
         """Dial, and raise nothing: while no descriptors are left there is no connection."""
         if self.inside and self._clock() < self._again_at:
             return None
@@ -125,7 +125,7 @@ class Connection:
 
     # connections that the peer has dialled
 
-    def attach(self, channel: Channel, *, gone: bool) -> None:
+    def attach(self, channel: FrameSink, *, gone: bool) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it, or it is gone."""
         if not self.endpoint and not gone:
             if isinstance(self.channel, Inbound):
@@ -133,10 +133,10 @@ class Connection:
             self.channel = channel
         elif isinstance(self.channel, Dialled):
             self.channel.answered_elsewhere = True
-        elif type(channel) is Stream:
+        elif type(channel) is UnixStream:
             self._theirs = channel
 
-    def cut(self, stream: Stream) -> bool:
+    def cut(self, stream: UnixStream) -> bool:
         """A connection inside the host is gone; whether it was the one to write to."""
         if self._theirs is stream:
             self._theirs = None
@@ -163,27 +163,27 @@ class Connection:
 
     # writing
 
-    def put(self, channel: Channel, frame0: bytes, frames: Sequence[Any], may_wait: bool) -> Stream | None:
+    def put(self, channel: FrameSink, frame0: bytes, frames: Sequence[Any], may_wait: bool) -> UnixStream | None:
         """Write one message, or take it in for a `push`: of the stream that it gives, without the lock."""
         try:
-            if type(channel) is Stream:
+            if type(channel) is UnixStream:
                 return channel if channel.put(frame0, frames, may_wait=may_wait) else None
             channel.write(frame0, frames)
         except zmq.Again:
             self.lost(channel)
         return None
 
-    def write(self, channel: Channel, frame0: bytes, frames: Sequence[Any]) -> None:
+    def write(self, channel: FrameSink, frame0: bytes, frames: Sequence[Any]) -> None:
         """Write one message at once; the link keeps it if the connection has just gone."""
         try:
             channel.write(frame0, frames)
         except zmq.Again:
             self.lost(channel)
 
-    def lost(self, channel: Channel) -> None:
+    def lost(self, channel: FrameSink) -> None:
         """Notes that a channel could not be written to; whoever watches it will report that too."""
         self._link.disconnected(self._clock())
-        if type(channel) is Stream and self.channel is channel:
+        if type(channel) is UnixStream and self.channel is channel:
             self.channel = None
             channel.close(0)
 

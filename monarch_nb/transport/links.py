@@ -14,14 +14,14 @@ from monarch_nb.routing.incarnations import (
     new_incarnation,
     process_incarnation,
 )
-from monarch_nb.routing.routes import Hop, NoRoute, Routes, agent_meant
+from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable, agent_meant
 from monarch_nb.transport import streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Message, Stream
+from monarch_nb.transport.streams import Message, UnixStream
 from monarch_nb.transport.tcp import monitor, sockets
 from monarch_nb.transport.tcp.monitor import Monitor
 from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
@@ -43,11 +43,11 @@ class Links:
     ) -> None:  # fmt: skip
         self.address = address
         self._context: Context | None = None
-        self._inside: set[Stream] = set()  # connections to processes of this host
+        self._inside: set[UnixStream] = set()  # connections to processes of this host
         self.arrived, self.undeliverable, self.dropped = node.arrived, node.undeliverable, node.dropped
         self.lend, self.give_back = node.lend, node.give_back
         self._first_dial = node.first_dial
-        self._routes = Routes(address, agent)
+        self._routes = RoutingTable(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)
         self._trusts: dict[str, Trust] = {}  # of hosts that have their own
@@ -201,7 +201,7 @@ class Links:
             if caller is not None and caller.cut(stream):
                 self._on_inbound_closed(caller)
 
-        stream = Stream(connection, self._reader, received, lost)
+        stream = UnixStream(connection, self._reader, received, lost)
         self._inside.add(stream)
         stream.listen()
 
@@ -321,7 +321,7 @@ class Links:
 
     # what a peer asks
 
-    def dial(self, peer: Peer) -> Dialled | Stream | None:
+    def dial(self, peer: Peer) -> Dialled | UnixStream | None:
         """A connection to the peer; None if it cannot be had now. Raises DescriptorLimitError, TrustError."""
         if self._closed:
             return None
@@ -335,7 +335,7 @@ class Links:
         sockets.connect(dealer, peer.endpoint)
         return Dialled(dealer, self._reader, watcher)
 
-    def _dial_inside(self, peer: Peer, name: str) -> Stream | None:
+    def _dial_inside(self, peer: Peer, name: str) -> UnixStream | None:
         connection = streams.dial(peer.endpoint.removeprefix("ipc://"), name.encode())
         if connection is None:
             return None
@@ -347,7 +347,7 @@ class Links:
             self._inside.discard(stream)
             peer.cut(stream)
 
-        stream = Stream(connection, self._reader, received, lost)
+        stream = UnixStream(connection, self._reader, received, lost)
         self._inside.add(stream)
         return stream
 

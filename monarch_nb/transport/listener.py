@@ -11,10 +11,10 @@ from monarch_nb.transport.errors import TransportError, descriptor_limit, is_des
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import NO_ROOM
 
-__all__ = ["Listener"]
+__all__ = ["UnixListener"]
 
 
-class Listener:
+class UnixListener:
     """A listening unix socket in a run folder; whoever comes in belongs to the same user."""
 
     def __init__(self, path: str, backlog: int, reader: Reader, connected: Callable[[socket.socket], None]) -> None:

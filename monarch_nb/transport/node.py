@@ -18,7 +18,7 @@ from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.folders import SocketFile, private_folder
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
-from monarch_nb.transport.listener import Listener
+from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.parcel import Parcel, snapshot
 from monarch_nb.transport.pool import Loans, Pool
 from monarch_nb.transport.reader import Reader
@@ -101,7 +101,7 @@ class Node:
         )
         for host, folder in run_folders.items():
             self._links.learn(host, None, folder, None, None)
-        self._listener: Listener | None = None
+        self._listener: UnixListener | None = None
         self._file: SocketFile | None = None
         self._tcp: TcpListener | None = None
         self._state_lock = threading.Lock()
@@ -143,7 +143,7 @@ class Node:
         if self._own_folder is not None:
             path = sockets.ipc_endpoint(self._own_folder, self.name).removeprefix("ipc://")
             private_folder(self._own_folder)
-            self._listener = Listener(path, self._limits.backlog, self._reader, self._links.accept)
+            self._listener = UnixListener(path, self._limits.backlog, self._reader, self._links.accept)
             self._file = SocketFile(Path(path))
         if self._tcp_bind is not None:
             self._listen_tcp(self._tcp_bind, self._keys)

@@ -23,13 +23,13 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import Channel
+from monarch_nb.transport.channels import FrameSink
 from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
 from monarch_nb.transport.packing import SIZE, Item, Unpacker, pack_chunked, pack_local, pack_whole
 from monarch_nb.transport.parcel import Parcel
-from monarch_nb.transport.streams import Message, Stream
+from monarch_nb.transport.streams import Message, UnixStream
 from monarch_nb.wire.header import Header, Kind
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Peer:
             return self.gone is None and self._link.blocked(size)
 
     def _send(self, items: Item | list[Item], size: int, exempt: bool, charged: bool = False) -> bool:
-        push: Stream | None = None
+        push: UnixStream | None = None
         with self._lock:
             if self.gone is not None:
                 raise UnreachableError(f"{self.address} cannot be reached: {self.gone}")
@@ -247,11 +247,11 @@ class Peer:
         if self.gone is None and self.connection.channel is None:
             self.connection.reach()
 
-    def cut(self, stream: Stream) -> bool:
+    def cut(self, stream: UnixStream) -> bool:
         """That connection is gone; whether it was ours to write to. Reader thread."""
         return uninterrupted(self._cut, stream)
 
-    def _cut(self, stream: Stream) -> bool:
+    def _cut(self, stream: UnixStream) -> bool:
         with self._lock:
             if ours := self.connection.cut(stream):
                 self._keep_time()
@@ -264,7 +264,7 @@ class Peer:
 
     # receiving
 
-    def attach(self, channel: Channel) -> None:
+    def attach(self, channel: FrameSink) -> None:
         """The peer has dialled us, perhaps again: answer there, unless we dial it."""
         uninterrupted(self._locked, lambda: self.connection.attach(channel, gone=self.gone is not None))
 

@@ -21,7 +21,7 @@ from monarch_nb.transport.bursts import Burst
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.reader import Reader
 
-__all__ = ["NO_ROOM", "Message", "Stream", "dial"]
+__all__ = ["NO_ROOM", "Message", "UnixStream", "dial"]
 
 _ROOM = 4 << 20  # bytes the kernel is asked to hold, if it lets us
 _MOST_FRAMES = 1 << 20
@@ -57,7 +57,7 @@ def _table(lengths: Sequence[int]) -> bytes:
 NO_ROOM = _table([])  # no message: says that there is no descriptor for a connection, before it is closed
 
 
-class Stream:
+class UnixStream:
     """One connection. Written by whoever holds the link's lock, read by the reading thread alone."""
 
     __slots__ = (

@@ -59,7 +59,7 @@ class Pickling(typing.Protocol):
         """All pickles so far."""
 
 
-class _Copy:
+class _ForeignClass:
     """What this process knows of a class that another one defined."""
 
     __slots__ = ("busy", "names", "unit")
@@ -71,7 +71,7 @@ class _Copy:
 
 
 _lock = threading.RLock()
-_copies: "weakref.WeakKeyDictionary[type, _Copy]" = weakref.WeakKeyDictionary()
+_copies: "weakref.WeakKeyDictionary[type, _ForeignClass]" = weakref.WeakKeyDictionary()
 _own: "weakref.WeakKeyDictionary[type, tuple[int, bytes]]" = weakref.WeakKeyDictionary()  # version, digest sent last
 # Keeps the newest copies alive between messages: what their code left in class attributes and globals is to last.
 _kept: collections.deque[type] = collections.deque(maxlen=256)
@@ -188,7 +188,7 @@ def _resolve(unit: Unit) -> type:
         if cls is not None:
             return typing.cast(type, cls)
         cls = make(*arguments)
-        copy = _copies[cls] = _Copy()
+        copy = _copies[cls] = _ForeignClass()
         _kept.append(cls)
     assert copy is not None
     copy.busy = True
@@ -201,7 +201,7 @@ def _resolve(unit: Unit) -> type:
     return typing.cast(type, cls)
 
 
-def _apply(cls: type, state: Any, copy: _Copy) -> None:
+def _apply(cls: type, state: Any, copy: _ForeignClass) -> None:
     cp._class_setstate(cls, state)
     names = frozenset(state[0])
     for name in copy.names - names:

@@ -122,7 +122,7 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Sent]:
     return [pickle.dumps((type_name(exc), text_of(exc), formatted, reason), 5), *frames]
 
 
-class Story(NamedTuple):
+class ExceptionText(NamedTuple):
     """What is told of an exception in words: its type's name, its text, its formatted traceback, and why it is not
     here as an object, "" if it is."""
 
@@ -144,10 +144,10 @@ class Story(NamedTuple):
         return self.type_name, self.text, max(enumerate(places), default=(0, ""))[1]
 
 
-def story_of(frames: Sequence[Any]) -> Story:
+def exception_text(frames: Sequence[Any]) -> ExceptionText:
     """The words in the frames of an exception; nothing of the exception itself is unpickled."""
     name, text, formatted, reason = pickle.loads(frames[0])
-    return Story(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
+    return ExceptionText(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
 
 
 def _readable(text: str) -> str:
@@ -160,7 +160,7 @@ def decode_exception(frames: Sequence[Any], context: object = None) -> BaseExcep
     In a controller the texts of exceptions of Python's and the engine's own classes name hosts as it does; what is in
     one of a user's class is data of the user's.
     """
-    name, text, formatted, reason = story_of(frames)
+    name, text, formatted, reason = exception_text(frames)
     if not reason:
         try:
             exc = decode(frames[1:], context)

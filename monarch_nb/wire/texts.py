@@ -35,7 +35,7 @@ def _without_command(found: re.Match[str]) -> str:
     return f"\\x{ord(command):02x}" if len(command) == 1 else ""
 
 
-class Cut(BaseException):
+class ThreadCutOff(BaseException):
     """Thrown into a thread to break off what it does: also the making of a text."""
 
 
@@ -79,7 +79,7 @@ def repr_of(value: object) -> str:
 def _guarded(function: Any, value: object) -> str:
     try:
         return _plain(function(value))
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException as failure:  # also SystemExit and KeyboardInterrupt: who wants a text wants nothing else
         raised = _name(type(failure), "__name__")

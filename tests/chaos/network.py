@@ -62,11 +62,9 @@ class Network:
         return ("ip", "netns", "exec", self.names[end])
 
     def pull(self, end: int) -> None:
-        """Its cable, which it sees."""
         self._in(self._switch, "link", "set", f"port{end}", "down")
 
     def plug(self, end: int) -> None:
-        """Its cable, back in."""
         self._in(self._switch, "link", "set", f"port{end}", "up")
 
     def move(self, end: int) -> None:
@@ -110,7 +108,6 @@ class Network:
             subprocess.run(words, check=False, capture_output=True)
 
     def close(self) -> None:
-        """Nothing of it is left."""
         for name in (*self.names, self._switch):
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 

@@ -72,7 +72,6 @@ class Work:
         self._threads = [threading.Thread(target=self._run, args=(place,)) for place in range(THREADS)]
 
     def start(self, workers: Any, callers: Any) -> None:
-        """On these meshes."""
         self.workers, self.callers = workers, callers
         for thread in self._threads:
             thread.start()
@@ -138,7 +137,6 @@ def healed(work: Work, seconds: float) -> dict[str, Any]:
 
 
 def say(**words: Any) -> None:
-    """One line for the director."""
     sys.__stdout__.write(json.dumps(words) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
 

@@ -110,7 +110,6 @@ class Team:
             agent.close()
 
     def close(self) -> None:
-        """Whatever is left."""
         if self._controllers:
             self.controller.kill()
             self.controller.wait()

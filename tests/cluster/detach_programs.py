@@ -31,8 +31,6 @@ from tests.processes import say
 
 
 class Counter(Actor):
-    """Has state."""
-
     def __init__(self, start: int) -> None:
         self.n = start
 

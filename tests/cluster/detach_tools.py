@@ -11,8 +11,6 @@ SOON = 30.0
 
 
 class Controller:
-    """One program."""
-
     def __init__(self, place: Path, *words: str, **env: str) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(

@@ -6,10 +6,10 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._mode_utils import no_dispatch
 
-from monarch_nb.tensor.propagation import Layout, Meta, Plan, Runner, ViewWriteError
+from monarch_nb.tensor.propagation import MeshLayout, Meta, OperationPlan, Runner, ViewWriteError
 
 WORLD = 2
-LAYOUT = Layout((WORLD,), ("ranks",))
+LAYOUT = MeshLayout((WORLD,), ("ranks",))
 STATE: dict[str, Any] = {}
 
 
@@ -79,7 +79,7 @@ def perform(func: Any, args: Any, kwargs: Any) -> Any:
     return plan.build(made, leaves)
 
 
-def check_agreement(plan: Plan, results: list[DTensor]) -> None:
+def check_agreement(plan: OperationPlan, results: list[DTensor]) -> None:
     """What the controller thinks of a tensor is what the ranks have."""
     for value, meta in zip(results, plan.made, strict=True):
         if value.placements != meta.placements or tuple(value.shape) != meta.shape:

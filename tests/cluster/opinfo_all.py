@@ -30,12 +30,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch_nb.tensor.handle import MeshTensor
-from monarch_nb.tensor.propagation import Layout, Placements
+from monarch_nb.tensor.propagation import MeshLayout, Placements
 from tests.cluster import opinfo_cases as cases
 
-LINE, SQUARE = Layout((2,), ("data",)), Layout((2, 2), ("data", "model"))
+LINE, SQUARE = MeshLayout((2,), ("data",)), MeshLayout((2, 2), ("data", "model"))
 R, ROWS, COLUMNS, PARTS = Replicate(), Shard(0), Shard(1), Partial()
-WAYS: dict[str, tuple[Layout, Placements]] = {
+WAYS: dict[str, tuple[MeshLayout, Placements]] = {
     "whole": (LINE, (R,)),
     "rows": (LINE, (ROWS,)),
     "columns": (LINE, (COLUMNS,)),
@@ -122,7 +122,7 @@ class Bench:
         gradients = list(cases.gradients_of(args, kwargs, result))
         return Judged([t.detach() for t in outputs], gradients, changed, draws.seen or "empty" in op.name)
 
-    def outcome(self, op: Any, sample: Any, expected: Judged, layout: Layout, lie: Callable[[Any], Placements]) -> str:
+    def outcome(self, op: Any, sample: Any, expected: Judged, layout: MeshLayout, lie: Any) -> str:
         """ "ok", "WRONG …" for what differs from local tensors, or "refused …" with the error."""
         stream = self._streams[layout]
         stage = "forward"
@@ -306,7 +306,7 @@ def _try_sample(op: Any, sample: Any, bench: Bench, by: dict[str, Case], title: 
     if negative is not None:
         with contextlib.suppress(Exception):
             tries.append((" with negative dimensions", negative, bench.judged(op, negative)))
-    done: set[tuple[Layout, tuple[Placements, ...]]] = set()
+    done: set[tuple[MeshLayout, tuple[Placements, ...]]] = set()
     given = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_tensor(leaf)]
     for word, (layout, placements) in WAYS.items():
         lie = tuple(lies(value, placements) for value in given)

@@ -52,8 +52,6 @@ memory that the controller does not have, or give a tensor that is not dense.
 
 @dataclass(frozen=True)
 class Read:
-    """What a page says."""
-
     right: frozenset[str]
     refused: frozenset[str]
     untried: frozenset[str]
@@ -143,8 +141,6 @@ def page(results: Results) -> str:
 
 
 def read(text: str) -> Read:
-    """What a page says."""
-
     def names(title: str, pattern: str) -> frozenset[str]:
         section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
         return frozenset(re.findall(pattern, section, re.MULTILINE))

@@ -44,8 +44,6 @@ class Blocking(Actor):
 
 
 class BlockingAsync(Blocking):
-    """The same on a loop."""
-
     @endpoint
     async def read(self, began: Any) -> None:  # type: ignore[override]
         began.send(None)

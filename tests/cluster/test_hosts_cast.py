@@ -203,8 +203,6 @@ def test_errors_of_several_hosts_are_one_error_naming_ranks_and_hosts(six: ProcM
 
 
 class Unmade(Actor):
-    """Its constructor raises."""
-
     def __init__(self) -> None:
         raise ValueError("no")
 

@@ -42,8 +42,6 @@ class Owner(Holder):
 
 
 class Forker(Actor):
-    """Has a child."""
-
     @endpoint
     def read(self, buffer: RDMABuffer) -> tuple[str, list[str]]:
         buffer.read_into(bytearray(buffer.size())).get(20)

@@ -439,7 +439,7 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
 
 
 @pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
-def test_a_write_whose_result_depends_on_the_order_of_elements_is_refused(mesh: Mesh, placed: Any) -> None:
+def test_a_write_that_depends_on_the_order_of_elements_is_refused(mesh: Mesh, placed: Any) -> None:
     tensor = monarch_nb.distribute(numbers(3, 3), mesh, [placed])
     rows = monarch_nb.distribute(torch.tensor([1, 2]), mesh, [R])
     writes: list[Callable[[Any], Any]] = [

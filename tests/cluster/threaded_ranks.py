@@ -22,13 +22,13 @@ from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Future
 from monarch_nb.shape import Extent
 from monarch_nb.tensor import conversions, device, mesh
-from monarch_nb.tensor.commands import WHOLE, Put, decode_numbers
-from monarch_nb.tensor.groups.world import World
+from monarch_nb.tensor.commands import WHOLE, PutTensor, decode_numbers
+from monarch_nb.tensor.groups.world import TorchGroups
 from monarch_nb.tensor.handle import MeshTensor, current, upload
 from monarch_nb.tensor.origin import call_site
-from monarch_nb.tensor.propagation import Layout, Placements, Propagator
+from monarch_nb.tensor.propagation import MeshLayout, Placements, Propagator
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.workers.session import Session
+from monarch_nb.tensor.workers.session import WorkerSession
 
 SILENT_S = 20.0  # after which ranks are taken to wait for each other
 
@@ -80,14 +80,14 @@ class Ranks:
         self._asked: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(count)]
         self._asking = threading.Lock()  # the thread that flushes sends batches of either mesh
         self._answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._sessions: list[dict[int, Session]] = [{} for _ in range(count)]
-        self._worlds = [World() for _ in range(count)]
+        self._sessions: list[dict[int, WorkerSession]] = [{} for _ in range(count)]
+        self._worlds = [TorchGroups() for _ in range(count)]
         self.values: list[Any] = []  # what rank 0 has answered
         store = dist.HashStore()
         for rank in range(count):
             threading.Thread(target=self._run, args=(rank, store), daemon=True, name=f"rank {rank}").start()
 
-    def mesh(self, layout: Layout) -> Stream:
+    def mesh(self, layout: MeshLayout) -> Stream:
         """A mesh of the first of them. The same as the mesh of processes opens it."""
         torch.autograd.set_multithreading_enabled(False)
         mesh.register_kernels()
@@ -102,20 +102,20 @@ class Ranks:
             ranks = tuple(range(layout.size))
             mesh = self._worlds[rank].mesh(f"mesh {stream.number}", layout, ranks)
             member: Any = Member(barrier)
-            session = Session(stream.number, mesh, ranks, rank, member, contextlib.nullcontext)
+            session = WorkerSession(stream.number, mesh, ranks, rank, member, contextlib.nullcontext)
             self._sessions[rank][stream.number] = session
 
         self._each(layout.size, open_one)
         return stream
 
     def _send(
-        self, layout: Layout, stream: int, batch: int, first: int, numbers: bytes, objects: tuple[Any, ...]
+        self, layout: MeshLayout, stream: int, batch: int, first: int, numbers: bytes, objects: tuple[Any, ...]
     ) -> Future[Any]:
         given = decode_numbers(numbers)
 
         def run(rank: int) -> Any:
             own = tuple(
-                replace(each, tensor=each.tensor.clone()) if isinstance(each, Put) else each for each in objects
+                replace(each, tensor=each.tensor.clone()) if isinstance(each, PutTensor) else each for each in objects
             )
             failures, values = self._sessions[rank][stream].run(first, given, own)  # processes share no memory
             return failures, values, -1

@@ -57,7 +57,6 @@ class Console:
         return self.log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """It ends at once."""
         self.process.kill()
         self._leave()
 

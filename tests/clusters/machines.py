@@ -55,7 +55,6 @@ class Machines:
         return [pid for pid in map(int, found.stdout.split()) if str(self.state(end)) in command_of(pid)]
 
     def close(self) -> None:
-        """Nothing of it is left."""
         for console in self.consoles:
             if console.process.returncode is None:
                 console.kill()

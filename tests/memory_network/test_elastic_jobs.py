@@ -65,8 +65,6 @@ class Engine(JobAdapter):
 
 
 class Job:
-    """One that has two hosts."""
-
     known_as = "TestJob 7"
 
     def __init__(self, engine: Engine, folder: Path) -> None:

@@ -73,7 +73,6 @@ def hosts(simulated: Cluster) -> HostMesh:
 
 @pytest.fixture
 def shown(simulated: Cluster) -> Iterator[list[str]]:
-    """What people are told."""
     lines: list[str] = []
     notices = current_runtime().part(HostNotices)
     notices.present(lambda event: lines.append(event.text))

@@ -22,8 +22,6 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Cell:
-    """What a cell has shown."""
-
     stdout: str = ""
     stderr: str = ""
     result: dict[str, Any] = field(default_factory=dict)

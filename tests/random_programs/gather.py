@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from monarch_nb.distributed import Mesh, MeshTensor
-from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.handle import current
 
 
@@ -32,7 +32,7 @@ def wholes(mesh: Mesh, tensors: Sequence[MeshTensor]) -> list[Callable[[], torch
     Blocks. Raises TensorError for what failed.
     """
     numbers = [TensorOf(current(tensor)) for tensor in tensors]
-    answers = [part.numpy().tobytes() for part in mesh.stream.run_everywhere(Run(held, (numbers,), {})).values()]
+    answers = [s.numpy().tobytes() for s in mesh.stream.run_everywhere(RunFunction(held, (numbers,), {})).values()]
     pieces = [_Pieces(mesh.shape, tensor) for tensor in tensors]
     at = [0] * len(answers)
     found: list[Callable[[], torch.Tensor]] = []

@@ -63,8 +63,6 @@ def _attention() -> Iterator[None]:
 
 
 class Local:
-    """One of the three runs."""
-
     def __init__(self, program: Program, *, wide: bool = False, noise: int = 0) -> None:
         self.dtype = torch.float64 if wide else torch.float32
         self._wide = wide

@@ -137,7 +137,6 @@ def names_of_torch(torch_: Any, place: Callable[..., Any]) -> dict[str, Any]:
 
 
 def placements_text(placements: Placements) -> str:
-    """As source text."""
     return f"[{', '.join(_placement_text(one) for one in placements)}]"
 
 

@@ -27,6 +27,5 @@ class Results:
         yield from (report for report in last.values() if report.seed in seeds and not report.has_failed)
 
     def add(self, report: Report) -> None:
-        """One line more."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(report)) + "\n")

@@ -44,8 +44,6 @@ class Report:
 
 @dataclass
 class Tally:
-    """What came of all."""
-
     begun: float = field(default_factory=time.monotonic)
     kinds: Counter[str] = field(default_factory=Counter)
     seeds: set[int] = field(default_factory=set)

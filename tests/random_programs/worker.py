@@ -19,7 +19,6 @@ def reports(
     meshes: Sequence[tuple[int, ...]],
     shrink: bool = True,
 ) -> Iterable[Report]:
-    """What comes of each."""
     seen: dict[str, int] = {}
     for seed in seeds:
         shape = mesh_of(seed, meshes)

@@ -82,7 +82,6 @@ class Soak:
             assert self.workers.add.call(n).get().values() == [n + 1] * RANKS
 
     def broadcasts(self) -> None:
-        """None is lost."""
         for _ in range(100):
             self.workers.hear.broadcast()
         assert self.workers.told.call().get().values() == [100] * RANKS
@@ -93,7 +92,6 @@ class Soak:
         assert one.echo.call_one(self.body).get() == self.body
 
     def shared(self) -> None:
-        """One to all."""
         assert all(len(body) == len(self.body) for body in self.workers.echo.call(self.body).get().values())
 
     def floods(self) -> None:

@@ -47,7 +47,7 @@ class Told:
     def __init__(self, script: "Callable[[Stopped], Iterable[m.Command]]") -> None:
         self._script = script
         self.stops: list[Stopped] = []
-        self.answers: list[m.Answer] = []
+        self.answers: list[m.CommandAnswer] = []
         self.events: list[tuple[str, str]] = []
 
     def stopped(self, debugger: ThreadDebugger) -> None:
@@ -73,7 +73,6 @@ def go(motion: Any = "continue", line: int | None = None) -> m.Go:
 
 
 def where(thread: threading.Thread) -> str:
-    """What a thread is doing."""
     frame = sys._current_frames().get(thread.ident or 0)
     return "".join(traceback.format_stack(frame)) if frame is not None else "it is over"
 

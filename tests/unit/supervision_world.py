@@ -15,14 +15,14 @@ from monarch_nb.supervision import (
     FailCalls,
     Healed,
     HealRefused,
-    Machine,
     MeshFailure,
     MeshSpec,
     Recreate,
     Respawn,
     RootFault,
-    StopMesh,
+    StopOwnedMesh,
     Supervise,
+    SupervisionMachine,
     Tell,
 )
 from monarch_nb.wire.header import Layout
@@ -55,7 +55,7 @@ class World:
 
     random: Random
     policy: str = "script"
-    machine: Machine = field(init=False)
+    machine: SupervisionMachine = field(init=False)
     now: float = 0.0
     reports: list[Callable[[], list[Action]]] = field(default_factory=list)
     incarnations: dict[str, list[int]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class World:
     owner: str = "W0.0"
 
     def __post_init__(self) -> None:
-        self.machine = Machine(root=ROOT, root_policy=self.policy, max_restarts=LIMIT, window=WINDOW)  # type: ignore[arg-type]
+        self.machine = SupervisionMachine(root=ROOT, root_policy=self.policy, max_restarts=LIMIT, window=WINDOW)  # type: ignore[arg-type]
         for uid, on in (("P", None), ("A", "P"), ("W", "P")):
             # A mesh that was come back to, some of whose ranks were healed before; W's rank 0 was not.
             begun = [0, *(self.random.choice((0, 0, 0, 2)) for _ in range(1, SIZE))]
@@ -211,7 +211,7 @@ class World:
                 self.lose_owner()
                 incarnation = int(actor.partition(".")[2])
                 self.reports.append(lambda: self.report_death("W", 0, incarnation, cause))
-            case StopMesh(uid):
+            case StopOwnedMesh(uid):
                 assert uid not in self.ended or self.owner in self.owners_gone
                 self.end(uid)
                 self.reports.append(lambda: self.machine.stopped(uid))
@@ -268,7 +268,7 @@ class World:
 
     def arrive(self, uid: str, rank: int, incarnation: int) -> list[Action]:
         if uid in self.ended:
-            return [action for action in self.arrival(uid, rank, incarnation) if not isinstance(action, StopMesh)]
+            return [action for action in self.arrival(uid, rank, incarnation) if not isinstance(action, StopOwnedMesh)]
         self.arrived.add((uid, rank, incarnation))
         return self.arrival(uid, rank, incarnation)
 
@@ -323,7 +323,6 @@ class World:
                 assert self.machine.check(uid) is not None
 
     def verify_end(self) -> None:
-        """Nothing is under way any more."""
         assert all(self.requests.values()), "a heal was never answered"
         assert not self.handling
         assert not self.awaited

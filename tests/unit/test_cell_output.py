@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.output import CellOutput
-from monarch_kernel.output.grouping import MOST_PIECES, Grouping, Piece, joined
+from monarch_kernel.output.grouping import MOST_PIECES, Grouping, TextPiece, joined
 from monarch_kernel.output.pacing import LINES, LINES_BURST
 from monarch_nb.logs import Line
 from monarch_nb.logs.options import LogOption
@@ -183,13 +183,13 @@ def test_bars_are_one_line_each_in_the_order_of_ranks(ranks: Ranks) -> None:
 
 
 def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:
-    few = [Piece("cell", stream, "x\n") for stream in ("stdout", "stdout", "stderr", "stdout")]
+    few = [TextPiece("cell", stream, "x\n") for stream in ("stdout", "stdout", "stderr", "stdout")]
     assert [(piece.stream, piece.text) for piece in joined(few)] == [
         ("stdout", "x\nx\n"),
         ("stderr", "x\n"),
         ("stdout", "x\n"),
     ]
-    many = [Piece("cell", ("stdout", "stderr")[number % 2], f"{number}\n") for number in range(2 * MOST_PIECES)]
+    many = [TextPiece("cell", ("stdout", "stderr")[number % 2], f"{number}\n") for number in range(2 * MOST_PIECES)]
     assert [piece.stream for piece in joined(many)] == ["stdout", "stderr"]
     assert joined(many)[0].text == "".join(f"{number}\n" for number in range(0, 2 * MOST_PIECES, 2))
 
@@ -197,5 +197,5 @@ def test_where_streams_take_turns_all_the_time_each_comes_as_one() -> None:
 def test_a_line_that_one_rank_repeats_is_not_merged_with_itself() -> None:
     grouping = Grouping(cell_of=lambda _: "cell", source_of=Sources({}).of, merges=lambda _: True, take=None)
     lines = [Line(f"h/p.{rank}.0", "x") for rank in (0, 0, 1)]
-    texts = [piece.text for piece in grouping.pieces(lines, named=False) if isinstance(piece, Piece)]
+    texts = [piece.text for piece in grouping.pieces(lines, named=False) if isinstance(piece, TextPiece)]
     assert texts == ["[rank=0-1] x\n", "[rank=0] x\n"]

@@ -4,7 +4,7 @@ import pytest
 
 from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
 from monarch_nb.collectives.service import deserted
-from monarch_nb.collectives.verbs import GroupKey, Waits
+from monarch_nb.collectives.verbs import GroupKey, ThreadWaits
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -15,31 +15,31 @@ LAST = GroupKey("2", (1, 2), "h:1")
 
 def test_only_groups_left_by_a_rank_are_deserted() -> None:
     found = {
-        0: Waits(True, (FIRST,), member_of=(ALL, FIRST)),
-        1: Waits(True, (LAST,), member_of=(ALL, FIRST, LAST)),
-        2: Waits(member_of=(ALL, LAST)),
+        0: ThreadWaits(True, (FIRST,), member_of=(ALL, FIRST)),
+        1: ThreadWaits(True, (LAST,), member_of=(ALL, FIRST, LAST)),
+        2: ThreadWaits(member_of=(ALL, LAST)),
     }
     assert deserted(found, {0, 1}) == {1: ((LAST,), False)}
-    found[1] = Waits(member_of=(ALL, FIRST, LAST))  # it was freed, and has raised
+    found[1] = ThreadWaits(member_of=(ALL, FIRST, LAST))  # it was freed, and has raised
     assert deserted(found, {0}) == {0: ((FIRST,), False)}
 
 
 def test_ranks_of_another_world_with_the_same_names_are_no_members() -> None:
     other = GroupKey("0", (0, 1, 2), "h:2")
-    found = {0: Waits(True, (ALL,), member_of=(ALL,)), 1: Waits(member_of=(other,))}
+    found = {0: ThreadWaits(True, (ALL,), member_of=(ALL,)), 1: ThreadWaits(member_of=(other,))}
     assert deserted(found, {0}) == {}
 
 
 def test_a_rank_that_computes_leaves_groups_that_its_call_has_used() -> None:
-    found = {0: Waits(True, used=(ALL,), member_of=(ALL, FIRST)), 1: Waits(member_of=(ALL, FIRST))}
+    found = {0: ThreadWaits(True, used=(ALL,), member_of=(ALL, FIRST)), 1: ThreadWaits(member_of=(ALL, FIRST))}
     assert deserted(found, {0}) == {0: ((ALL,), False)}
-    assert deserted({**found, 0: Waits(True, member_of=(ALL,))}, {0}) == {}
+    assert deserted({**found, 0: ThreadWaits(True, member_of=(ALL,))}, {0}) == {}
 
 
 def test_joining_after_somebody_has_answered_waits_in_vain() -> None:
-    assert deserted({0: Waits(True, joins=True), 1: Waits()}, {0}) == {0: ((), True)}
-    assert deserted({0: Waits(True, joins=True), 1: Waits(True)}, {0, 1}) == {}
-    assert deserted({1: Waits()}, {0}) == {}  # it has not said what it does
+    assert deserted({0: ThreadWaits(True, joins=True), 1: ThreadWaits()}, {0}) == {0: ((), True)}
+    assert deserted({0: ThreadWaits(True, joins=True), 1: ThreadWaits(True)}, {0, 1}) == {}
+    assert deserted({1: ThreadWaits()}, {0}) == {}  # it has not said what it does
 
 
 def test_the_environment_is_torchruns() -> None:

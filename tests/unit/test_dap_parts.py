@@ -10,9 +10,9 @@ from monarch_kernel.dap.adapter import Adapter
 from monarch_kernel.dap.announcer import Announcer
 from monarch_kernel.dap.focus import Focus
 from monarch_kernel.dap.gutter import Gutter, More, ranks_in
-from monarch_kernel.dap.handles import Handle, Handles, is_ours
-from monarch_kernel.dap.inspection import Sources
-from monarch_kernel.dap.lines import Line, Lines
+from monarch_kernel.dap.handles import FrameHandle, Handles, is_ours
+from monarch_kernel.dap.inspection import CellSources
+from monarch_kernel.dap.lines import BreakableLine, BreakableLines
 from monarch_nb.debug import Frame, Stopped
 from monarch_nb.debug.control.stopped import StoppedThreads
 
@@ -63,37 +63,38 @@ def stopped(rank: int, line: int = 10, *, number: int = 1, name: str = "trainers
 @pytest.mark.parametrize(
     ("clicked", "line"),
     [
-        (10, Line(10, "actors", "Trainer")),
-        (7, Line(10, "actors", "Trainer")),  # the head of a method: where it begins, past what it says of itself
-        (6, Line(10, "actors", "Trainer")),
-        (11, Line(12, "actors", "Trainer")),  # a remark: the next line that is run
-        (17, Line(17, "anybody")),
-        (16, Line(17, "anybody")),
-        (19, Line(19, "notebook")),
-        (4, Line(4, "notebook")),
-        (99, Line(19, "notebook")),
+        (10, BreakableLine(10, "actors", "Trainer")),
+        (7, BreakableLine(10, "actors", "Trainer")),  # the head of a method: where it begins, past its docstring
+        (6, BreakableLine(10, "actors", "Trainer")),
+        (11, BreakableLine(12, "actors", "Trainer")),  # a remark: the next line that is run
+        (17, BreakableLine(17, "anybody")),
+        (16, BreakableLine(17, "anybody")),
+        (19, BreakableLine(19, "notebook")),
+        (4, BreakableLine(4, "notebook")),
+        (99, BreakableLine(19, "notebook")),
     ],
 )
-def test_a_click_means_the_next_executable_line_and_finds_its_owner(clicked: int, line: Line) -> None:
-    assert Lines(CELL).at(clicked) == line
+def test_a_click_means_the_next_executable_line_and_finds_its_owner(clicked: int, line: BreakableLine) -> None:
+    assert BreakableLines(CELL).at(clicked) == line
 
 
 def test_a_class_is_recognised_as_actor_by_base_endpoints_or_namespace() -> None:
     text = "class A(Base):\n    def f(self):\n        return 1\n"
-    assert Lines(text).at(3).whose == "anybody"
-    assert Lines(text, lambda name: name == "A").at(3) == Line(3, "actors", "A")
-    assert Lines(text.replace("    def", "    @x.endpoint(a=1)\n    def")).at(4) == Line(4, "actors", "A")
+    assert BreakableLines(text).at(3).whose == "anybody"
+    assert BreakableLines(text, lambda name: name == "A").at(3) == BreakableLine(3, "actors", "A")
+    decorated = text.replace("    def", "    @x.endpoint(a=1)\n    def")
+    assert BreakableLines(decorated).at(4) == BreakableLine(4, "actors", "A")
 
 
 def test_invalid_python_can_be_stopped_at_where_it_was_clicked() -> None:
-    assert Lines("%%on workers\nx = (").at(2) == Line(2, "anybody")
+    assert BreakableLines("%%on workers\nx = (").at(2) == BreakableLine(2, "anybody")
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------
 
 
 def gutter() -> Gutter:
-    return Gutter(lambda path: Lines(CELL))
+    return Gutter(lambda path: BreakableLines(CELL))
 
 
 def test_breakpoints_go_to_the_owner_of_the_code_they_are_in() -> None:
@@ -193,10 +194,10 @@ def test_a_pinned_rank_is_awaited_and_found_at_its_next_stop() -> None:
 
 def test_numbers_hold_for_one_stop_and_differ_from_another_debuggers() -> None:
     handles = Handles()
-    number = handles.number(Handle("s0", 1, 0))
+    number = handles.number(FrameHandle("s0", 1, 0))
     assert is_ours(number)
     assert not is_ours(7)
-    assert handles.number(Handle("s0", 1, 0)) == number
+    assert handles.number(FrameHandle("s0", 1, 0)) == number
     handles.keep([stopped(0, number=2)])
     assert handles.get(number) is None
 
@@ -243,7 +244,7 @@ def test_front_ends_are_notified_before_or_after_ranks_resume_never_between() ->
 
 
 def test_cells_of_an_earlier_kernel_are_shown_as_current_ones() -> None:
-    sources = Sources()
+    sources = CellSources()
     file = sources.dump("x = 1")
     before = file.replace(f"ipykernel_{os.getpid()}", "ipykernel_1")
     assert before != file

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.debug.messages import BreakLine, BreakSet
-from monarch_nb.debug.session.breakpoints import BreakpointTable, Place, filled_in, passed_often_enough
+from monarch_nb.debug.session.breakpoints import BreakpointTable, SourceLocation, filled_in, passed_often_enough
 from monarch_nb.debug.session.debuggers import WantedBreakpoints
-from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Running, Standing, Stepping
+from monarch_nb.debug.session.machine import CommandError, DebugMachine, Paused, Resume, RunningThread, Stepping
 
-HERE = Place("train.py", 42, "step", 40)
+HERE = SourceLocation("train.py", 42, "step", 40)
 
 
 def never(expression: str) -> object:
     raise AssertionError(f"{expression} is not to be evaluated")
 
 
-def standing(machine: Machine, depth: int = 3, event: str = "line") -> Standing:
+def standing(machine: DebugMachine, depth: int = 3, event: str = "line") -> Paused:
     found = machine.stops(event, depth, depth - 1)  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -30,7 +30,7 @@ def standing(machine: Machine, depth: int = 3, event: str = "line") -> Standing:
 
 
 def test_a_thread_that_nothing_stops_need_not_be_traced() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     assert machine.quiet
     added = machine.breakpoints.add("train.py", 42)
     assert not machine.quiet
@@ -40,7 +40,7 @@ def test_a_thread_that_nothing_stops_need_not_be_traced() -> None:
 
 
 def test_a_step_resumes_and_ends_in_the_next_numbered_stop() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     assert standing(machine, event="asked").number == 1
     assert machine.go("over") == Resume("over", 2)
     assert machine.state == Stepping("over")
@@ -49,14 +49,14 @@ def test_a_step_resumes_and_ends_in_the_next_numbered_stop() -> None:
 
 
 def test_a_step_counts_from_the_frame_that_is_looked_at() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine)
     machine.move(-1)
     assert machine.go("out") == Resume("out", 1)
 
 
 def test_frames_are_looked_at_as_far_as_there_are_any() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine)
     assert machine.move(-5).selected == 0
     with pytest.raises(CommandError, match="Oldest frame"):
@@ -69,7 +69,7 @@ def test_frames_are_looked_at_as_far_as_there_are_any() -> None:
 
 
 def test_evaluating_at_a_stop_does_not_stop_again() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     machine.breakpoints.add("train.py", 42)
     standing(machine)
     assert machine.stops("asked", 9, 8) is None
@@ -77,11 +77,11 @@ def test_evaluating_at_a_stop_does_not_stop_again() -> None:
 
 
 def test_a_forgotten_step_ends_nowhere_and_later_breakpoints_stop() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine, event="asked")
     machine.go("over")
     machine.forget()
-    assert machine.state == Running()
+    assert machine.state == RunningThread()
     assert machine.stops("line", 3, 2) is None
     machine.breakpoints.add("train.py", 42)
     assert machine.at(HERE, never).stop is not None
@@ -90,7 +90,7 @@ def test_a_forgotten_step_ends_nowhere_and_later_breakpoints_stop() -> None:
 
 @pytest.mark.parametrize("temporary", [False, True])
 def test_a_breakpoint_removed_between_hit_and_stop_does_not_stop(temporary: bool) -> None:
-    machine = Machine()
+    machine = DebugMachine()
     added = machine.breakpoints.add("train.py", 42, temporary=temporary)
     assert machine.at(HERE, never).stop is added
     machine.breakpoints.remove([added])
@@ -100,23 +100,23 @@ def test_a_breakpoint_removed_between_hit_and_stop_does_not_stop(temporary: bool
 
 
 def test_no_command_is_carried_out_by_a_thread_that_runs() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     for command in (lambda: machine.go("in"), lambda: machine.select(0), lambda: machine.jump(3)):
         with pytest.raises(CommandError, match="not stopped any more"):
             command()
 
 
 def test_a_step_that_leaves_the_users_code_ends_nowhere() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine)
     machine.go("in")
     assert machine.outermost_returns()
-    assert isinstance(machine.state, Running)
+    assert isinstance(machine.state, RunningThread)
     assert not machine.outermost_returns()
 
 
 def test_frames_of_a_failure_are_closed_by_any_resuming_command() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine, event="failure")
     with pytest.raises(CommandError, match="nothing is run here"):
         machine.jump(3)
@@ -125,7 +125,7 @@ def test_frames_of_a_failure_are_closed_by_any_resuming_command() -> None:
 
 
 def test_the_next_line_is_set_at_once_or_after_a_step() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine, event="line")
     assert machine.jump(50) is None
     machine.go("continue")
@@ -138,7 +138,7 @@ def test_the_next_line_is_set_at_once_or_after_a_step() -> None:
 
 
 def test_only_the_innermost_frame_can_run_another_line() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     standing(machine)
     machine.move(-1)
     with pytest.raises(CommandError, match="bottom frame"):
@@ -154,7 +154,7 @@ def test_only_the_innermost_frame_can_run_another_line() -> None:
     )
 )
 def test_after_every_event_a_thread_runs_steps_or_has_a_frame(words: list[str]) -> None:
-    machine = Machine()
+    machine = DebugMachine()
     numbers = [0]
     for word in words:
         was = machine.standing
@@ -192,10 +192,10 @@ def test_after_every_event_a_thread_runs_steps_or_has_a_frame(words: list[str]) 
 
 
 def test_a_breakpoint_stops_at_its_line_and_says_so() -> None:
-    machine = Machine()
+    machine = DebugMachine()
     machine.breakpoints.add("train.py", 42, condition="loss > 2")
-    assert machine.at(Place("train.py", 43, "step", 40), never).stop is None
-    assert machine.at(Place("other.py", 42, "step", 40), never).stop is None
+    assert machine.at(SourceLocation("train.py", 43, "step", 40), never).stop is None
+    assert machine.at(SourceLocation("other.py", 42, "step", 40), never).stop is None
     assert machine.at(HERE, lambda expression: expression == "loss > 2").stop is not None
     stop = standing(machine)
     assert (stop.reason, stop.breakpoint) == ("breakpoint 1, if loss > 2", 1)
@@ -230,9 +230,9 @@ def test_disabled_breakpoints_do_nothing_and_temporary_ones_go_when_hit() -> Non
 def test_a_function_breakpoint_stops_at_the_first_line_run_each_time() -> None:
     table = BreakpointTable()
     table.add("train.py", 40, function="step")
-    lines = [Place("train.py", line, "step", 40) for line in (42, 43, 42)]
+    lines = [SourceLocation("train.py", line, "step", 40) for line in (42, 43, 42)]
     assert [table.hit(place, never).stop is not None for place in lines] == [True, False, True]
-    elsewhere = [Place("train.py", 20, "step", 18), Place("train.py", 42, "other", 40)]
+    elsewhere = [SourceLocation("train.py", 20, "step", 18), SourceLocation("train.py", 42, "other", 40)]
     assert not any(table.hit(place, never).stop for place in elsewhere)
 
 

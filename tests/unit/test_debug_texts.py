@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from monarch_nb.debug.control import StoppedThreads
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.prompt.prompt import DebugPrompt
 from monarch_nb.debug.records import Frame, Stopped, Value, Variable
 from monarch_nb.debug.render.groups import grouped, named, tree, tree_text
@@ -48,11 +48,11 @@ def stop(rank: int, *stack: Frame, name: str = "trainers", number: int = 1, size
     )
 
 
-def answers(*values: float | str) -> list[tuple[Stopped, Answer]]:
+def answers(*values: float | str) -> list[tuple[Stopped, CommandAnswer]]:
     found = []
     for rank, value in enumerate(values):
         number = value if isinstance(value, float) else None
-        found.append((stop(rank), Answer(session="s", value=Value(str(value), "float", number))))
+        found.append((stop(rank), CommandAnswer(session="s", value=Value(str(value), "float", number))))
     return found
 
 
@@ -109,7 +109,7 @@ def test_equal_answers_are_shown_once_and_differing_ones_side_by_side() -> None:
 
 
 def test_answers_of_several_lines_stand_below_each_other_with_their_ranks() -> None:
-    pairs = [(stop(0), Answer(session="s", text="a\nb\n")), (stop(1), Answer(session="s", text="c\n"))]
+    pairs = [(stop(0), CommandAnswer(session="s", text="a\nb\n")), (stop(1), CommandAnswer(session="s", text="c\n"))]
     assert merged_text(pairs) == "── gpus=0\na\nb\n── gpus=1\nc"
 
 
@@ -136,7 +136,7 @@ def test_objects_that_differ_in_nothing_but_their_address_are_equal() -> None:
 def test_numbers_and_tensors_precede_objects_and_differing_precede_equal_values() -> None:
     def local(rank: int, **values: object) -> Pair:
         told = tuple(Variable(name, value_of(value)) for name, value in values.items())
-        return stop(rank), Answer(session=f"trainers#{rank}", variables=told)
+        return stop(rank), CommandAnswer(session=f"trainers#{rank}", variables=told)
 
     objects = [Quiet() for _ in range(3)]
     rows = variables_by_rank(
@@ -339,7 +339,7 @@ def test_values_by_rank_as_json_have_the_odd_one_first() -> None:
     ]
     assert found["spark"] == "▅▅××"
     with_locals = [
-        (one, Answer(session="s", variables=(Variable("same", Value("3", "int", 3.0)), Variable("loss", value))))
+        (one, CommandAnswer(session="s", variables=(Variable("same", Value("3", "int", 3.0)), Variable("loss", value))))
         for one, answer in pairs
         if (value := answer.value) is not None
     ]

@@ -48,7 +48,7 @@ def program(script: Callable[[Stopped], Iterable[m.Command]], **options: Any) ->
     return debugged(source(FILE, TEXT), script, **options)
 
 
-def asked(*commands: m.Command, text: str = TEXT) -> tuple[list[m.Answer], dict[str, Any]]:
+def asked(*commands: m.Command, text: str = TEXT) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
     """The answers to commands at `stop()`; the program goes on then."""
     first = [[*commands, go()]]
     told, names = debugged(source(FILE, text), lambda record: first.pop() if first else [go()])
@@ -223,7 +223,7 @@ def test_a_frame_that_there_is_not_is_told() -> None:
 
 def test_the_source_of_a_file_or_cell_is_given_whole() -> None:
     answers, _ = asked(m.GetSource(session=SESSION, file=FILE), m.GetSource(session=SESSION, file="nowhere.py"))
-    assert isinstance(answers[0], m.Source)
+    assert isinstance(answers[0], m.SourceText)
     assert answers[0].content == TEXT
     assert "is not to be had" in answers[1].error
 
@@ -246,10 +246,10 @@ result = f()
 """
 
 
-def script_of(*makers: Callable[[list[m.Answer]], m.Command]) -> tuple[list[m.Answer], dict[str, Any]]:
+def script_of(*makers: Callable[[list[m.CommandAnswer]], m.Command]) -> tuple[list[m.CommandAnswer], dict[str, Any]]:
     """Commands that are made of the answers to those before; each is posted when the one before is done."""
     left = list(makers)
-    answers: list[m.Answer] = []
+    answers: list[m.CommandAnswer] = []
     debuggers: list[ThreadDebugger] = []
 
     class Following(Told):
@@ -260,7 +260,7 @@ def script_of(*makers: Callable[[list[m.Answer]], m.Command]) -> tuple[list[m.An
         def _next(self) -> None:
             command = left.pop(0)(answers) if left else go()
 
-            def send(answer: m.Answer) -> None:
+            def send(answer: m.CommandAnswer) -> None:
                 if not isinstance(command, m.Go):
                     answers.append(answer)
                     self._next()
@@ -271,12 +271,12 @@ def script_of(*makers: Callable[[list[m.Answer]], m.Command]) -> tuple[list[m.An
     return answers, names
 
 
-def reference(answers: list[m.Answer], name: str, nth: int = 0) -> int:
+def reference(answers: list[m.CommandAnswer], name: str, nth: int = 0) -> int:
     return next(each.reference for each in answers[nth].variables if each.name == name)
 
 
 def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
-    def children(name: str, nth: int, **page: int) -> Callable[[list[m.Answer]], m.Command]:
+    def children(name: str, nth: int, **page: int) -> Callable[[list[m.CommandAnswer]], m.Command]:
         return lambda answers: m.GetVariables(session=SESSION, reference=reference(answers, name, nth), **page)
 
     answers, _ = script_of(
@@ -314,12 +314,12 @@ def test_scopes_hold_variables_which_hold_others_a_page_at_a_time() -> None:
 
 
 def test_variables_and_what_they_hold_are_given_other_values() -> None:
-    def assign(name: str, text: str, of: str = "") -> Callable[[list[m.Answer]], m.Command]:
+    def assign(name: str, text: str, of: str = "") -> Callable[[list[m.CommandAnswer]], m.Command]:
         return lambda answers: m.Assign(
             session=SESSION, name=name, text=text, reference=reference(answers, of) if of else 0
         )
 
-    def in_globals(answers: list[m.Answer]) -> m.Command:
+    def in_globals(answers: list[m.CommandAnswer]) -> m.Command:
         scopes = answers[-1]
         assert isinstance(scopes, m.Scopes)
         return m.Assign(session=SESSION, name="hidden", text="many[2]", reference=scopes.scopes[1].reference)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.output import rows as module
-from monarch_kernel.output.rows import Rows
+from monarch_kernel.output.rows import DisplayRows
 from monarch_nb.logs.lines import Line, Source
 from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER, NOW
@@ -34,7 +34,7 @@ class Shown:
 class Cell:
     def __init__(self) -> None:
         self.shown = Shown()
-        self.rows = Rows(self.shown)  # type: ignore[arg-type]
+        self.rows = DisplayRows(self.shown)  # type: ignore[arg-type]
         self.parent = object()
 
     def take(self, rank: int, display: Display, call: str = "c:1") -> None:

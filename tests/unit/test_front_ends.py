@@ -19,12 +19,12 @@ from monarch_kernel.front_ends import (
     RUN,
     TERMINAL,
     VSCODE,
-    Facts,
     facts_of,
     levels,
     panel_installed,
     recognised,
 )
+from monarch_kernel.front_ends import FrontEndFacts as Facts
 from monarch_nb.lifecycle.unhandled import in_marimo
 from monarch_nb.mesh import this_host
 from monarch_nb.testing import cluster

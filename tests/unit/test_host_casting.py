@@ -17,8 +17,6 @@ HERE = "h0/agent"
 
 
 class Wire:
-    """What an agent has sent."""
-
     def __init__(self) -> None:
         self.sent: list[Header] = []
         self.folded: list[list[int]] = []  # the places in each folded answer

@@ -8,12 +8,12 @@ from monarch_nb.mesh.mesh_events import OwnerChanged
 from monarch_nb.shape import Extent
 from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import MOST, Points
-from monarch_nb.telemetry.series import FORMER, KEPT, Point, Series
+from monarch_nb.telemetry.series import FORMER, KEPT, MetricPoint, Series
 from monarch_nb.telemetry.verbs import MetricPoints
 
 
-def point(value: float, rank: int = 0, mesh: str = "a1", name: str = "loss") -> Point:
-    return Point(mesh, rank, name, value, 1.0, value)
+def point(value: float, rank: int = 0, mesh: str = "a1", name: str = "loss") -> MetricPoint:
+    return MetricPoint(mesh, rank, name, value, 1.0, value)
 
 
 def mesh(*ranks: int) -> Any:
@@ -58,7 +58,7 @@ class Process:
     """A process that takes what actors report: the first one, or one that was started by another."""
 
     def __init__(self, started_by: str = "") -> None:
-        self.sent: list[tuple[str, list[Point]]] = []
+        self.sent: list[tuple[str, list[MetricPoint]]] = []
         self.later: list[Callable[[], None]] = []
         self.take: Any = None
         self.parts = SimpleNamespace(started_by=started_by, is_left=False, listeners=[])
@@ -90,8 +90,8 @@ def test_while_nobody_owns_the_mesh_values_wait_for_the_next_owner() -> None:
     assert [(to, [each.value for each in points]) for to, points in process.sent] == [("h/second", [1.0, 2.0])]
 
 
-def report(*values: float, step: float | None = None) -> list[Point]:
-    return [Point("a1", 0, "loss", step, 1.0, value) for value in values]
+def report(*values: float, step: float | None = None) -> list[MetricPoint]:
+    return [MetricPoint("a1", 0, "loss", step, 1.0, value) for value in values]
 
 
 def test_reports_within_a_short_time_travel_together_and_count_steps() -> None:
@@ -116,7 +116,7 @@ def test_of_a_flood_of_values_the_latest_are_sent() -> None:
 
 def test_metrics_are_stored_at_home_and_forwarded_in_between() -> None:
     home, between = Process(), Process("h/home")
-    heard: list[Point] = []
+    heard: list[MetricPoint] = []
     stop = home.points.listen(heard.extend)
     home.take(MetricPoints(report(1.0, step=1.0)), None)
     stop()

@@ -10,7 +10,7 @@ from monarch_kernel.output.pacing import (
     LINES_BURST,
     LONGEST,
     RANK_BURST,
-    Held,
+    HeldLines,
     Pacing,
 )
 from monarch_nb.logs.receiver import Written
@@ -20,7 +20,7 @@ def written(address: str, count: int, line: str = "x") -> Written:
     return Written(address, "stdout", "c:1", 0, 1.0, f"{line}\n" * count)
 
 
-def shown_of(pacing: Pacing, waiting: dict[str, list[Written]], held: dict[str, Held]) -> dict[str, int]:
+def shown_of(pacing: Pacing, waiting: dict[str, list[Written]], held: dict[str, HeldLines]) -> dict[str, int]:
     found: dict[str, int] = {}
     for _, line in pacing.share(waiting, held):
         found[line.address] = found.get(line.address, 0) + 1
@@ -28,7 +28,7 @@ def shown_of(pacing: Pacing, waiting: dict[str, list[Written]], held: dict[str, 
 
 
 def test_a_flood_of_one_rank_takes_nothing_from_the_others() -> None:
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     waiting = {f"h/p.{rank}.0": [written(f"h/p.{rank}.0", 100_000 if rank == 3 else 200)] for rank in range(8)}
     shown = shown_of(Pacing(), waiting, held)
     assert {count for address, count in shown.items() if address != "h/p.3.0"} == {200}
@@ -39,7 +39,7 @@ def test_a_flood_of_one_rank_takes_nothing_from_the_others() -> None:
 
 
 def test_all_ranks_together_are_bounded_and_share_alike() -> None:
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     waiting = {f"h/p.{rank}.0": [written(f"h/p.{rank}.0", 900, "y" * 999)] for rank in range(8)}
     shown = shown_of(Pacing(), waiting, held)
     assert sum(shown.values()) * 1000 <= BYTES_BURST
@@ -49,7 +49,7 @@ def test_all_ranks_together_are_bounded_and_share_alike() -> None:
 
 
 def test_lines_are_whole_and_in_order() -> None:
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     text = "".join(f"{number}\n" for number in range(3000))
     one = Written("h/p.0.0", "stdout", "c:1", 0, 1.0, text)
     shown = [line.text for _, line in Pacing().share({"h/p.0.0": [one]}, held)]
@@ -63,7 +63,7 @@ def different(rank: int, count: int, since: int = 0) -> list[Written]:
 
 
 def test_different_lines_are_bounded_equal_ones_counted_and_quiet_ranks_shown() -> None:
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     waiting = {f"h/p.{rank}.0": different(rank, 250 if rank else FEW) for rank in range(8)}
     shown = shown_of(Pacing(), waiting, held)
     assert shown["h/p.0.0"] == FEW
@@ -79,7 +79,7 @@ def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("monarch_kernel.output.pacing.time.monotonic", lambda: clock[0])
-    pacing, held = Pacing(), dict[str, Held]()
+    pacing, held = Pacing(), dict[str, HeldLines]()
     assert shown_of(pacing, {"h/p.0.0": different(0, 5000)}, held) == {"h/p.0.0": BEGINNING}
     for second in range(5):  # as fast as it may at most
         clock[0] += 1
@@ -94,7 +94,7 @@ def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(
 
 
 def test_the_backlog_is_short() -> None:
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     Pacing().share({"h/p.0.0": [written("h/p.0.0", 1000, "y" * 10_000)]}, held)
     assert {len(line.text) for _, line in held["h/p.0.0"].last} == {LONGEST}
 
@@ -106,7 +106,7 @@ def test_the_backlog_stays_in_order_whichever_bound_applies(rank_lines: int, len
     for rank in range(40):
         text = "".join(f"{number} ".ljust(length, "y") + "\n" for number in range(rank_lines))
         waiting[f"h/p.{rank}.0"] = [Written(f"h/p.{rank}.0", "stdout", "c:1", 0, 1.0, text)]
-    held: dict[str, Held] = {}
+    held: dict[str, HeldLines] = {}
     shown = Pacing().share(waiting, held)
     for address in waiting:
         of_rank = [int(line.text.split()[0]) for _, line in shown if line.address == address]

@@ -15,10 +15,10 @@ import pytest
 
 from monarch_kernel.display.profile import flame_graph
 from monarch_nb.profiling.groups import differences, grouped
-from monarch_nb.profiling.messages import Place, Samples, Weight
+from monarch_nb.profiling.messages import Samples, StackFrame, Weight
 from monarch_nb.profiling.result import Profile, folded, speedscope
 from monarch_nb.profiling.sampler import MOST_STACKS, Sampler
-from monarch_nb.profiling.seen import Seen, SeenRank, Stack
+from monarch_nb.profiling.seen import ProfileSamples, SeenRank, Stack
 from monarch_nb.profiling.stacks import Stacks, Step
 from monarch_nb.profiling.traces import RankTrace, timeline
 from monarch_nb.profiling.tree import recursion_folded, tree, users_part
@@ -27,9 +27,9 @@ from monarch_nb.shape import Extent
 pytestmark = pytest.mark.timeout(30)
 
 
-def function(name: str, line: int = 1, *, users: bool = True) -> Place:
+def function(name: str, line: int = 1, *, users: bool = True) -> StackFrame:
     file = "/home/me/train.py" if users else "/lib/torch/distributed.py"
-    return Place(file, line, name, line - line % 10, users)
+    return StackFrame(file, line, name, line - line % 10, users)
 
 
 STEP, LOAD, LEARN = function("Trainer.step", 25), function("load", 41), function("learn", 52)
@@ -107,7 +107,7 @@ def test_a_recursive_function_is_one_box_with_its_depth() -> None:
 def test_mutually_recursive_functions_are_folded_and_others_are_not() -> None:
     a, b, c = (function(name, 10 * at) for at, name in enumerate("abc", 1))
 
-    def names(*stack: Place) -> list[tuple[str, int]]:
+    def names(*stack: StackFrame) -> list[tuple[str, int]]:
         return [(place.function, times) for place, times in recursion_folded(stack)]
 
     assert names(a, b, c, b, c, b, c, a) == [("a", 1), ("b", 3), ("c", 3), ("a", 1)]
@@ -140,7 +140,7 @@ def test_of_a_library_the_function_that_the_user_called_is_kept() -> None:
     assert users_part((REDUCE, WAIT)) == (REDUCE, WAIT)
 
 
-def samples(places: Sequence[Place], first: int, *weights: Weight) -> Samples:
+def samples(places: Sequence[StackFrame], first: int, *weights: Weight) -> Samples:
     return Samples(1, 0, tuple(places), first, weights, 1.0, 0.01)
 
 
@@ -148,7 +148,7 @@ def test_messages_that_overtake_each_other_lose_nothing() -> None:
     early = samples([STEP, LOAD], 0, Weight((0, 1), 1.0, 0.5, 100))
     late = samples([LEARN], 2, Weight((0, 2), 1.0, 0.25, 100))
     for order in ((early, late), (late, early)):
-        seen = Seen()
+        seen = ProfileSamples()
         for message in order:
             seen.add(message)
         (found,) = seen.ranks().values()
@@ -157,7 +157,7 @@ def test_messages_that_overtake_each_other_lose_nothing() -> None:
 
 
 def test_the_text_begins_with_differences_and_warns_of_few_samples(tmp_path: Path) -> None:
-    seen = Seen()
+    seen = ProfileSamples()
     profile = Profile("trainers", Extent(["gpus"], [3]).region, 100.0, seen)
     for number in range(3):
         shares = SLOW if number == 2 else FAST
@@ -224,7 +224,7 @@ class Looks:
         return True
 
 
-def named_by_number(step: Step) -> Place:
+def named_by_number(step: Step) -> StackFrame:
     return function(f"f{step[0]}", step[1])
 
 
@@ -234,7 +234,7 @@ def test_all_the_time_that_was_watched_is_somewhere() -> None:
     sampler.start()
     time.sleep(0.3)
     rest = sampler.stop()
-    seen = Seen()
+    seen = ProfileSamples()
     for message in (*looks.sent, rest):
         assert (message.number, message.rank) == (7, 3)
         seen.add(message)

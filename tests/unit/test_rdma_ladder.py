@@ -8,7 +8,7 @@ import monarch_nb
 from monarch_nb.connect import shutdown
 from monarch_nb.rdma import RDMABuffer
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.mover_registry import MOVERS, End, register
+from monarch_nb.rdma.mover_registry import MOVERS, MoverServices, register
 from monarch_nb.rdma.movers import Move
 
 pytestmark = pytest.mark.timeout(60)
@@ -19,7 +19,7 @@ class Courier:
 
     alone = False
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: MoverServices) -> None:
         self._regions = end.regions
         self.carried = 0
 
@@ -40,7 +40,7 @@ class Courier:
 def couriers() -> Iterator[list[Courier]]:
     made: list[Courier] = []
 
-    def make(end: End) -> Courier:
+    def make(end: MoverServices) -> Courier:
         made.append(Courier(end))
         return made[-1]
 

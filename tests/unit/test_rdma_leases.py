@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from monarch_nb.rdma.fabric import Fabric, Span
-from monarch_nb.rdma.leases import Leases
+from monarch_nb.rdma.leases import MemoryLeases
 from monarch_nb.rdma.memory import Memory, memory_of
-from monarch_nb.rdma.regions import Region, Regions
+from monarch_nb.rdma.regions import OfferedRegion, Regions
 from monarch_nb.rdma.verbs import Leasing, Releasing, Renewing
 
 pytestmark = pytest.mark.timeout(20)
@@ -58,17 +58,17 @@ def regions() -> Iterator[Regions]:
 
 
 @pytest.fixture
-def leases(regions: Regions, device: Device) -> Iterator[Leases]:
-    made = Leases(regions, device)
+def leases(regions: Regions, device: Device) -> Iterator[MemoryLeases]:
+    made = MemoryLeases(regions, device)
     yield made
     made.close()
 
 
-def asking(*regions: Region, write: bool = False) -> Leasing:
+def asking(*regions: OfferedRegion, write: bool = False) -> Leasing:
     return Leasing(tuple((region.number, region.secret) for region in regions), write)
 
 
-def test_dropped_memory_stays_until_its_last_lease_has_ended(regions: Regions, leases: Leases, device: Device) -> None:
+def test_dropped_memory_stays_until_its_last_lease_ends(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     first, second = leases.lease(asking(region)), leases.lease(asking(region, write=True))
     assert (first.how, second.how, first.words, len(device.registered)) == ("done", "done", b"words for 1", 1)
@@ -84,7 +84,7 @@ def test_dropped_memory_stays_until_its_last_lease_has_ended(regions: Regions, l
 
 
 def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
-    regions: Regions, leases: Leases, device: Device
+    regions: Regions, leases: MemoryLeases, device: Device
 ) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_is_dropped(
     assert not device.registered
 
 
-def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases: Leases, device: Device) -> None:
+def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     good, bad = (regions.offer(memory_of(bytearray(8)), "owner") for _ in range(2))
     forged = Leasing(((good.number, good.secret), (bad.number, bytes(16))), write=False)
     answer = leases.lease(forged)
@@ -103,7 +103,7 @@ def test_one_refused_buffer_is_named_and_none_is_leased(regions: Regions, leases
     until(lambda: good.memory is None)
 
 
-def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: Leases) -> None:
+def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: MemoryLeases) -> None:
     region = regions.offer(memory_of(b"for reading"), "owner")
     assert leases.lease(asking(region)).how == "done"
     answer = leases.lease(asking(region, write=True))
@@ -112,7 +112,7 @@ def test_read_only_buffers_are_leased_for_reading(regions: Regions, leases: Leas
 
 
 def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> None:
-    leases = Leases(regions, device, seconds=0.2)
+    leases = MemoryLeases(regions, device, seconds=0.2)
     region = regions.offer(memory_of(bytearray(100)), "owner")
     kept, left = leases.lease(asking(region)), leases.lease(asking(region))
     del left  # whoever had it is gone
@@ -126,7 +126,7 @@ def test_a_lease_that_nobody_renews_ends(regions: Regions, device: Device) -> No
     leases.close()
 
 
-def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: Leases, device: Device) -> None:
+def test_nothing_is_driven_while_nobody_holds_a_lease(regions: Regions, leases: MemoryLeases, device: Device) -> None:
     region = regions.offer(memory_of(bytearray(100)), "owner")
     lease = leases.lease(asking(region))
     until(lambda: device.driven > 3)

@@ -10,13 +10,13 @@ import pytest
 from monarch_nb.rdma import BufferDroppedError, OwnerLostError
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import own_identity
 from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory, memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, nixl
-from monarch_nb.rdma.verbs import Leased, Leasing, Outcome
+from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
 from monarch_nb.runtime import Future, pending_future, resolve_future
 
 pytestmark = pytest.mark.timeout(20)
@@ -97,7 +97,7 @@ class Owners(LeaseClient):
         self.asked: list[Leasing] = []
         self.numbers = itertools.count(1)
 
-    def lease(self, handle: Handle, question: Leasing, limit: Limit) -> Leased:
+    def lease(self, handle: BufferHandle, question: Leasing, limit: Limit) -> Leased:
         self.asked.append(question)
         answer = self.answers.pop(0) if self.answers else Leased("done", agent="owner", words=b"words")
         if isinstance(answer, Exception):
@@ -106,12 +106,12 @@ class Owners(LeaseClient):
         self.given.add(number)
         return Leased(answer.how, answer.text, answer.index, number, answer.agent, answer.words)
 
-    def renew(self, handle: Handle, lease: int) -> Future[Outcome]:
-        future: Future[Outcome] = pending_future()
-        resolve_future(future, Outcome("done" if lease in self.given else "dropped"))
+    def renew(self, handle: BufferHandle, lease: int) -> Future[TransferOutcome]:
+        future: Future[TransferOutcome] = pending_future()
+        resolve_future(future, TransferOutcome("done" if lease in self.given else "dropped"))
         return future
 
-    def release(self, handle: Handle, lease: int) -> None:
+    def release(self, handle: BufferHandle, lease: int) -> None:
         self.given.remove(lease)
 
 
@@ -128,9 +128,9 @@ def mover() -> nixl.Nixl:
     return nixl.Nixl(device, owners, asked_for=lambda: True)
 
 
-def offered(data: Any, number: int = 1) -> Handle:
+def offered(data: Any, number: int = 1) -> BufferHandle:
     memory = memory_of(data)
-    return Handle("p", "trainer", number, bytes(16), memory.size, False, own_identity(), memory.address, 0)
+    return BufferHandle("p", "trainer", number, bytes(16), memory.size, False, own_identity(), memory.address, 0)
 
 
 def limit(seconds: float = 10) -> Limit:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.listener import Listener
+from monarch_nb.rdma.listener import BulkListener
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move
 from monarch_nb.rdma.movers.streams import Streams
@@ -64,23 +64,23 @@ class Ends:
 
     def __init__(self) -> None:
         self.regions = Regions()
-        self.listeners: dict[str, Listener] = {}
+        self.listeners: dict[str, BulkListener] = {}
         self.streams = Streams(self.dial, lambda: 3)
 
-    def listener(self, process: str) -> Listener:
-        return self.listeners.setdefault(process, Listener(self.regions))
+    def listener(self, process: str) -> BulkListener:
+        return self.listeners.setdefault(process, BulkListener(self.regions))
 
-    def dial(self, handle: Handle, limit: Limit) -> Listening:
+    def dial(self, handle: BufferHandle, limit: Limit) -> Listening:
         try:
             return Listening(*self.listener(handle.process).open_for(own_identity()))
         except OSError:
             return Listening((("127.0.0.1", 1),), Key(0, b"", False))
 
-    def offer(self, data: bytearray, process: str = "h/p1.0.0") -> Handle:
+    def offer(self, data: bytearray, process: str = "h/p1.0.0") -> BufferHandle:
         region = self.regions.offer(memory_of(data), "owner")
-        return Handle(process, "owner", region.number, region.secret, len(data), False, own_identity(), 0, 0)
+        return BufferHandle(process, "owner", region.number, region.secret, len(data), False, own_identity(), 0, 0)
 
-    def read(self, handle: Handle, seconds: float = 20) -> bytearray:
+    def read(self, handle: BufferHandle, seconds: float = 20) -> bytearray:
         target = bytearray(handle.size)
         self.streams.read([Move(handle, 0, memory_of(target))], Limit(seconds, "reading", handle))
         return target
@@ -156,7 +156,7 @@ def test_a_listener_without_the_key_gets_nothing(ends: Ends) -> None:
 AWAY = ProcessIdentity("another boot", 1, 1, 1)
 
 
-def port_of(listener: Listener) -> int:
+def port_of(listener: BulkListener) -> int:
     """Where it listens for other machines; this one may have no address but 127.0.0.1."""
     port: int = listener._sockets["0.0.0.0"].getsockname()[1]
     return port

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from monarch_nb.rdma.traffic import Flow, Offered, Report, Traffic
+from monarch_nb.rdma.traffic import Flow, Offered, Traffic, TrafficReport
 
 pytestmark = pytest.mark.timeout(60)
 NOTHING = Offered(0, 0)
@@ -12,8 +12,8 @@ NOTHING = Offered(0, 0)
 
 def test_a_rate_is_current_at_first_and_past_after_a_while() -> None:
     traffic = Traffic()
-    traffic.add(Report("a", [Flow("b", "a", "streams", 100, 1, 1.0)], NOTHING, 10.0))
-    traffic.add(Report("a", [Flow("b", "a", "streams", 500, 2, 1.5)], NOTHING, 11.0))
+    traffic.add(TrafficReport("a", [Flow("b", "a", "streams", 100, 1, 1.0)], NOTHING, 10.0))
+    traffic.add(TrafficReport("a", [Flow("b", "a", "streams", 500, 2, 1.5)], NOTHING, 11.0))
     [flow] = traffic.flows.values()
     assert (flow.size, flow.transfers) == (500, 2)
     assert traffic.rate(flow, 12.0) == 800.0
@@ -27,7 +27,7 @@ def test_reports_that_come_again_or_late_count_once() -> None:
         for at in range(20):
             mover = chance.choice(sorted(sizes))
             sizes[mover] += chance.randrange(100)
-            report = Report("a", [Flow("b", "a", mover, sizes[mover], at, at / 10)], NOTHING, float(at))
+            report = TrafficReport("a", [Flow("b", "a", mover, sizes[mover], at, at / 10)], NOTHING, float(at))
             for _ in range(chance.randrange(1, 3)):
                 traffic.add(report)
         assert {flow.mover: flow.size for flow in traffic.flows.values()}.items() <= sizes.items()
@@ -35,9 +35,9 @@ def test_reports_that_come_again_or_late_count_once() -> None:
 
 def test_offers_are_current_and_ended_processes_forgotten() -> None:
     traffic = Traffic()
-    traffic.add(Report("a", [Flow("b", "a", "local", 1, 1, 0.1)], Offered(2, 64), 1.0))
+    traffic.add(TrafficReport("a", [Flow("b", "a", "local", 1, 1, 0.1)], Offered(2, 64), 1.0))
     assert traffic.offered == {"a": Offered(2, 64)}
-    traffic.add(Report("a", [], NOTHING, 2.0))
+    traffic.add(TrafficReport("a", [], NOTHING, 2.0))
     assert traffic.offered == {}
     traffic.forget(["b"])
     assert traffic.flows == {}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from monarch_nb.routing import Batch, Fold, Lost, expand, indices, plan_cast, size_of
+from monarch_nb.routing import Batch, Fold, LostIndices, expand, indices, plan_cast, size_of
 from monarch_nb.wire.header import Layout, Run
 from tests.effort import tries
 
@@ -126,14 +126,14 @@ def test_lost_ranks_complete_a_cast_with_their_reason():
     fold.reply(1, "b", 0.0)
     fold.lost([0, 1], "killed", 0.0)
     batch = fold.lost(range(2, 4), "host down", 0.0)
-    assert batch == Batch([(at(1), "b")], [Lost([0], "killed"), Lost([2, 3], "host down")], True)
+    assert batch == Batch([(at(1), "b")], [LostIndices([0], "killed"), LostIndices([2, 3], "host down")], True)
 
 
 def test_late_and_double_replies_reach_nobody():
     fold = Fold(2)
     fold.lost([0], "killed", 0.0)
     assert fold.reply(0, "late", 0.0) is None
-    assert fold.reply(1, "b", 0.0) == Batch([(at(1), "b")], [Lost([0], "killed")], True)
+    assert fold.reply(1, "b", 0.0) == Batch([(at(1), "b")], [LostIndices([0], "killed")], True)
     assert fold.reply(1, "again", 0.0) is None
     assert fold.missing == 0
 

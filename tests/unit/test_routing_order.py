@@ -28,8 +28,6 @@ def spread(runs):
 
 
 class PlainOutbox:
-    """The same, one rank at a time."""
-
     def __init__(self):
         self.incarnations = {}
 

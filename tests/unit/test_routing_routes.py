@@ -2,13 +2,13 @@
 
 import pytest
 
-from monarch_nb.routing import Hop, NoRoute, Routes
+from monarch_nb.routing import Hop, NoRoute, RoutingTable
 
 pytestmark = pytest.mark.timeout(20)
 
 
 def proc_routes():
-    routes = Routes("h1/p.0.0", agent="h1/agent")
+    routes = RoutingTable("h1/p.0.0", agent="h1/agent")
     routes.learn("h1", run_folder="/run/mnb-h1")
     return routes
 
@@ -29,7 +29,7 @@ def test_everything_else_goes_to_ones_own_agent():
 
 
 def test_an_agent_dials_other_hosts_agents_for_all_its_processes():
-    routes = Routes("h1/agent", agent="h1/agent")
+    routes = RoutingTable("h1/agent", agent="h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000")
     assert routes.next_hop("h2/p.1.0") == Hop("tcp", "h2/agent", "tcp://10.0.0.2:5000")
     with pytest.raises(NoRoute, match=r"h1/agent to h3/p\.0\.0"):
@@ -37,7 +37,7 @@ def test_an_agent_dials_other_hosts_agents_for_all_its_processes():
 
 
 def test_a_peer_that_dialled_is_answered_on_that_connection():
-    routes = Routes("h1/agent")
+    routes = RoutingTable("h1/agent")
     routes.attached("k/c")
     routes.attached("h3/agent")
     assert routes.next_hop("k/c") == Hop("inbound", "k/c")
@@ -56,7 +56,7 @@ def test_an_explicit_way_goes_before_all_others():
 
 
 def test_ways_that_lead_in_circles_end():
-    routes = Routes("h1/agent")
+    routes = RoutingTable("h1/agent")
     routes.learn("h2", via="h3/agent")
     routes.learn("h3", via="h2/agent")
     with pytest.raises(NoRoute):
@@ -64,7 +64,7 @@ def test_ways_that_lead_in_circles_end():
 
 
 def test_newer_knowledge_replaces_older_and_forgetting_removes_it():
-    routes = Routes("h1/agent")
+    routes = RoutingTable("h1/agent")
     routes.learn("h2", endpoint="tcp://a:1")
     routes.next_hop("h2/agent")
     routes.learn("h2", endpoint="tcp://b:2")
@@ -76,7 +76,7 @@ def test_newer_knowledge_replaces_older_and_forgetting_removes_it():
 
 
 def test_a_relay_precedes_an_endpoint_until_it_is_withdrawn():
-    routes = Routes("h1/agent")
+    routes = RoutingTable("h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000", via="h0/c")
     routes.attached("h0/c")
     assert routes.next_hop("h2/p.1.0") == Hop("inbound", "h0/c")
@@ -85,7 +85,7 @@ def test_a_relay_precedes_an_endpoint_until_it_is_withdrawn():
 
 
 def test_lost_agents_are_dialled_and_undialable_processes_awaited():
-    routes = Routes("h1/agent")
+    routes = RoutingTable("h1/agent")
     routes.learn("h2", endpoint="tcp://10.0.0.2:5000")
     for address in ("h2/agent", "h0/c"):
         routes.attached(address)

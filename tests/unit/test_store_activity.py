@@ -3,7 +3,7 @@
 from typing import Any
 
 from monarch_nb.runtime import EXEC
-from monarch_nb.store.activity import Sample
+from monarch_nb.store.activity import ActorSample
 
 
 class Cell:
@@ -24,7 +24,7 @@ class Cell:
 
 
 def test_an_actor_is_reported_at_each_begin_and_end_only() -> None:
-    cell, told = Cell(), Sample(0, now=10.0)
+    cell, told = Cell(), ActorSample(0, now=10.0)
     first = told.take(cell, 10.1)
     assert first is not None
     assert (first.uid, first.rank, first.doing, first.endpoint) == ("a1", 2, "idle", "")
@@ -41,7 +41,7 @@ def test_an_actor_is_reported_at_each_begin_and_end_only() -> None:
 
 
 def test_a_constantly_answering_actor_is_busy_between_calls() -> None:
-    cell, told = Cell(), Sample(0, now=10.0)
+    cell, told = Cell(), ActorSample(0, now=10.0)
     cell.run("step", 10.05)
     busy = told.take(cell, 10.1)
     assert busy is not None
@@ -56,7 +56,7 @@ def test_a_constantly_answering_actor_is_busy_between_calls() -> None:
 
 
 def test_counts_alone_are_worth_a_report_once_a_second() -> None:
-    cell, told = Cell(), Sample(0, now=10.0)
+    cell, told = Cell(), ActorSample(0, now=10.0)
     assert told.take(cell, 10.1) is not None
     cell.calls = 50  # all between two looks
     assert told.take(cell, 10.5) is None
@@ -66,7 +66,7 @@ def test_counts_alone_are_worth_a_report_once_a_second() -> None:
 
 
 def test_a_cell_and_a_reload_go_under_names_that_people_know() -> None:
-    cell, told = Cell(), Sample(0, now=10.0)
+    cell, told = Cell(), ActorSample(0, now=10.0)
     cell.state = "starting"
     report = told.take(cell, 10.1)
     assert report is not None

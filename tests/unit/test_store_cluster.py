@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.store import Cluster, MeshView, apply
+from monarch_nb.store import ClusterState, MeshView, apply
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record
 from monarch_nb.supervision import Cause, MeshFailure
@@ -41,25 +41,25 @@ ACTORS = e.Spawned(
 )
 
 
-def cluster(*events: e.Event) -> Cluster:
-    made = Cluster()
-    for event in (PROCS, ACTORS, e.Ready("p1", 3.0), e.Ready("a1", 4.0), *events):
+def cluster(*events: e.Event) -> ClusterState:
+    made = ClusterState()
+    for event in (PROCS, ACTORS, e.MeshReady("p1", 3.0), e.MeshReady("a1", 4.0), *events):
         made.fold(event)
     return made
 
 
-def state(of: Cluster, uid: str, index: int) -> str:
+def state(of: ClusterState, uid: str, index: int) -> str:
     document = of.document
     default = document["meshes"][uid]["state"]
     return str(document["ranks"][uid].get(str(index), {}).get("state", default))
 
 
 def test_ranks_start_and_are_idle_once_their_mesh_is_ready() -> None:
-    made = Cluster()
+    made = ClusterState()
     made.fold(PROCS)
-    made.fold(e.Started("p1", 2, 77, 1.5))
+    made.fold(e.ProcessStarted("p1", 2, 77, 1.5))
     assert made.document["meshes"]["p1"]["counts"] == {"starting": 4}
-    made.fold(e.Ready("p1", 2.0))
+    made.fold(e.MeshReady("p1", 2.0))
     assert made.document["meshes"]["p1"]["counts"] == {"idle": 4}
     assert made.document["ranks"]["p1"] == {"2": {"pid": 77}}
 
@@ -86,27 +86,27 @@ def test_a_proc_of_tensors_shows_its_work_without_library_names() -> None:
 
 
 def test_called_ranks_are_busy_until_their_answer_despite_process_reports() -> None:
-    made = cluster(e.Asked("a1", 3, 0, 5.0, "step"))
+    made = cluster(e.CallPending("a1", 3, 0, 5.0, "step"))
     assert made.document["ranks"]["a1"]["1"] == {"state": "busy", "since": 5.0, "endpoint": "step"}
     assert made.document["ranks"]["p1"]["3"] == {"state": "busy", "since": 5.0, "endpoint": "trainers.step"}
     made.fold(e.Doings("a1", 3, 0, "idle", 5.1, calls=7))  # after the call before
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy")
     made.fold(e.Doings("a1", 3, 0, "busy", 5.2, "step", calls=8))
-    made.fold(e.Asked("a1", 3, 0, 6.0))
+    made.fold(e.CallPending("a1", 3, 0, 6.0))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle"), "the report of the end is not there yet"
     made.fold(e.Doings("a1", 3, 0, "busy", 6.1, "save", calls=9))
-    made.fold(e.Asked("a1", 3, 0, 6.2, "step"))
-    made.fold(e.Asked("a1", 3, 0, 6.3))
+    made.fold(e.CallPending("a1", 3, 0, 6.2, "step"))
+    made.fold(e.CallPending("a1", 3, 0, 6.3))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("busy", "busy"), "with the call of somebody else"
-    made.fold(e.Asked("p1", 1, 0, 7.0, "cell"))
+    made.fold(e.CallPending("p1", 1, 0, 7.0, "cell"))
     assert state(made, "p1", 1) == "busy", "cells run in the process itself"
 
 
 def test_an_unresponsive_proc_and_its_actors_stay_so_until_it_answers() -> None:
-    made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.Answers("p1", 1, 6.0, 6.5))
+    made = cluster(e.Doings("a1", 1, 0, "busy", 5.0, "step"), e.ResponsivenessChanged("p1", 1, 6.0, 6.5))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("unresponsive", "unresponsive")
     assert made.document["ranks"]["a1"]["0"]["since"] == 6.0
-    made.fold(e.Answers("p1", 1, None, 9.0))
+    made.fold(e.ResponsivenessChanged("p1", 1, None, 9.0))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("busy", "busy")
 
 
@@ -126,7 +126,7 @@ def test_a_preemption_notice_lasts_until_the_host_is_lost_or_stays() -> None:
 
 
 def test_new_incarnations_are_responsive_though_the_old_end_went_unseen() -> None:
-    made = cluster(e.Answers("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
+    made = cluster(e.ResponsivenessChanged("p1", 1, 6.0, 6.5), e.Turned("p1", 1, "alive", 1, 8.0))
     assert (state(made, "p1", 1), state(made, "a1", 0)) == ("idle", "idle")
 
 
@@ -162,17 +162,17 @@ def test_an_actor_in_the_debugger_is_paused_with_its_proc() -> None:
 
 
 def test_a_stopped_mesh_is_stopped_whole_and_forgotten_later() -> None:
-    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step"), e.Ended("a1", "stopped by %stop", 6.0))
+    made = cluster(e.Doings("a1", 3, 0, "busy", 5.0, "step"), e.MeshEnded("a1", "stopped by %stop", 6.0))
     assert made.document["meshes"]["a1"]["counts"] == {"stopped": 2}
     assert made.document["meshes"]["a1"]["stopped"] == "stopped by %stop"
     assert state(made, "p1", 3) == "idle"
-    made.fold(e.Forgotten("a1"))
+    made.fold(e.MeshForgotten("a1"))
     assert list(made.document["meshes"]) == list(made.document["ranks"]) == ["p1"]
 
 
 def test_a_detached_mesh_lives_again_when_this_process_returns() -> None:
     made = cluster(
-        e.Ended("a1", "detached for 1h", 6.0, failed=True), e.Ended("p1", "detached for 1h", 6.0, failed=True)
+        e.MeshEnded("a1", "detached for 1h", 6.0, failed=True), e.MeshEnded("p1", "detached for 1h", 6.0, failed=True)
     )
     made.take()
     for spawned in (PROCS, ACTORS):
@@ -193,7 +193,7 @@ def test_when_nobody_watches_any_more_what_workers_told_is_dropped() -> None:
 
 
 def test_a_failure_names_its_ranks_and_who_was_told() -> None:
-    made = cluster(e.Failed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
+    made = cluster(e.MeshFailed("7", "a1", (3,), {"title": "trainers at gpus=1 died", "cause": "signal"}))
     made.fold(e.Notified("7", "<root>", "shown"))
     made.fold(e.Settled("7", "healed", 9.0))
     assert made.document["failures"]["7"] == {
@@ -217,10 +217,10 @@ lives = st.integers(0, 2)
 names = st.sampled_from(["1", "2", "3"])
 
 
-def failed(number: str, uid: str, rank: int, at: float, status: int) -> e.Failed:
+def failed(number: str, uid: str, rank: int, at: float, status: int) -> e.MeshFailed:
     cause = Cause(kind="exit", exitcode=status, pid=rank, at=at)
     failure = MeshFailure(mesh_name=uid, mesh_uid=uid, cause=cause, extent=(("gpus",), (4,)), places=(0,))
-    return e.Failed(number, uid, (rank,), record(failure, at), failure)
+    return e.MeshFailed(number, uid, (rank,), record(failure, at), failure)
 
 
 EVENTS = st.one_of(
@@ -231,8 +231,8 @@ EVENTS = st.one_of(
             e.Spawned(uid="a2", name="others", kind="actors", ranks=range(1, 3), on="p1", ready=True, at=3.0),
         ]
     ),
-    st.builds(e.Started, uids, ranks, st.integers(1, 99), times),
-    st.builds(e.Ready, uids, times),
+    st.builds(e.ProcessStarted, uids, ranks, st.integers(1, 99), times),
+    st.builds(e.MeshReady, uids, times),
     st.builds(
         e.Turned,
         uids,
@@ -243,9 +243,9 @@ EVENTS = st.one_of(
         st.sampled_from(["", "died"]),
         st.sampled_from(["", "1"]),
     ),
-    st.builds(e.Ended, uids, st.just("stopped"), times, st.booleans()),
-    st.builds(e.Forgotten, uids),
-    st.builds(e.Answers, uids, ranks, st.none() | times, times),
+    st.builds(e.MeshEnded, uids, st.just("stopped"), times, st.booleans()),
+    st.builds(e.MeshForgotten, uids),
+    st.builds(e.ResponsivenessChanged, uids, ranks, st.none() | times, times),
     st.builds(
         e.Doings,
         uids,
@@ -259,7 +259,7 @@ EVENTS = st.one_of(
     ),
     st.builds(e.Usage, uids, ranks, st.floats(0, 2), st.integers(0, 9), st.just(-1.0), st.integers(0, 3), st.just(3)),
     st.builds(e.Quiet, times),
-    st.builds(e.Failed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
+    st.builds(e.MeshFailed, names, uids, st.tuples(ranks), st.just({"title": "it died", "pid": None})),
     st.builds(failed, names, uids, ranks, st.sampled_from([1.0, 2.0, 9.0]), st.sampled_from([7, 8])),
     st.builds(e.Notified, names, st.just("<root>"), st.just("asked")),
     st.builds(e.Settled, names, st.sampled_from(["open", "healing", "healed"]), times),
@@ -275,7 +275,7 @@ EVENTS = st.one_of(
 def test_any_snapshot_with_the_deltas_after_it_gives_the_state(
     steps: list[tuple[e.Event, int]],
 ) -> None:
-    made = Cluster()
+    made = ClusterState()
     seen: list[dict[str, object]] = []  # views that came at different times, delta by delta
     for event, what in steps:
         made.fold(event)
@@ -294,7 +294,7 @@ def test_any_snapshot_with_the_deltas_after_it_gives_the_state(
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
 def test_counts_of_a_mesh_are_those_of_its_ranks(events: list[e.Event]) -> None:
-    made = Cluster()
+    made = ClusterState()
     for event in events:
         made.fold(event)
     for uid, mesh in made.document["meshes"].items():
@@ -311,7 +311,7 @@ def test_counts_of_a_mesh_are_those_of_its_ranks(events: list[e.Event]) -> None:
 # -- one mesh, as text and static HTML have it -------------------------------------------------------------------------
 
 
-def view_of(of: Cluster, uid: str, region: Region) -> MeshView:
+def view_of(of: ClusterState, uid: str, region: Region) -> MeshView:
     found = of.mesh_view(uid, region, now=10.0)
     assert found is not None
     return found
@@ -319,9 +319,9 @@ def view_of(of: Cluster, uid: str, region: Region) -> MeshView:
 
 def test_a_slice_view_has_slice_positions_and_states_of_the_whole() -> None:
     made = cluster(
-        e.Started("p1", 3, 77, 1.0),
+        e.ProcessStarted("p1", 3, 77, 1.0),
         e.Turned("a1", 3, "failed", 0, 6.0, "ValueError: no"),
-        e.Answers("p1", 1, 7.0, 7.0),
+        e.ResponsivenessChanged("p1", 1, 7.0, 7.0),
         e.Doings("p1", 2, 0, "busy", 8.0, "cell"),
     )
     procs = view_of(made, "p1", Region(["gpus"], NDSlice(1, [3], [1])))
@@ -345,21 +345,21 @@ def test_a_paused_rank_shows_where_and_a_stopped_one_why() -> None:
         ("idle", ""),
         ("paused", "step, line 42"),
     ]
-    made.fold(e.Ended("a1", "stopped by %stop", 6.0))
+    made.fold(e.MeshEnded("a1", "stopped by %stop", 6.0))
     stopped = view_of(made, "a1", whole)
     assert (stopped.stopped, stopped.counts) == ("stopped by %stop", {"stopped": 2})
-    made.fold(e.Forgotten("a1"))
+    made.fold(e.MeshForgotten("a1"))
     assert made.mesh_view("a1", whole, now=10.0) is None
 
 
 def test_ranks_of_a_shrunken_mesh_keep_their_facts_at_new_positions() -> None:
-    made = cluster(e.Started("p1", 2, 77, 5.0), e.Turned("p1", 3, "failed", 0, 6.0, "it ended"))
+    made = cluster(e.ProcessStarted("p1", 2, 77, 5.0), e.Turned("p1", 3, "failed", 0, 6.0, "it ended"))
     before = copy.deepcopy(made.document)
     made.take()
     smaller = msgspec.structs.replace(
         PROCS, ranks=[0, 2, 3], sizes=(3,), strides=(), picked=(0, 2, 3), hosts=("h1", "h2"), ready=True
     )
-    made.fold(e.Resized(smaller))
+    made.fold(e.MeshRedescribed(smaller))
     assert [state(made, "p1", index) for index in range(3)] == ["idle", "idle", "failed"]
     assert made.document["meshes"]["p1"]["counts"] == {"idle": 2, "failed": 1}
     assert made.document["ranks"]["p1"]["1"]["pid"] == 77

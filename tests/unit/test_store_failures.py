@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_nb.store import Cluster
+from monarch_nb.store import ClusterState
 from monarch_nb.store import events as e
 from monarch_nb.store.failures import record, rows, tails, text
 from monarch_nb.store.incidents import Incident, Member
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(20)
 SIZE = 8
 
 
-def cluster(size: int = SIZE) -> Cluster:
-    made = Cluster()
+def cluster(size: int = SIZE) -> ClusterState:
+    made = ClusterState()
     shape: dict[str, Any] = {"ranks": range(size), "labels": ("gpus",), "sizes": (size,), "strides": (1,), "at": 1.0}
     made.fold(e.Spawned(uid="P", name="w", kind="procs", hosts=("h1",), per_host=size, ready=True, **shape))
     made.fold(e.Spawned(uid="A", name="a", kind="actors", on="P", ready=True, **shape))
@@ -29,7 +29,7 @@ def cluster(size: int = SIZE) -> Cluster:
 
 def failed(
     number: int, rank: int, cause: Cause, at: float = 10.0, uid: str = "A", also: tuple[str, ...] = ("w",)
-) -> e.Failed:
+) -> e.MeshFailed:
     name = {"A": "a", "B": "b", "P": "w"}[uid]
     size = SIZE // 2 if uid == "B" else SIZE
     cause = msgspec.structs.replace(cause, host="h1", at=at, actor=f"<root>.<Worker {name}{{'gpus': {rank}/{size}}}>")
@@ -37,7 +37,7 @@ def failed(
         mesh_name=name, mesh_uid=uid, cause=cause, failure_id=number, extent=(("gpus",), (size,)), places=(rank,),
         also=also,
     )  # fmt: skip
-    return e.Failed(str(number), uid, (rank,), record(failure, at), failure)
+    return e.MeshFailed(str(number), uid, (rank,), record(failure, at), failure)
 
 
 def left(rank: int, **more: Any) -> Cause:
@@ -51,7 +51,7 @@ def turned(rank: int, number: int, uid: str = "A") -> e.Turned:
 ORDER = (3, 0, 7, 1, 2, 6, 5, 4)
 
 
-def all_left(**more: Any) -> Cluster:
+def all_left(**more: Any) -> ClusterState:
     made = cluster()
     for number, rank in enumerate(ORDER, 1):
         made.fold(failed(number, rank, left(rank, **more), 10.0 + number / 10))
@@ -59,7 +59,7 @@ def all_left(**more: Any) -> Cluster:
     return made
 
 
-def only(made: Cluster) -> dict[str, Any]:
+def only(made: ClusterState) -> dict[str, Any]:
     [found] = made.document["failures"].values()
     return dict(found)
 
@@ -193,14 +193,14 @@ def test_texts_that_differ_in_numbers_are_one_event_with_each_text() -> None:
 
 
 def test_a_thousand_ranks_are_told_in_bounded_room() -> None:
-    made = Cluster()
+    made = ClusterState()
     made.fold(e.Spawned(uid="A", name="a", kind="actors", ranks=range(1000), labels=("gpus",), sizes=(1000,), at=1.0))
     for rank in range(0, 1000, 2):
         cause = Cause(kind="exit", exitcode=7, host="h1", pid=9000 + rank, last_lines=(f"rank {rank}",) * 20)
         failure = MeshFailure(
             mesh_name="a", mesh_uid="A", cause=cause, failure_id=1, extent=(("gpus",), (1000,)), places=(rank,)
         )
-        made.fold(e.Failed(str(rank + 1), "A", (rank,), record(failure, 5.0), failure))
+        made.fold(e.MeshFailed(str(rank + 1), "A", (rank,), record(failure, 5.0), failure))
         made.fold(turned(rank, rank + 1))
     one = only(made)
     assert len(one["title"]) < 250

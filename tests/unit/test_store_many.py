@@ -11,9 +11,9 @@ import pytest
 from monarch_kernel.display import meshes as display
 from monarch_kernel.views.widgets import SAVED_STATES, _part
 from monarch_nb.shape import NDSlice, Region
-from monarch_nb.store import Cluster, MeshView, Store, kind_rows, kinds_text
+from monarch_nb.store import ClusterState, MeshView, Store, kind_rows, kinds_text
 from monarch_nb.store import events as e
-from monarch_nb.store.activity import Sample
+from monarch_nb.store.activity import ActorSample
 from monarch_nb.store.hub import RECORDS_PER_S, SEND_S
 
 pytestmark = pytest.mark.timeout(60)
@@ -33,7 +33,7 @@ def spawned(hosts: int = HOSTS) -> e.Spawned:
 
 
 def view_of(*events: e.Event, hosts: int = HOSTS) -> MeshView:
-    cluster = Cluster()
+    cluster = ClusterState()
     for event in (spawned(hosts), *events):
         cluster.fold(event)
     view = cluster.mesh_view("p", Region(("hosts", "gpus"), NDSlice(0, (hosts, 8), (8, 1))), 100.0)
@@ -88,8 +88,9 @@ def test_static_html_of_many_ranks_is_by_hosts_and_bounded(hosts: int, monkeypat
 
 
 def test_untouched_ranks_share_a_record_and_are_counted_right() -> None:
-    cluster = Cluster()
-    for event in (spawned(), busy(3), failed(4), e.Answers("p", 5, 50.0, 51.0), e.Ended("p", "by you", 60.0)):
+    cluster = ClusterState()
+    silent = e.ResponsivenessChanged("p", 5, 50.0, 51.0)
+    for event in (spawned(), busy(3), failed(4), silent, e.MeshEnded("p", "by you", 60.0)):
         cluster.fold(event)
         mesh = cluster._meshes.get("p")
         assert mesh is not None
@@ -127,7 +128,7 @@ def test_counts_of_many_are_told_less_often() -> None:
     cell = SimpleNamespace(
         mesh="a", rank=0, incarnation=0, calls=0, errors=0, running=None, state="running", queued=lambda: ()
     )
-    sample = Sample(0, 0.0)
+    sample = ActorSample(0, 0.0)
     assert sample.take(cell, 0.1, 10.0) is not None
     cell.calls = 5
     assert sample.take(cell, 5.0, 10.0) is None
@@ -137,7 +138,7 @@ def test_counts_of_many_are_told_less_often() -> None:
 
 
 def test_a_notebooks_file_gets_of_many_ranks_their_states_only() -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     cluster.fold(spawned(5 * HOSTS))
     for rank in range(5 * COUNT):
         cluster.fold(e.Usage("p", rank, 0.5, 1 << 30))

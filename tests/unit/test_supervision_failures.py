@@ -8,12 +8,12 @@ from monarch_nb.supervision import (
     Cause,
     FailActor,
     FailCalls,
-    Machine,
     MeshSpec,
     Respawn,
     RootFault,
-    StopMesh,
+    StopOwnedMesh,
     Supervise,
+    SupervisionMachine,
     Tell,
 )
 from monarch_nb.wire.header import Layout, Run
@@ -37,9 +37,9 @@ def spec(uid: str, on: str | None = None, ranks: Any = range(4), layout: Layout 
     )
 
 
-def machine(owner: str = "owner", **options: Any) -> Machine:
+def machine(owner: str = "owner", **options: Any) -> SupervisionMachine:
     """Procs P with actors A, then B, all of one owner."""
-    made = Machine(root="root", **options)
+    made = SupervisionMachine(root="root", **options)
     made.own(owner, spec("P", layout=LAYOUT))
     made.own(owner, spec("A", "P", layout=LAYOUT))
     made.own(owner, spec("B", "P", layout=LAYOUT))
@@ -85,7 +85,7 @@ def test_a_dead_process_is_reported_for_the_called_mesh_without_waiters() -> Non
 
 
 def test_a_dead_process_without_actors_is_told_as_itself() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.own("owner", spec("P"))
     failure = only(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure
     assert (failure.mesh_name, failure.crashed_ranks, failure.procs) == ("p", [3], True)
@@ -99,7 +99,7 @@ def test_each_owner_of_something_on_a_dead_process_is_told() -> None:
 
 
 def test_actors_on_procs_of_another_process_fail_with_them() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.own("owner", spec("A", "elsewhere", layout=LAYOUT))
     assert only(supervised.proc_exited("elsewhere", 0, 0, KILLED), Supervise).failure.mesh_name == "a"
     supervised.disown("A")
@@ -125,7 +125,7 @@ def test_a_lost_host_is_told_once_with_all_its_ranks() -> None:
 
 
 def test_a_host_loss_known_after_the_heal_affects_only_unhealed_ranks() -> None:
-    holder = Machine()  # elsewhere: the procs and actors are another process's
+    holder = SupervisionMachine()  # elsewhere: the procs and actors are another process's
     for uid, on in (("P", None), ("A", "P"), ("Q", None)):
         holder.know("owner", spec(uid, on, layout=LAYOUT if on is None else None))
     holder.came_after("P", {2: 7, 3: 7})
@@ -141,7 +141,7 @@ def test_a_host_loss_known_after_the_heal_affects_only_unhealed_ranks() -> None:
 
 
 def test_a_returning_controller_learns_the_ends_of_ranks_healed_before() -> None:
-    back = Machine(root="root")
+    back = SupervisionMachine(root="root")
     back.own("root", spec("P", layout=LAYOUT), {3: 2})
     back.own("root", spec("A", "P"), {3: 2})
     assert back.proc_exited("P", 3, 1, KILLED) == []
@@ -150,7 +150,7 @@ def test_a_returning_controller_learns_the_ends_of_ranks_healed_before() -> None
 
 
 def test_an_early_holder_believes_the_owner_that_a_rank_started() -> None:
-    holder = Machine()
+    holder = SupervisionMachine()
     holder.know("owner", spec("P", layout=LAYOUT), {2: 1})
     holder.know("owner", spec("A", "P"), {2: 1})
     holder.proc_exited("P", 2, 1, Cause(kind="spawn", text="never started here"))
@@ -188,7 +188,7 @@ def test_only_calls_that_touch_failed_ranks_are_refused() -> None:
 
 
 def test_ranks_of_a_slice_count_from_its_own_start() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.own("owner", spec("P"))
     supervised.own("owner", spec("A", "P", ranks=(1, 3)))
     assert only(supervised.proc_exited("P", 3, 0, KILLED), Supervise).failure.crashed_ranks == [1]
@@ -233,7 +233,7 @@ def test_a_single_rank_can_stop() -> None:
 
 
 def test_a_reference_learns_of_failures_and_heals_but_nobody_is_told() -> None:
-    supervised = Machine(root="root")
+    supervised = SupervisionMachine(root="root")
     supervised.know("h9/c", spec("A", "P"))
     assert [type(action) for action in supervised.actor_failed("A", 1, 0, RAISED)] == [FailCalls]
     assert supervised.check("A") is not None
@@ -245,7 +245,7 @@ def test_a_reference_learns_of_failures_and_heals_but_nobody_is_told() -> None:
 
 
 def test_a_mesh_whose_owner_is_gone_answers_no_calls() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.know("h9/c", spec("A", "P"))
     calls = only(supervised.owner_gone("h9/c", "killed"), FailCalls)
     assert calls.incarnations is None
@@ -274,7 +274,7 @@ def test_an_owner_that_ignores_a_failure_fails_after_its_children_stopped() -> N
     failure = only(supervised.actor_failed("A", 0, 0, RAISED), Supervise).failure
     supervised.actor_failed("A", 1, 0, RAISED)
     actions = supervised.owner_result(failure.failure_id, False)
-    assert actions[:3] == [StopMesh("B"), StopMesh("A"), StopMesh("P")]
+    assert actions[:3] == [StopOwnedMesh("B"), StopOwnedMesh("A"), StopOwnedMesh("P")]
     fail = only(actions, FailActor)
     assert (fail.actor, fail.cause.kind, fail.cause.chain) == ("owner", "unhandled", failure.cause)
     assert len(actions) == 4, "what it was still to be told is dropped"
@@ -295,7 +295,7 @@ def test_stopped_owners_get_no_failures_and_stop_their_children_first() -> None:
     supervised.own("child", spec("C", "Q"))
     failure = only(supervised.actor_failed("B", 0, 0, RAISED), Supervise).failure
     stops = supervised.owner_stopped("owner")
-    assert stops == [StopMesh("B"), StopMesh("C"), StopMesh("Q"), StopMesh("A"), StopMesh("P")]
+    assert stops == [StopOwnedMesh("B"), StopOwnedMesh("C"), StopOwnedMesh("Q"), StopOwnedMesh("A"), StopOwnedMesh("P")]
     assert supervised.owner_result(failure.failure_id, False) == []
     assert supervised.owner_stopped("owner") == []
 
@@ -304,14 +304,14 @@ def test_an_actor_that_fails_takes_along_what_it_owns() -> None:
     supervised = machine()
     supervised.join("child", "child", "A", (0, 0))
     supervised.own("child", spec("Q"))
-    assert StopMesh("Q") not in supervised.actor_failed("A", 1, 0, RAISED)
-    assert StopMesh("Q") in supervised.actor_failed("A", 0, 0, RAISED)
+    assert StopOwnedMesh("Q") not in supervised.actor_failed("A", 1, 0, RAISED)
+    assert StopOwnedMesh("Q") in supervised.actor_failed("A", 0, 0, RAISED)
 
 
 def test_meshes_spawned_by_an_ended_owner_are_stopped() -> None:
     supervised = machine()
     supervised.owner_stopped("owner")
-    assert supervised.own("owner", spec("late")) == [StopMesh("late")]
+    assert supervised.own("owner", spec("late")) == [StopOwnedMesh("late")]
     assert supervised.actor_failed("late", 0, 0, RAISED) == []
 
 
@@ -363,4 +363,4 @@ def test_a_root_handler_is_asked_first_and_the_root_never_fails() -> None:
     second = only(actions, Supervise).failure
     fault = only(supervised.owner_result(second.failure_id, False, Cause(kind="exception", text="bad")), RootFault)
     assert (fault.failure.cause.kind, fault.failure.crashed_ranks) == ("raised", [1])
-    assert not any(isinstance(action, FailActor | StopMesh) for action in actions)
+    assert not any(isinstance(action, FailActor | StopOwnedMesh) for action in actions)

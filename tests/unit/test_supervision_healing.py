@@ -9,13 +9,13 @@ from monarch_nb.supervision import (
     Cause,
     Healed,
     HealRefused,
-    Machine,
     MeshSpec,
     Recreate,
     Respawn,
     RootFault,
-    StopMesh,
+    StopOwnedMesh,
     Supervise,
+    SupervisionMachine,
 )
 
 KILLED = Cause(kind="signal", signal=9)
@@ -35,19 +35,19 @@ def spec(uid: str, on: str | None = None) -> MeshSpec:
     )
 
 
-def machine(**options: Any) -> Machine:
+def machine(**options: Any) -> SupervisionMachine:
     """Procs P with actors A, then B, all the root's."""
-    made = Machine(root="root", **options)
+    made = SupervisionMachine(root="root", **options)
     for uid, on in (("P", None), ("A", "P"), ("B", "P")):
         made.own("root", spec(uid, on))
     return made
 
 
 def heals(actions: list[Action]) -> list[Action]:
-    return [action for action in actions if isinstance(action, Respawn | Recreate | Healed | HealRefused | StopMesh)]
+    return [a for a in actions if isinstance(a, Respawn | Recreate | Healed | HealRefused | StopOwnedMesh)]
 
 
-def heal_all(supervised: Machine, uid: str, now: float, request: int = 0) -> Action:
+def heal_all(supervised: SupervisionMachine, uid: str, now: float, request: int = 0) -> Action:
     """Carries a heal to its end; everything starts."""
     (action,) = heals(supervised.heal_requested(uid, now, request))
     while isinstance(action, Respawn | Recreate):
@@ -198,7 +198,7 @@ def test_stopping_a_mesh_ends_its_heal() -> None:
     (refused,) = supervised.stopping("P")
     assert isinstance(refused, HealRefused)
     assert "stopped while it was being healed" in refused.text
-    assert supervised.respawned("P", [(1, 1)]) == [StopMesh("P")]
+    assert supervised.respawned("P", [(1, 1)]) == [StopOwnedMesh("P")]
 
 
 def test_a_heal_goes_on_without_a_mesh_that_is_stopped() -> None:
@@ -207,7 +207,7 @@ def test_a_heal_goes_on_without_a_mesh_that_is_stopped() -> None:
     supervised.heal_requested("P", 0, 1)
     supervised.respawned("P", [(1, 1)])
     assert supervised.stopping("A") == [Recreate("B", ((1, 1),))]
-    assert supervised.recreated("A", [(1, 1)]) == [StopMesh("A")]
+    assert supervised.recreated("A", [(1, 1)]) == [StopOwnedMesh("A")]
 
 
 def test_an_impossible_heal_is_refused_with_the_reason() -> None:
@@ -221,7 +221,7 @@ def test_an_impossible_heal_is_refused_with_the_reason() -> None:
 
 
 def test_actors_on_procs_owned_elsewhere_follow_when_those_are_healed() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.own("owner", spec("A", "far"))
     supervised.own("owner", spec("B", "far"))
     supervised.proc_exited("far", 1, 0, KILLED)
@@ -235,7 +235,7 @@ def test_actors_on_procs_owned_elsewhere_follow_when_those_are_healed() -> None:
 
 
 def test_a_replaced_process_elsewhere_took_its_actors_along() -> None:
-    supervised = Machine()
+    supervised = SupervisionMachine()
     supervised.own("owner", spec("A", "far"))
     actions = supervised.respawned("far", [(1, 1)])  # that it had died was never told
     assert any(isinstance(action, Supervise) for action in actions)
@@ -262,7 +262,7 @@ def test_no_heal_goes_on_when_its_owner_ends() -> None:
     supervised.respawned("P", [(1, 1)])
     refused, *stops = supervised.owner_stopped("root")
     assert isinstance(refused, HealRefused)
-    assert stops == [StopMesh("B"), StopMesh("A"), StopMesh("P")]
+    assert stops == [StopOwnedMesh("B"), StopOwnedMesh("A"), StopOwnedMesh("P")]
 
 
 def test_a_second_failure_is_reported_though_nobody_awaits_the_heal() -> None:

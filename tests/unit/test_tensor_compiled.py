@@ -11,12 +11,12 @@ from monarch_nb.tensor.compiled.difference import difference
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Issued, Program, Sent, renamed
 from monarch_nb.tensor.compiled.source import source_of
-from monarch_nb.tensor.propagation import Layout, Meta, Propagator, leaves, overload
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator, leaves, overload
 from monarch_nb.tensor.seeds import later, seed_number
 
 pytestmark = pytest.mark.timeout(60)
 aten = torch.ops.aten
-LINE = Layout((1,), ("data",))
+LINE = MeshLayout((1,), ("data",))
 
 
 def meta(*shape: int) -> Meta:
@@ -164,7 +164,7 @@ def test_lists_and_several_results_are_taken_apart() -> None:
 
 
 def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
-    layout = Layout((2,), ("data",))
+    layout = MeshLayout((2,), ("data",))
     shard = Meta.of(layout, (4, 4), torch.float32, (Shard(0),))
     propagator, issued, metas = Propagator(layout), [], {1: shard, 2: Meta.of(layout, (4,), torch.float32, (Shard(0),))}
 

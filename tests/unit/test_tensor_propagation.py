@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from monarch_nb.tensor.propagation import (
     Call,
     DataDependentShapeError,
-    Layout,
+    MeshLayout,
     Meta,
     PropagationError,
     Propagator,
@@ -26,7 +26,7 @@ from monarch_nb.tensor.propagation import (
 from monarch_nb.tensor.propagation.world import World, imagining
 
 aten = torch.ops.aten
-LINE = Layout((2,), ("data",))
+LINE = MeshLayout((2,), ("data",))
 ROWS, COLUMNS, WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
 
 
@@ -190,7 +190,7 @@ def test_propagation_leaves_the_processes_own_group_alone(
 
 
 def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
-    plane = Propagator(Layout((2, 2), ("data", "model")))
+    plane = Propagator(MeshLayout((2, 2), ("data", "model")))
     for shards in ((Shard(0), Shard(1)), (Shard(1), Shard(0))):
         for shape in ((5, 2), (4, 2)):
             part = Meta.of(plane.layout, shape, torch.float32, shards, copied=True)
@@ -209,7 +209,7 @@ def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
 def test_remembered_ways_between_placements_equal_those_of_a_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plane = Layout((2, 2), ("data", "model"))
+    plane = MeshLayout((2, 2), ("data", "model"))
 
     def planned() -> list[object]:
         propagator = Propagator(plane)
@@ -261,7 +261,7 @@ def test_an_out_of_range_dimension_is_refused_as_it_was_written(propagator: Prop
         propagator.plan(aten.select.int, (meta(4, 6, placed=ROWS), 0, -5))
 
 
-SPACE = Layout((2, 2, 2), ("data", "model", "expert"))
+SPACE = MeshLayout((2, 2, 2), ("data", "model", "expert"))
 
 
 def test_rules_that_would_try_too_much_are_skipped_and_noted() -> None:
@@ -279,7 +279,7 @@ def test_rules_that_would_try_too_much_are_skipped_and_noted() -> None:
 
 
 def test_rules_are_bounded_where_plans_are_made_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    plane = Layout((2, 2), ("data", "model"))
+    plane = MeshLayout((2, 2), ("data", "model"))
     first, second = (Meta.of(plane, (6, 4, 4), torch.float32, (Shard(0), Shard(1))) for _ in range(2))
     free, _, _ = Propagator(plane).plan(aten.bmm.default, (first, second))
     assert not free.notices
@@ -327,7 +327,7 @@ def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(
 
 
 def test_kernels_that_refuse_empty_shards_get_whole_tensors() -> None:
-    four = Propagator(Layout((4,), ("data",)))
+    four = Propagator(MeshLayout((4,), ("data",)))
     some, none = (Meta.of(four.layout, (rows, 5), torch.float32, ROWS) for rows in (4, 3))  # the last of four has none
     assert [four.plan(aten.min.default, (one,))[0].made[0].placements for one in (some, none)] == [
         (Partial("min"),),

@@ -5,12 +5,12 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from monarch_nb.tensor.origin import call_site, origin_of
-from monarch_nb.tensor.propagation import Layout
+from monarch_nb.tensor.propagation import MeshLayout
 from monarch_nb.tensor.sharding import placements_of
 
 pytestmark = pytest.mark.timeout(60)
 
-GRID = Layout((4, 2), ("data", "model"))
+GRID = MeshLayout((4, 2), ("data", "model"))
 
 
 @pytest.mark.parametrize(

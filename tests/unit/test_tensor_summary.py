@@ -9,18 +9,18 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from monarch_kernel.display.html import LEFT
 from monarch_kernel.display.tensors import module_html, module_text, tensors_html
-from monarch_kernel.tensors import Tensors
-from monarch_nb.store import Cluster
+from monarch_kernel.tensors import TensorListing
+from monarch_nb.store import ClusterState
 from monarch_nb.store import events as e
-from monarch_nb.tensor.origin import Origin
-from monarch_nb.tensor.propagation import Layout, Meta
+from monarch_nb.tensor.origin import ProgramLine
+from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.tensor.summary import Movement, Summary, busy_text, by_dimension, live_bytes, moved_text, summary_of
 from monarch_nb.tensor.table import LiveTensor, Moved, Synchronised
-from monarch_nb.tensor.verbs import Spent, Used
+from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
 pytestmark = pytest.mark.timeout(60)
-LAYOUT = Layout((4, 2), ("data", "model"))
-HERE = Origin("/tmp/ipykernel_1/123.py", 7, "<module>")
+LAYOUT = MeshLayout((4, 2), ("data", "model"))
+HERE = ProgramLine("/tmp/ipykernel_1/123.py", 7, "<module>")
 
 
 def meta(*shape: int, placed: tuple[Any, Any] = (Shard(0), Replicate()), dtype: torch.dtype = torch.float32) -> Meta:
@@ -79,9 +79,9 @@ def test_shards_moved_by_a_cell_are_one_sentence_by_dimension() -> None:
 
 
 def test_ranks_report_busy_time_in_the_cell_and_their_memory() -> None:
-    def rank(at: int) -> Used:
+    def rank(at: int) -> MemoryUsed:
         times = [Spent(3, (0,), 0.010 + at / 1000), Spent(3, (0, 1), 1.5), Spent(2, (1,), 9.0)]
-        return Used(at << 20, (at + 1) << 20, 16 << 20, times)
+        return MemoryUsed(at << 20, (at + 1) << 20, 16 << 20, times)
 
     told = [rank(at) for at in range(8)]
     summary = summary_of("tensors", LAYOUT, [], [moved(7, "all_reduce", 1, 8)], [], used=told, cell=3)
@@ -113,8 +113,8 @@ def test_tensors_of_lost_meshes_are_listed_with_the_reason() -> None:
     assert "1 of them lost" in tensors_html(shown(healed))
 
 
-def shown(summary: Summary, *, waits: bool = False) -> Tensors:
-    tensors = Tensors.__new__(Tensors)
+def shown(summary: Summary, *, waits: bool = False) -> TensorListing:
+    tensors = TensorListing.__new__(TensorListing)
     tensors.waits, tensors.meshes = waits, {"1": summary}
     return tensors
 
@@ -159,7 +159,7 @@ def test_a_module_is_a_table_of_its_parameters_with_their_pictures() -> None:
 
 
 def test_the_store_has_the_summary_until_the_mesh_is_gone() -> None:
-    cluster, record = Cluster(), summed([LiveTensor(1, meta(8, 8), HERE)]).record
+    cluster, record = ClusterState(), summed([LiveTensor(1, meta(8, 8), HERE)]).record
     cluster.fold(e.TensorsSeen("1", record))
     assert cluster.take() == {"tensors": {"1": record}}
     cluster.fold(e.TensorsSeen("1", {}))

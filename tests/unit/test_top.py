@@ -16,7 +16,7 @@ from monarch_nb.cli import main
 from monarch_nb.store import Store
 from monarch_nb.store import events as e
 from monarch_nb.top import connection as files
-from monarch_nb.top.rows import HEADS, Look, cells, rows, summary
+from monarch_nb.top.rows import HEADS, ViewChoice, cells, rows, summary
 from monarch_nb.top.server import StoreServer
 from monarch_nb.top.watching import Watching
 
@@ -85,7 +85,7 @@ def until(condition: Any) -> None:
 
 
 def test_ranks_are_rows_and_actors_are_seen_on_their_processes() -> None:
-    found = rows(filled(2).document(), Look())
+    found = rows(filled(2).document(), ViewChoice())
     assert len(found) == 16
     assert [row.place for row in found[:2]] == ["hosts=0 gpus=0", "hosts=0 gpus=1"]
     told = dict(zip(HEADS, cells(found[7], time.time()), strict=True))
@@ -97,7 +97,7 @@ def test_ranks_are_rows_and_actors_are_seen_on_their_processes() -> None:
 
 
 def test_text_of_a_rank_cannot_command_the_terminal() -> None:
-    failed = rows(filled(2).document(), Look(query="failed"))
+    failed = rows(filled(2).document(), ViewChoice(query="failed"))
     assert [row.key for row in failed] == [("p", "node0000", 5)]
     assert cells(failed[0], 0)[4] == "it ended by signal 9  [31m(SIGKILL)"
 
@@ -107,14 +107,14 @@ def test_text_of_a_rank_cannot_command_the_terminal() -> None:
     [("state", 5), ("cpu", 9), ("memory", 9), ("rate", 7)],
 )
 def test_rows_are_sorted_the_worst_and_the_most_first(sort: str, first: int) -> None:
-    assert rows(filled(2).document(), Look(sort=sort))[0].key[2] == first
+    assert rows(filled(2).document(), ViewChoice(sort=sort))[0].key[2] == first
 
 
 def test_words_find_ranks_as_in_the_displays() -> None:
     document = filled(4).document()
 
     def places(query: str) -> list[int]:
-        return [row.key[2] for row in rows(document, Look(query=query))]
+        return [row.key[2] for row in rows(document, ViewChoice(query=query))]
 
     assert places("busy") == [7, 8]
     assert places("STEP hosts=0") == [7]
@@ -127,12 +127,12 @@ def test_words_find_ranks_as_in_the_displays() -> None:
 def test_ten_thousand_ranks_are_rows_by_host_within_bounded_time() -> None:
     document = filled(1250).document()
     began = time.process_time()
-    found = rows(document, Look(sort="state"))
+    found = rows(document, ViewChoice(sort="state"))
     assert time.process_time() - began < 1.0
     assert len(found) == 1250
     assert (found[0].host, found[0].stands_for, found[0].state) == ("node0000", 8, "failed")
     assert found[0].what.startswith("1 failed, 1 busy, 6 idle: it ended by signal 9")
-    assert len(rows(document, Look(host="node0001"))) == 8
+    assert len(rows(document, ViewChoice(host="node0001"))) == 8
     assert summary(document) == "10,000 ranks on 1,250 hosts · 1 failed · 2 busy · 9,997 idle"
 
 
@@ -144,9 +144,9 @@ def test_a_holder_of_the_connection_file_sees_the_store_and_changes(served: tupl
     assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
     assert [path for path, _ in files.connections()] == [server.path]
     watching = watch(server)
-    assert len(rows(watching.document, Look(query="failed"))) == 1
+    assert len(rows(watching.document, ViewChoice(query="failed"))) == 1
     store.put(e.Turned("p", 6, "failed", 0, time.time(), "out of memory"))
-    until(lambda: len(rows(watching.document, Look(query="failed"))) == 2)
+    until(lambda: len(rows(watching.document, ViewChoice(query="failed"))) == 2)
     server.close()
     until(lambda: watching.over)
     assert "the notebook train.ipynb" in watching.over
@@ -179,7 +179,7 @@ def test_messages_from_a_watcher_change_nothing(served: tuple[Store, StoreServer
     before = store.document()["meshes"]
     watching._peer.sendall(b'{"type":"request","verb":"stop","mesh":"p"}\n' * 100)
     store.put(e.Turned("p", 6, "failed", 0, time.time(), "out of memory"))
-    until(lambda: len(rows(watching.document, Look(query="failed"))) == 2)
+    until(lambda: len(rows(watching.document, ViewChoice(query="failed"))) == 2)
     assert store.document()["meshes"].keys() == before.keys()
     watching.close()
 

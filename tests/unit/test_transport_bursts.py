@@ -9,7 +9,7 @@ import pytest
 from monarch_nb.transport import streams
 from monarch_nb.transport.bursts import ALONE, APART_S, LARGEST, LONGEST_S, MOST, Burst
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Stream
+from monarch_nb.transport.streams import UnixStream
 from tests.effort import tries
 
 pytestmark = pytest.mark.timeout(tries(60))
@@ -63,21 +63,21 @@ def reader() -> Iterator[Reader]:
 
 
 @contextlib.contextmanager
-def sender(reader: Reader) -> Iterator[tuple[Stream, socket.socket]]:
+def sender(reader: Reader) -> Iterator[tuple[UnixStream, socket.socket]]:
     near, far = socket.socketpair()
     far.settimeout(10)
     with far:
-        stream = Stream(near, reader, lambda messages: None, lambda: None)
+        stream = UnixStream(near, reader, lambda messages: None, lambda: None)
         yield stream, far
         stream.close(0)
 
 
-def put(stream: Stream, text: bytes) -> None:
+def put(stream: UnixStream, text: bytes) -> None:
     if stream.put(text, (), may_wait=True):
         stream.push()
 
 
-def texts(stream: Stream, far: socket.socket, count: int) -> list[bytes]:
+def texts(stream: UnixStream, far: socket.socket, count: int) -> list[bytes]:
     """The next messages on a connection, each of one frame of one byte."""
     found = b""
     while len(found) < 13 * count:

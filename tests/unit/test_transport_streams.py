@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_nb.transport import TransportError
-from monarch_nb.transport.listener import Listener
+from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.reader import Reader
-from monarch_nb.transport.streams import Message, Stream, dial
+from monarch_nb.transport.streams import Message, UnixStream, dial
 from tests.effort import tries
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
@@ -38,7 +38,7 @@ class Receiver:
         self.lost = threading.Event()
         self.new = threading.Condition()
         self.far = far
-        self.stream = Stream(near, reader, self._received, self.lost.set)
+        self.stream = UnixStream(near, reader, self._received, self.lost.set)
         self.stream.listen()
 
     def _received(self, messages: Sequence[Message]) -> None:
@@ -75,7 +75,7 @@ def messages(seed: int, count: int) -> list[tuple[bytes, list[bytes]]]:
 
 def test_messages_arrive_whole_and_in_order_through_a_full_pipe(reader: Reader) -> None:
     end = Receiver(reader)
-    sender = Stream(end.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(end.far, reader, lambda *_: None, lambda: None)
     sender.listen()
     sent = messages(1, 200)
     for frame0, frames in sent:
@@ -89,7 +89,7 @@ def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> Non
     sent = [(b"head", [b"", b"x" * 300]), (b"h2", []), (b"h3", [b"y"] * 20)]
     left, right = socket.socketpair()
     opened.extend((left, right))
-    taken = Stream(left, reader, lambda *_: None, lambda: None)
+    taken = UnixStream(left, reader, lambda *_: None, lambda: None)
     for frame0, frames in sent:
         taken.write(frame0, frames)
     right.settimeout(5)
@@ -102,7 +102,7 @@ def test_messages_that_come_byte_by_byte_are_put_together(reader: Reader) -> Non
 
 def test_more_frames_than_the_kernel_takes_at_a_time(reader: Reader) -> None:
     end = Receiver(reader)
-    sender = Stream(end.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(end.far, reader, lambda *_: None, lambda: None)
     sender.listen()
     many = [str(number).encode() for number in range(5000)]
     sender.write(b"head", many)
@@ -118,7 +118,7 @@ def test_garbage_ends_the_connection_and_nothing_else(reader: Reader, garbage: b
     end.far.sendall(garbage)
     assert end.lost.wait(10)
     assert end.got == []
-    sender = Stream(other.far, reader, lambda *_: None, lambda: None)
+    sender = UnixStream(other.far, reader, lambda *_: None, lambda: None)
     sender.write(b"still", [])
     assert other.wait(1) == [(b"still", [])]
 
@@ -213,9 +213,9 @@ def test_the_socket_of_a_dead_process_is_taken_over(reader: Reader) -> None:
         dead.bind(path)
         dead.close()
         come: list[socket.socket] = []
-        door = Listener(path, 8, reader, come.append)
+        door = UnixListener(path, 8, reader, come.append)
         with pytest.raises(TransportError, match="another process listens there"):
-            Listener(path, 8, reader, come.append)
+            UnixListener(path, 8, reader, come.append)
         caller = dial(path, b"me")
         assert caller is not None
         wait_until(lambda: len(come) == 2)  # the second door has knocked, too
@@ -266,7 +266,7 @@ def test_processes_of_one_host_need_no_threads_of_libzmq() -> None:
 
 def test_a_peer_refused_for_lack_of_descriptors_learns_so(tmp_path: Path, reader: Reader) -> None:
     idle = Reader("idle-reader", 0.02)  # nobody answers the door
-    door = Listener(str(tmp_path / "door"), 5, idle, lambda connection: None)
+    door = UnixListener(str(tmp_path / "door"), 5, idle, lambda connection: None)
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "door"))
         door._turn_away()  # what a knock does where accept() finds no descriptor

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.views import channel
-from monarch_kernel.views.channel import LARGEST, LONGEST, Channel, pieces
+from monarch_kernel.views.channel import LARGEST, LONGEST, ViewChannel, pieces
 from monarch_kernel.views.live import LiveViews
 from monarch_kernel.views.registry import VIEWS
 from monarch_kernel.views.view import View
@@ -98,7 +98,7 @@ class Comm:
 
 def test_a_view_is_told_the_number_of_earlier_messages_and_pieces() -> None:
     kernel = Kernel()
-    way = Channel(kernel, Comm())
+    way = ViewChannel(kernel, Comm())
     way.send({"type": "views", "views": []})
     way.send({"type": "alive"})
     state = {"failures": {str(number): {"report": "r" * 100_000} for number in range(3 * LARGEST // 100_000)}}
@@ -129,7 +129,7 @@ def test_a_long_message_is_encoded_once_for_size_and_sending(custom: bool, monke
             content = json.loads(content) if isinstance(content, bytes) else content
             told.append(content["data"]["content"] if custom else content["data"])
 
-    way = Channel(Session(), Comm(), custom=custom)
+    way = ViewChannel(Session(), Comm(), custom=custom)
     messages: list[Message] = [
         {"type": "snapshot", "seq": 1, "state": {"ranks": {"a": "é"}}, "now": 1.0},
         {"type": "delta", "prev": 1, "seq": 2, "patch": {}, "now": 1.0},

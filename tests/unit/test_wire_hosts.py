@@ -3,7 +3,8 @@
 import pytest
 
 from monarch_nb.supervision import Cause, HealError, MeshFailure, SupervisionError
-from monarch_nb.wire import ActorError, begin_host_names, decode_exception, encode_exception, host_name, hosts, story_of
+from monarch_nb.wire import ActorError, begin_host_names, decode_exception, encode_exception, host_name, hosts
+from monarch_nb.wire import exception_text as described
 from monarch_nb.wire import with_host_names as named
 
 FIRST, SECOND = "node7.1f2e3d", "node7.0a1b2c3d4e"
@@ -46,7 +47,7 @@ def test_errors_of_other_processes_name_hosts_as_the_controller_does() -> None:
     sent, data = [encode_exception(error) for error in raised], encode_exception(Lookup(SECOND))
     become_controller()
     for frames in sent:
-        for text in (str(decode_exception(frames)), story_of(frames).text, "".join(story_of(frames).formatted)):
+        for text in (str(decode_exception(frames)), described(frames).text, "".join(described(frames).formatted)):
             assert "the host node7·2 was lost: node7 says so" in text
             assert SECOND not in text
-    assert (decode_exception(data).args, story_of(data).text) == ((SECOND,), "node7·2")
+    assert (decode_exception(data).args, described(data).text) == ((SECOND,), "node7·2")

@@ -164,7 +164,7 @@ def test_records_of_other_processes_hold_no_commands():
         MeshFailure(mesh_name=COMMAND, cause=Cause(kind="exit", last_lines=(COMMAND,)), mesh_uid="m", also=(COMMAND,)),
         records.Frame(COMMAND, 3, COMMAND, COMMAND),
         records.Value(COMMAND, COMMAND),
-        messages.Outcome(COMMAND, COMMAND),
+        messages.CommandOutcome(COMMAND, COMMAND),
     ):
         assert not {"\x1b", "\x9b", "\x07"} & set(str(made)), made
         encoded = msgspec.msgpack.encode(made, enc_hook=str)

@@ -3,7 +3,7 @@
 from .actor_arguments import ActorArguments, read_actor
 from .log_arguments import LOG_OPTIONS, LogArguments, read_logs
 from .mesh_arguments import USUAL_DIMS, MeshArguments, read_mesh
-from .place import Place, read_place
+from .place import MeshSelection, read_place
 from .profile_arguments import PROFILE_OPTIONS, ProfileArguments, read_profile
 from .words import check_name, read_names
 
@@ -14,7 +14,7 @@ __all__ = [
     "ActorArguments",
     "LogArguments",
     "MeshArguments",
-    "Place",
+    "MeshSelection",
     "ProfileArguments",
     "check_name",
     "read_actor",

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from msgspec import Struct, field
 
-from .place import Place, read_place
+from .place import MeshSelection, read_place
 from .words import check_options
 
 _parser = MagicArgumentParser(prog="%logs", argument_default=argparse.SUPPRESS)  # type: ignore[no-untyped-call]
@@ -26,7 +26,7 @@ LOG_OPTIONS = ("--follow", "--grep", "--level", "--since", "--last", "--stderr",
 class LogArguments(Struct, frozen=True):
     """Arguments of a %logs line; `filters` are those of `logs_of`."""
 
-    place: Place
+    place: MeshSelection
     follow: bool = False
     last: int | None = None
     filters: dict[str, Any] = field(default_factory=dict)

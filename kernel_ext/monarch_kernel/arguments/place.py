@@ -20,7 +20,7 @@ _SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(-?\d*))?")
 _SPAN = re.compile(r"(-?\d+)(?:-(\d+))?")
 
 
-class Place(Struct, frozen=True):
+class MeshSelection(Struct, frozen=True):
     """The mesh and ranks that a line of `magic` names."""
 
     magic: str
@@ -40,7 +40,7 @@ class Place(Struct, frozen=True):
         return part_of(mesh, functools.reduce(Region.union, parts))
 
 
-def read_place(magic: str, line: str, options: Iterable[str] = ()) -> Place:
+def read_place(magic: str, line: str, options: Iterable[str] = ()) -> MeshSelection:
     """Reads a mesh's name and what is picked of it, as people write ranks and as output names them: `gpus=0-2,5`.
 
     Raises UsageError.
@@ -53,7 +53,7 @@ def read_place(magic: str, line: str, options: Iterable[str] = ()) -> Place:
         given |= {word for word in words if word.startswith("-")}
         picks.append(_picks(magic, [word for word in words if not word.startswith("-") and word != name]))
     check_options(magic, given, set(options))
-    return Place(magic, name, tuple(each for each in picks if each), frozenset(given))
+    return MeshSelection(magic, name, tuple(each for each in picks if each), frozenset(given))
 
 
 def _picks(magic: str, words: Iterable[str]) -> Picks:

@@ -7,7 +7,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from msgspec import Struct
 
-from .place import Place, read_place
+from .place import MeshSelection, read_place
 from .words import check_options
 
 _parser = MagicArgumentParser(prog="%%prof", argument_default=argparse.SUPPRESS)  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ PROFILE_OPTIONS = ("--hz", "--torch")
 class ProfileArguments(Struct, frozen=True):
     """Arguments of a %%prof line."""
 
-    place: Place
+    place: MeshSelection
     hz: float = 100.0
     torch: bool = False
 

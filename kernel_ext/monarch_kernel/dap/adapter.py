@@ -10,11 +10,11 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.records import Motion
 from monarch_nb.debug.render import FileName, named, pick, short
 
-from .asked import Message, Ranks, Refused
+from .asked import Message, RankDebugger, RequestRefused
 from .focus import LEAD, Focus
 from .gutter import Gutter, More
 from .inspection import InspectionRequests
-from .lines import Lines
+from .lines import BreakableLines
 
 _MOTIONS: dict[str, Motion] = {"continue": "continue", "next": "over", "stepIn": "in", "stepOut": "out"}
 FILTERS = [
@@ -50,7 +50,7 @@ CAPABILITIES = {
 class BreakpointRequests:
     """Breakpoints of the mesh. While the debugger is on, all actors have them, new actors included."""
 
-    def __init__(self, ranks: Ranks, gutter: Gutter, name: FileName) -> None:
+    def __init__(self, ranks: RankDebugger, gutter: Gutter, name: FileName) -> None:
         self._ranks = ranks
         self._name = name  # what people call a file
         self.gutter = gutter
@@ -118,7 +118,7 @@ class Adapter:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankDebugger,
         source_of: Callable[[str], str | None],
         *,
         name: FileName = short,
@@ -127,7 +127,7 @@ class Adapter:
     ) -> None:
         self.ranks = ranks
         self.focus = Focus(name)
-        self.gutter = Gutter(lambda path: Lines(source_of(path) or "", is_actor))
+        self.gutter = Gutter(lambda path: BreakableLines(source_of(path) or "", is_actor))
         self.breakpoints = BreakpointRequests(ranks, self.gutter, name)
         self.inspection = InspectionRequests(ranks, self.focus, source_of, named_here)
 
@@ -144,12 +144,12 @@ class Adapter:
     # -- what is asked -------------------------------------------------------------------------------------------------
 
     def answer(self, command: str, arguments: Message) -> Message:
-        """Body of the response. Raises Refused, and LookupError and ValueError with texts for people."""
+        """Body of the response. Raises RequestRefused, LookupError and ValueError with texts for people."""
         for part in (self, self.breakpoints, self.inspection):
             method: Callable[[Message], Message] | None = getattr(part, f"_do_{command}", None)
             if method is not None:
                 return method(arguments)
-        raise Refused(f"the debugger of the mesh does not support the request {command!r}")
+        raise RequestRefused(f"the debugger of the mesh does not support the request {command!r}")
 
     def _do_initialize(self, arguments: Message) -> Message:
         self.inspection.client = str(arguments.get("clientID") or "")
@@ -195,7 +195,7 @@ class Adapter:
         else:
             meant = pick(records, str(arguments.get("ranks") or "all"))
         if not meant:
-            raise Refused("that rank is not stopped any more")
+            raise RequestRefused("that rank is not stopped any more")
         self.focus.move(meant[0], pinned=bool(arguments.get("pinned")))
         return {"lead": meant[0].session, "name": named(meant[:1])}
 
@@ -205,21 +205,21 @@ class Adapter:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
 
-    def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.Answer]]:
+    def go(self, command: str, arguments: Message) -> tuple[tuple[Stopped, ...], list[m.CommandAnswer]]:
         """Resumes or steps the ranks of a thread; returns these ranks and their answers."""
         meant = self.focus.meant(self.ranks.records(), int(arguments.get("threadId") or LEAD))
         if not meant:
-            raise Refused("no rank is stopped")
+            raise RequestRefused("no rank is stopped")
         by_depth: dict[int, list[Stopped]] = {}
         for record in meant:  # a step counts from the innermost frame, whichever is selected
             by_depth.setdefault(max(0, len(record.stack) - 1), []).append(record)
-        answers: dict[str, m.Answer] = {}
+        answers: dict[str, m.CommandAnswer] = {}
         for frame, records in by_depth.items():
             replies = self.ranks.ask(records, m.Go(session="", motion=_MOTIONS[command], frame=frame))
             answers.update((record.session, answer) for record, answer in zip(records, replies, strict=True))
         errors = [answer.error for answer in answers.values() if answer.error]
         if len(errors) == len(answers):
-            raise Refused(errors[0])
+            raise RequestRefused(errors[0])
         return meant, [answers[record.session] for record in meant]
 
     def _do_continue(self, arguments: Message) -> Message:
@@ -242,7 +242,7 @@ class Adapter:
     def _do_pause(self, arguments: Message) -> Message:
         why = self.ranks.pause()
         if why:
-            raise Refused(why)
+            raise RequestRefused(why)
         return {}
 
     # -- events --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_nb.debug import Stopped
-from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.messages import CommandAnswer
 
 from .adapter import Adapter
 from .cluster import ClusterRanks
@@ -27,7 +27,7 @@ class Announcer:
         self._ranks = ranks
         self._send = send
         self._changed = threading.Event()
-        self._steps: tuple[Sequence[Stopped], Sequence[Answer]] | None = None
+        self._steps: tuple[Sequence[Stopped], Sequence[CommandAnswer]] | None = None
         self._unlisten: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -72,7 +72,7 @@ class Announcer:
                 self._held -= 1
             self.wake()
 
-    def stepped(self, records: Sequence[Stopped], answers: Sequence[Answer]) -> None:
+    def stepped(self, records: Sequence[Stopped], answers: Sequence[CommandAnswer]) -> None:
         """Records a step of these ranks, the one in focus first: the next event waits for them."""
         self._steps = (records, answers)
 

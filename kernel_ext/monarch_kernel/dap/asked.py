@@ -9,17 +9,17 @@ from monarch_nb.debug import messages as m
 Message = dict[str, Any]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request cannot be answered; the text says why."""
 
 
-class Ranks(Protocol):
+class RankDebugger(Protocol):
     """The cluster's debugger, as far as it is needed."""
 
     def records(self) -> list[Stopped]:
         """All stopped threads."""
 
-    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
+    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.CommandAnswer]:
         """Sends a command to each record; blocks for the answers."""
 
     def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:

@@ -26,10 +26,10 @@ from ..jupyter import (
 )
 from .adapter import Adapter
 from .announcer import Announcer
-from .asked import Refused
+from .asked import RequestRefused
 from .cluster import ClusterRanks
 from .handles import is_ours
-from .inspection import Sources
+from .inspection import CellSources
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]
@@ -180,7 +180,7 @@ class DebugBridge:
         self._shell = shell
         self._kernel: Any = getattr(shell, "kernel", None)
         self._idle = idle
-        self._sources = Sources()
+        self._sources = CellSources()
         ranks = ClusterRanks(runtime)
         self.adapter = Adapter(
             ranks,
@@ -251,7 +251,7 @@ class DebugBridge:
         arguments: Message = message.get("arguments") or {}
         try:
             answer = await asyncio.wait_for(self._route(command, arguments, message), ANSWER_S)
-        except (Refused, DebugError, LookupError, ValueError, TypeError) as error:
+        except (RequestRefused, DebugError, LookupError, ValueError, TypeError) as error:
             return self._reply(message, None, str(error.args[0]) if error.args else str(error))
         except asyncio.TimeoutError:  # noqa: UP041 - another one in Python 3.10
             return self._reply(message, None, f"no answer within {ANSWER_S:g} s: a rank does not respond")

@@ -26,11 +26,14 @@ class ClusterRanks:
         controller = self.controller
         return controller.stopped.records() if controller is not None else []
 
-    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
+    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.CommandAnswer]:
         """Sends a command to each record; blocks for the answers."""
         controller = self.controller
         if controller is None:
-            return [m.Answer(session=record.session, error="the cluster was left", resumed=True) for record in records]
+            return [
+                m.CommandAnswer(session=record.session, error="the cluster was left", resumed=True)
+                for record in records
+            ]
         return controller.ask(records, command)
 
     def arm(self, lines: Sequence[m.BreakLine], raised: str | None, uncaught: str | None) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_nb.debug import Stopped
-from monarch_nb.debug.render import FileName, Group, grouped, named, short
+from monarch_nb.debug.render import FileName, StackGroup, grouped, named, short
 
 LEAD = 1  # the thread number of the rank in focus, the only one that front ends always have
 
 
 @dataclass(frozen=True)
-class Thread:
+class ThreadOfRanks:
     """Ranks that a front end shows as one thread."""
 
     number: int
@@ -48,7 +48,7 @@ class Focus:
             return group[:1] if self.pinned else group
         return next((group.records for group in self.threads(records) if group.number == thread), ())
 
-    def threads(self, records: Sequence[Stopped]) -> list[Thread]:
+    def threads(self, records: Sequence[Stopped]) -> list[ThreadOfRanks]:
         """The rank in focus, then other ranks at its location, then the other groups."""
         lead = self.lead(records)
         parts: list[tuple[Stopped, ...]] = [] if lead is None else [(lead,)]
@@ -57,12 +57,12 @@ class Focus:
             if rest:
                 parts.insert(1 if lead in group.records else len(parts), rest)
         first = LEAD if lead is not None else LEAD + 1
-        return [Thread(number, self.title(part), part) for number, part in enumerate(parts, first)]
+        return [ThreadOfRanks(number, self.title(part), part) for number, part in enumerate(parts, first)]
 
     def title(self, records: Sequence[Stopped]) -> str:
         """`trainers gpus=1-7 · train.py:42`."""
         frame = records[0].frame
-        threads = Group(tuple(records)).thread
+        threads = StackGroup(tuple(records)).thread
         thread = f", thread {threads}" if threads else ""
         return f"{named(records)}{thread} · {self._file_name(frame.file)}:{frame.line}"
 

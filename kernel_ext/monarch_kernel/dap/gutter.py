@@ -7,18 +7,18 @@ from typing import Any
 from monarch_nb.debug.messages import BreakLine
 from monarch_nb.debug.session.breakpoints import passed_often_enough
 
-from .lines import Line, Lines
+from .lines import BreakableLine, BreakableLines
 
 Message = dict[str, Any]
 COMPILED = (".so", ".pyd", ".dylib", ".dll", ".pyc")  # files that hold no lines of Python
 
 
 @dataclass(frozen=True)
-class Mark:
+class GutterMark:
     """A breakpoint as it was requested, and the line it was moved to."""
 
     requested: Message  # a SourceBreakpoint
-    line: Line
+    line: BreakableLine
     number: int = 0
     error: str = ""
 
@@ -40,23 +40,23 @@ class More:
 class Gutter:
     """Breakpoints by file. `lines_of` gives the lines of a file that can have breakpoints."""
 
-    def __init__(self, lines_of: Callable[[str], Lines]) -> None:
+    def __init__(self, lines_of: Callable[[str], BreakableLines]) -> None:
         self._lines_of = lines_of
-        self._files: dict[str, list[Mark]] = {}
+        self._files: dict[str, list[GutterMark]] = {}
         self._more: dict[tuple[str, int], More] = {}
         self._last = 0
 
-    def __iter__(self) -> Iterator[tuple[str, Mark]]:
+    def __iter__(self) -> Iterator[tuple[str, GutterMark]]:
         for path, marks in self._files.items():
             for mark in marks:
                 yield path, mark
 
-    def set(self, path: str, requested: Sequence[Message]) -> list[Mark]:
+    def set(self, path: str, requested: Sequence[Message]) -> list[GutterMark]:
         """Replaces the breakpoints of a file."""
         lines = self._lines_of(path)
         marks = []
         for request in requested:
-            mark = Mark(request, lines.at(int(request.get("line") or 1)))
+            mark = GutterMark(request, lines.at(int(request.get("line") or 1)))
             self._last += 1
             marks.append(replace(mark, number=self._last, error=_no_lines(path) or _wrong(self._filled(path, mark))))
         self._files[path] = marks
@@ -84,7 +84,7 @@ class Gutter:
         """Properties added to a breakpoint, empty by default."""
         return self._more.get((path, line), More())
 
-    def _filled(self, path: str, mark: Mark) -> More:
+    def _filled(self, path: str, mark: GutterMark) -> More:
         request = mark.requested
         more = self.more(path, mark.line.number)
         return More(

@@ -15,7 +15,7 @@ def is_ours(number: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Handle:
+class FrameHandle:
     """A frame of a stop, or what a reference of it holds."""
 
     session: str
@@ -30,10 +30,10 @@ class Handles:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(FIRST)
-        self._by_number: dict[int, Handle] = {}
-        self._by_handle: dict[Handle, int] = {}
+        self._by_number: dict[int, FrameHandle] = {}
+        self._by_handle: dict[FrameHandle, int] = {}
 
-    def number(self, handle: Handle) -> int:
+    def number(self, handle: FrameHandle) -> int:
         """The number of a frame or a reference."""
         number = self._by_handle.get(handle)
         if number is None:
@@ -41,7 +41,7 @@ class Handles:
             self._by_number[number] = handle
         return number
 
-    def get(self, number: object) -> Handle | None:
+    def get(self, number: object) -> FrameHandle | None:
         """The handle of a number, if it is still valid."""
         return self._by_number.get(number) if isinstance(number, int) else None
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from monarch_nb.debug import Stopped, Tensor, Value
 from monarch_nb.debug import messages as m
-from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Variable
 from monarch_nb.debug.render import named, short
 
 from ..jupyter import cell_file, cell_files
-from .asked import Message, Ranks, Refused
+from .asked import Message, RankDebugger, RequestRefused
 from .focus import LEAD, Focus
-from .handles import Handle, Handles
+from .handles import FrameHandle, Handles
 
 VARIABLES_S = 1.5  # for the values of variables: one whose repr takes longer is described by its type
 EVALUATE_S = 5.0
@@ -29,7 +29,7 @@ class InspectionRequests:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankDebugger,
         focus: Focus,
         source_of: Callable[[str], str | None],
         named_here: Callable[[str], str] = lambda file: file,
@@ -53,7 +53,7 @@ class InspectionRequests:
         record = meant[0]
         rows = [
             {
-                "id": self.handles.number(Handle(record.session, record.number, index, edition=self._edition)),
+                "id": self.handles.number(FrameHandle(record.session, record.number, index, edition=self._edition)),
                 "name": frame.function,
                 "line": frame.line,
                 "column": 1,
@@ -65,24 +65,24 @@ class InspectionRequests:
         count = int(arguments.get("levels") or 0) or len(rows)
         return {"stackFrames": rows[start : start + count], "totalFrames": len(rows)}
 
-    def _at(self, number: object) -> tuple[Stopped, Handle]:
+    def _at(self, number: object) -> tuple[Stopped, FrameHandle]:
         """The rank and frame, or reference, of a number; those of the rank in focus if `number` is None."""
         records = self._ranks.records()
         handle = self.handles.get(number)
         if number is None:
             lead = self._focus.lead(records)
             if lead is None:
-                raise Refused("no rank is stopped")
-            return lead, Handle(lead.session, lead.number, max(0, len(lead.stack) - 1))
+                raise RequestRefused("no rank is stopped")
+            return lead, FrameHandle(lead.session, lead.number, max(0, len(lead.stack) - 1))
         for record in records:
             if handle is not None and (record.session, record.number) == (handle.session, handle.stop):
                 return record, handle
-        raise Refused("the rank has gone on since")
+        raise RequestRefused("the rank has gone on since")
 
-    def _asked(self, record: Stopped, command: m.Command) -> m.Answer:
+    def _asked(self, record: Stopped, command: m.Command) -> m.CommandAnswer:
         answer = self._ranks.ask([record], command)[0]
         if answer.error:
-            raise Refused(answer.error)
+            raise RequestRefused(answer.error)
         return answer
 
     def _do_scopes(self, arguments: Message) -> Message:
@@ -101,10 +101,10 @@ class InspectionRequests:
             ]
         }
 
-    def _reference(self, handle: Handle, reference: int) -> int:
+    def _reference(self, handle: FrameHandle, reference: int) -> int:
         if not reference:
             return 0
-        return self.handles.number(Handle(handle.session, handle.stop, handle.frame, reference))
+        return self.handles.number(FrameHandle(handle.session, handle.stop, handle.frame, reference))
 
     def _do_variables(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("variablesReference") or 0)
@@ -129,7 +129,7 @@ class InspectionRequests:
         command = m.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
         return self._valued(self._asked(record, command), handle)
 
-    def _valued(self, answer: m.Answer, handle: Handle) -> Message:
+    def _valued(self, answer: m.CommandAnswer, handle: FrameHandle) -> Message:
         value = answer.value
         return {
             "value": value.text if value is not None else "",
@@ -146,7 +146,7 @@ class InspectionRequests:
         command = m.Evaluate(session="", frame=handle.frame, text=text, statement=types, much=types, limit=EVALUATE_S)
         answer = self._ranks.ask([record], command)[0]
         if answer.error and not (types and self.client == "jupyterlab"):  # which shows no errors, only results
-            raise Refused(answer.error)
+            raise RequestRefused(answer.error)
         if types:
             self._edition += 1  # JupyterLab reads the variables again only of frames that it does not know
         body = self._valued(answer, handle)
@@ -159,7 +159,7 @@ class InspectionRequests:
         record, handle = self._at(arguments.get("srcFrameId"))
         source, target = (str(arguments.get(f"{end}VariableName") or "") for end in ("src", "dst"))
         if not (source.isidentifier() and target.isidentifier()):
-            raise Refused("copyToGlobals needs names of variables")
+            raise RequestRefused("copyToGlobals needs names of variables")
         text = f"globals()[{target!r}] = {source}"
         self._asked(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
         return {"value": target}
@@ -177,7 +177,7 @@ class InspectionRequests:
         pairs = []
         for rank, answer in zip(ranks, self._ranks.ask(ranks, command), strict=True):
             value = answer.variables[0].value if answer.variables else None
-            pairs.append((rank, m.Answer(session=rank.session, value=value, error=answer.error)))
+            pairs.append((rank, m.CommandAnswer(session=rank.session, value=value, error=answer.error)))
         if pairs[0][1].value is None:
             return {"data": {}, "metadata": {}}
         return _rich(name, pairs)
@@ -185,7 +185,7 @@ class InspectionRequests:
     def _do_exceptionInfo(self, arguments: Message) -> Message:  # noqa: N802
         meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
         if not meant:
-            raise Refused("no rank is stopped")
+            raise RequestRefused("no rank is stopped")
         note = meant[0].note or meant[0].reason
         return {"exceptionId": note.partition(":")[0], "description": note, "breakMode": "always"}
 
@@ -197,11 +197,14 @@ class InspectionRequests:
         for record in self._ranks.records():
             if any(frame.file == path for frame in record.stack):
                 answer = self._asked(record, m.GetSource(session="", file=path))
-                return {"content": answer.content if isinstance(answer, m.Source) else "", "mimeType": "text/x-python"}
-        raise Refused(f"the source of {path} is not available")
+                return {
+                    "content": answer.content if isinstance(answer, m.SourceText) else "",
+                    "mimeType": "text/x-python",
+                }
+        raise RequestRefused(f"the source of {path} is not available")
 
 
-class Sources:
+class CellSources:
     """Cells, known by the file names in their code objects. Dumped cells are written to these files, for debuggers that
     read files.
     """
@@ -265,7 +268,7 @@ def _rest(count: int) -> Message:
     return {"name": "…", "value": f"{count} more", "type": f"{count} more", "variablesReference": 0}
 
 
-def _text_of_answer(answer: Answer) -> str:
+def _text_of_answer(answer: CommandAnswer) -> str:
     """The readable text of an answer."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
@@ -273,7 +276,7 @@ def _text_of_answer(answer: Answer) -> str:
     return "\n".join(parts)
 
 
-def _rich(name: str, pairs: Sequence[tuple[Stopped, Answer]], own_html: str = "") -> Message:
+def _rich(name: str, pairs: Sequence[tuple[Stopped, CommandAnswer]], own_html: str = "") -> Message:
     """A value as HTML: that of the rank in focus, and how the other ranks differ."""
     first = pairs[0][1]
     plain = first.error or (first.value.text if first.value is not None else "None")
@@ -305,7 +308,7 @@ def _tensor(value: Value, tensor: Tensor) -> str:
     return f"<table>{rows}</table>" + (f"<pre>{html.escape(few)}</pre>" if few else "")
 
 
-def _by_rank(pairs: Sequence[tuple[Stopped, Answer]]) -> str:
+def _by_rank(pairs: Sequence[tuple[Stopped, CommandAnswer]]) -> str:
     by_text: dict[str, list[Stopped]] = {}
     for record, answer in pairs:
         text = answer.error or (answer.value.text if answer.value is not None else "None")

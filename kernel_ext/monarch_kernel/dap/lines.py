@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Line:
+class BreakableLine:
     """A line that can have a breakpoint: the kind of its code, and its actor class."""
 
     number: int
@@ -21,7 +21,7 @@ class Line:
     actor: str = ""
 
 
-class Lines:
+class BreakableLines:
     """Lines of one text. If it does not compile, every line can have a breakpoint."""
 
     def __init__(self, text: str, is_actor: Callable[[str], bool] = lambda name: False) -> None:
@@ -56,7 +56,7 @@ class Lines:
             else:
                 self._visit(node, prefix)
 
-    def at(self, number: int) -> Line:
+    def at(self, number: int) -> BreakableLine:
         """The line for a click on line `number`: this line, or the next one that is executed."""
         if self._run:
             for begin, first, _ in self._functions:
@@ -67,8 +67,8 @@ class Lines:
         actor = max((span for span in self._classes if span[0] <= number <= span[1]), default=None)
         inside = any(first <= number <= end for _, first, end in self._functions)
         if actor is not None and inside:
-            return Line(number, "actors", actor[2])
-        return Line(number, "anybody" if inside or not self._run else "notebook")
+            return BreakableLine(number, "actors", actor[2])
+        return BreakableLine(number, "anybody" if inside or not self._run else "notebook")
 
 
 def _body(node: Function) -> int:

@@ -19,7 +19,7 @@ from ..completion import LineCompletion
 from ..jupyter import give_back_underscores
 from ..session import Session
 from ..tensors import workers_on
-from .results import Listing, Results, Table
+from .results import CellResults, Listing, StoppedTable
 
 _BREAK = re.compile(r"(?P<where>\S+)(?:\s+if\s+(?P<condition>.+?))?\s+on\s+(?P<mesh>[^\d\W].*)", re.DOTALL)
 
@@ -81,7 +81,7 @@ class DebugMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def mdb(self, line: str, cell: str | None = None) -> Listing | Results:
+    def mdb(self, line: str, cell: str | None = None) -> Listing | CellResults:
         """Show what is stopped in the debugger; as a cell magic, run the cell's lines as commands on stopped ranks.
 
         %mdb                       # groups of ranks, who is missing, the source around the line
@@ -99,13 +99,13 @@ class DebugMagics(Magics):
         if cell is None:
             if line.strip():
                 raise UsageError("%mdb takes no arguments; commands go below it: %%mdb NAME")
-            return Table(self._prompt("").table())
+            return StoppedTable(self._prompt("").table())
         prompt = self._prompt(line)
         if not prompt.candidates():
             every = debug.sessions()
             stopped = f"; stopped: {named(every)}" if every else ""
             raise UsageError(f"%%mdb {line}: none of these ranks is stopped{stopped}")
-        results = Results([prompt.do(command) for command in commands(cell)])
+        results = CellResults([prompt.do(command) for command in commands(cell)])
         give_back_underscores(self.shell)
         return results
 
@@ -174,7 +174,7 @@ class DebugMagics(Magics):
         if self.waiting is None or not self.waiting.terminal.can_ask:
             record = group.sessions[0]
             how = f"%%mdb {record.name} at the top of a cell gives commands to it; `c` closes the frames"
-            return Table(f"{prompt.table()}\n\n{how}")
+            return StoppedTable(f"{prompt.table()}\n\n{how}")
         self._converse(prompt)
         for record in group.sessions:
             if prompt.leave != "detach":

@@ -16,11 +16,11 @@ class Listing:
         return self.text
 
 
-class Table(Listing):
+class StoppedTable(Listing):
     """The stopped ranks at the time of its creation; live where widgets are."""
 
 
-class Results(Sequence[Answers]):
+class CellResults(Sequence[Answers]):
     """Results of the commands of a cell, in order; `values` are those of the last command that had any."""
 
     def __init__(self, results: Sequence[Answers]) -> None:

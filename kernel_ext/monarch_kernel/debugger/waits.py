@@ -32,7 +32,7 @@ class CellPrompt:
     ) -> None:
         """While `elsewhere()`, people look at what is stopped in another debugger: nothing is asked."""
         controller = controller_of(runtime)
-        self._front, self._view = front, LiveView(front, controller.stopped, live)
+        self._front, self._view = front, PromptView(front, controller.stopped, live)
         terminal = CellTerminal(shell, front, self._view.show)
         self.waits = WaitPrompt(
             controller,
@@ -54,7 +54,7 @@ class CellPrompt:
             self._front.ending.remove(self._view.ended)
 
 
-class LiveView:
+class PromptView:
     """The view below the text of a cell that asks, shown once in each cell.
 
     When nothing is stopped at the end of the cell, the last content stays in its place as static text, greyed and with

@@ -14,7 +14,7 @@ from monarch_nb.tensor.placement import Placement
 
 from ..guide import Diagnosis, Guide
 from ..overview import Overview
-from ..tensors import Tensors
+from ..tensors import TensorListing
 from ..views.displays import Failures, LogView, metrics_html
 from .failures import failure_bundle
 from .guide import diagnosis_html, guide_html
@@ -23,7 +23,7 @@ from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
 from .placement import placement_html
 from .profile import ProfileForms
-from .show import Shown, shown
+from .show import LiveValue, shown
 from .tensors import tensors_html
 from .transfers import transfers_html
 from .values import future_html, value_mesh_html
@@ -43,7 +43,7 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
-    Tensors: tensors_html,
+    TensorListing: tensors_html,
     TRANSFERS: transfers_html,
     Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
@@ -72,7 +72,7 @@ def uninstall(shell: Any) -> None:
     ProfileForms(shell).uninstall()
 
 
-def show(value: Any) -> Shown:
+def show(value: Any) -> LiveValue:
     """A mesh, its results, a failure or a profile as a static display, where there is no IPython: in marimo's cells."""
     return shown(value, _FORMS)
 

@@ -34,7 +34,7 @@ from monarch_nb.wire import (
 from ..files import with_cells
 from ..jupyter import last_lines, show_error
 from .failures import ansi, raised_title
-from .notices import Notice
+from .notices import FailureNotice
 
 _OWN = (ENGINE, f"{Path(__file__).parents[1]}/")
 # The way through IPython to a magic, which old versions show.
@@ -51,8 +51,8 @@ class Errors:
     def __init__(
         self,
         shell: Any,
-        notice_of: Callable[[MeshFailure], Notice],
-        announce: Callable[[Notice], None],
+        notice_of: Callable[[MeshFailure], FailureNotice],
+        announce: Callable[[FailureNotice], None],
         raised: Callable[[ActorError], None],
         stopped: Callable[[Future[Any]], str],
     ) -> None:
@@ -128,7 +128,7 @@ class Errors:
         kind: type[BaseException],
         error: BaseException,
         tb: types.TracebackType | None,
-        notice: Notice | None = None,
+        notice: FailureNotice | None = None,
     ) -> list[str]:
         # Frames by IPython, for its look and its numbering of cells; with a stand-in, whose message is then replaced.
         # None is left out by number, as old versions do: their own are not among them any more.
@@ -220,7 +220,7 @@ def _folded(
     return kind, stand_in, stand_in.__traceback__
 
 
-def error_text(error: BaseException, shell: Any, notice: Notice | None = None) -> str:
+def error_text(error: BaseException, shell: Any, notice: FailureNotice | None = None) -> str:
     """The text of an error, which people read last and alone."""
     name = ansi(type(error).__name__, "title")
     if isinstance(error, ActorError):

@@ -28,7 +28,7 @@ KEPT = 256  # events of which is known where they were shown
 KEPT = 256  # events whose display is remembered
 
 
-class Notice(Struct, frozen=True):
+class FailureNotice(Struct, frozen=True):
     """A failure for the text of an error; `brief` says where all of it was shown already, "" if it was not."""
 
     record: Record
@@ -37,7 +37,7 @@ class Notice(Struct, frozen=True):
     barred: bool = True  # a bar stands above the error
 
 
-class _Shown(Struct):
+class _ShownEvent(Struct):
     """The cell in which an event was shown, and the number of its ranks then."""
 
     cell: Any
@@ -64,7 +64,7 @@ class Notices:
         self._widgets = widgets
         self._before = before  # called before anything is shown, so that earlier output comes first
         self._due: list[_Due] = []
-        self._shown: dict[str, _Shown] = {}
+        self._shown: dict[str, _ShownEvent] = {}
         self._lock = threading.RLock()
         front.ending.append(self.flush)
 
@@ -132,14 +132,14 @@ class Notices:
             return
         update = shown is not None and bool(shown.display)
         if shown is None:
-            shown = self._remember(key, _Shown(cell, True, 0))
+            shown = self._remember(key, _ShownEvent(cell, True, 0))
         shown.ranks, shown.display = len(event["ranks"]), shown.display or f"monarch-{secrets.token_hex(8)}"
         self._front.display(self._form(key, event, bar=not shown.card), shown.display, update=update, cell=shown.cell)
 
     def _form(self, key: str, event: Record, *, bar: bool) -> Bundle:
         return {**(failure_bar(event) if bar else failure_bundle(event)), **self._widgets.failure(key, bar=bar)}
 
-    def _remember(self, key: str, shown: _Shown) -> _Shown:
+    def _remember(self, key: str, shown: _ShownEvent) -> _ShownEvent:
         self._shown[key] = shown
         while len(self._shown) > KEPT:
             del self._shown[next(iter(self._shown))]
@@ -147,26 +147,26 @@ class Notices:
 
     # -- failures that an error reports -----------------------------------------------------------------------------
 
-    def error(self, failure: MeshFailure) -> Notice:
+    def error(self, failure: MeshFailure) -> FailureNotice:
         """The notice for the error of a call; blocks for a moment, in which other ranks may join the event."""
         key, event = self._settled(failure)
         if event is None:
-            return Notice(record(failure, time.time()))
+            return FailureNotice(record(failure, time.time()))
         with self._lock:
             self._due = [failed for failed in self._due if self._event(failed.failure) != key]
             shown = self._shown.get(key)
             if shown is None or not shown.card:
-                self._remember(key, _Shown(self._front.parent, False, len(event["ranks"])))
-                return Notice(event, key)
+                self._remember(key, _ShownEvent(self._front.parent, False, len(event["ranks"])))
+                return FailureNotice(event, key)
             if shown.cell is self._front.parent:
-                return Notice(event, key, "above", False)
-            return Notice(
+                return FailureNotice(event, key, "above", False)
+            return FailureNotice(
                 event,
                 key,
                 f"the details were shown when it happened, at {clock(event['at'])}; %failures shows them again",
             )
 
-    def bar(self, notice: Notice) -> None:
+    def bar(self, notice: FailureNotice) -> None:
         """Shows the actions for a failure above its error; nothing where there are no live displays."""
         live = self._widgets.failure(notice.key, bar=True) if notice.key and notice.barred else {}
         if not live or not self._front.in_cell:
@@ -188,7 +188,7 @@ class Notices:
             with self._lock:
                 key = self._event(failure)
                 if key and key not in self._shown:  # from here on no card is made of it
-                    self._remember(key, _Shown(self._front.parent, False, sys.maxsize))
+                    self._remember(key, _ShownEvent(self._front.parent, False, sys.maxsize))
             event = self._store.failure(key) if key else None
             now = time.monotonic()
             count = -1 if event is None else len(event["ranks"])

@@ -13,7 +13,7 @@ from .html import LEFT, folded, framed, heading
 
 if TYPE_CHECKING:
     from monarch_nb.profiling import Difference, Profile
-    from monarch_nb.profiling.tree import Node
+    from monarch_nb.profiling.tree import CallNode
 
 PROFILE = "monarch_nb.profiling.result.Profile"  # named, not imported: the profiler is loaded when it is used
 _MOST_GROUPS = 8  # that are drawn
@@ -123,7 +123,7 @@ class ProfileForms:
         return cell_name(self._shell, file) or os.path.basename(file)
 
 
-def flame_graph(root: "Node", ranks: Sequence[int], name: FileName) -> str:
+def flame_graph(root: "CallNode", ranks: Sequence[int], name: FileName) -> str:
     """A flame graph of some ranks, with display names of files from `name`."""
     return f'<div class="mnb-flame" style="{_FRAME}">{_flame_row(root, ranks, name, root.share(ranks), 0)}</div>'
 
@@ -142,7 +142,7 @@ def flame_legend() -> Iterator[str]:
     yield "pale: it waited, full: it computed"
 
 
-def _flame_row(node: "Node", ranks: Sequence[int], name: FileName, whole: float, row: int) -> str:
+def _flame_row(node: "CallNode", ranks: Sequence[int], name: FileName, whole: float, row: int) -> str:
     above = node.share(ranks)
     calls = [child for child in node.children(ranks) if whole and child.share(ranks) / whole >= _LEAST]
     if not calls or row == _DEEP:
@@ -155,7 +155,7 @@ def _flame_row(node: "Node", ranks: Sequence[int], name: FileName, whole: float,
     return f'<ul style="{_ROW}">{drawn}</ul>'
 
 
-def _box(node: "Node", ranks: Sequence[int], name: FileName, whole: float) -> str:
+def _box(node: "CallNode", ranks: Sequence[int], name: FileName, whole: float) -> str:
     from monarch_nb.profiling.result import line_text
     from monarch_nb.profiling.tree import WAITS
 

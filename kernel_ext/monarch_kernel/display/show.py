@@ -11,7 +11,7 @@ from .profile import PROFILE, profile_html
 Forms = Mapping["type | str", Callable[[Any], str]]
 
 
-class Shown:
+class LiveValue:
     """A value as it looks now, for front ends that ask an object for its HTML; live in a page of marimo."""
 
     def __init__(self, html: str, element: Callable[[], Any] = lambda: None) -> None:
@@ -29,7 +29,7 @@ class Shown:
         return kind, text
 
 
-def shown(value: Any, forms: Forms) -> Shown:
+def shown(value: Any, forms: Forms) -> LiveValue:
     """A mesh, value mesh, future, failure, profile and the like: as a table or picture, or where marimo has a page and
     there is a live view of such values, live; others as text.
     """
@@ -37,5 +37,5 @@ def shown(value: Any, forms: Forms) -> Shown:
     for kind in type(value).__mro__:
         form = named.get(kind) or named.get(f"{kind.__module__}.{kind.__qualname__}")
         if form is not None:
-            return Shown(form(value), lambda: element_of(value))
-    return Shown(f"<pre>{escape(repr(value))}</pre>")
+            return LiveValue(form(value), lambda: element_of(value))
+    return LiveValue(f"<pre>{escape(repr(value))}</pre>")

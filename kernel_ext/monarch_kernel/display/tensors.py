@@ -8,14 +8,14 @@ from monarch_nb.mesh.text_table import text_table
 from monarch_nb.tensor.placement import Placement, shape_text, size_text
 from monarch_nb.tensor.placement.thumbnail import thumbnail
 from monarch_nb.tensor.placement.words import title
-from monarch_nb.tensor.summary import Row, Summary, busy_text, live_bytes, moved_text, placement_of
+from monarch_nb.tensor.summary import Summary, TensorRow, busy_text, live_bytes, moved_text, placement_of
 
 from ..tensors.table import (
     HEADINGS,
     MOVED,
     NOTHING,
     WAITED,
-    Tensors,
+    TensorListing,
     cells,
     head,
     live_text,
@@ -31,7 +31,7 @@ _LISTED = 60  # parameters
 _BAR = 72  # pixels of the fullest rank
 
 
-def tensors_html(tensors: Tensors) -> str:
+def tensors_html(tensors: TensorListing) -> str:
     """The static form of %tensors."""
     if not tensors.meshes:
         return framed(f'<div class="mnb-s">{escape(NOTHING)}</div>')
@@ -69,7 +69,7 @@ def _waits(summary: Summary) -> list[str]:
     ]
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[TensorRow]) -> str:
     tops = "".join(f"<th{LEFT}>{escape(text)}</th>" for text in ("", *HEADINGS))
     body = []
     for row in rows:
@@ -88,7 +88,7 @@ def _unbroken(size: str) -> str:
     return size.replace(" ", "&nbsp;")
 
 
-def _line(row: Row) -> str:
+def _line(row: TensorRow) -> str:
     return f'<span title="{escape(row.line.source)}">{escape(row.line.at)}</span>'
 
 

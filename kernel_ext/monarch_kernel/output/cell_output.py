@@ -10,10 +10,10 @@ from monarch_nb.logs import Line, MeshLogs, Source, Windows, Written, briefly, m
 
 from ..front import Front
 from .cells import Cells
-from .grouping import BELOW, Folds, Grouping, Piece, joined
-from .pacing import WAITING, Held, Pacing
-from .row import Row
-from .rows import Rows
+from .grouping import BELOW, Folds, Grouping, TextPiece, joined
+from .pacing import WAITING, HeldLines, Pacing
+from .row import DisplayRow
+from .rows import DisplayRows
 
 FLUSH_SECONDS = 0.08  # how long lines are collected, so that equal ones meet
 SILENCE_SECONDS = 1.0  # the end of a cell waits for lines written before its replies while they come,
@@ -44,7 +44,7 @@ class CellOutput:
         self._sources = logs.sources
         self._cells = cells
         self._pacing = Pacing()
-        self._rows = Rows(front)
+        self._rows = DisplayRows(front)
         self._folds = Folds(front)
         self._windows = Windows(logs.options)
         self._grouping = Grouping(
@@ -55,7 +55,7 @@ class CellOutput:
         )
         self._lock = threading.Lock()  # over what is collected
         self._waiting: dict[str, _Waiting] = {}  # by address
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLines] = {}
         self._skipped: dict[str, int] = {}
         self._writing = threading.Lock()  # one batch at a time, in order
         self._wake = threading.Event()
@@ -132,7 +132,7 @@ class CellOutput:
                 if self._cells.of(block.address, block.call) is None:
                     continue
                 if waiting.size > WAITING and block.display is None:
-                    self._held.setdefault(address, Held()).add(block, block.text)
+                    self._held.setdefault(address, HeldLines()).add(block, block.text)
                     continue
                 waiting.written.append(block)
                 waiting.size += len(block.text)
@@ -176,9 +176,9 @@ class CellOutput:
                 self._front.write(text)
 
     def _show(self, lines: Iterable[Line], *, named: bool) -> None:
-        pieces: list[Piece] = []
+        pieces: list[TextPiece] = []
         for piece in self._grouping.pieces(lines, named=named):
-            if isinstance(piece, Row):
+            if isinstance(piece, DisplayRow):
                 self._write(pieces)
                 pieces = []
                 self._rows.show(piece, named=named)
@@ -186,11 +186,11 @@ class CellOutput:
                 pieces.append(piece)
         self._write(pieces)
 
-    def _write(self, pieces: Sequence[Piece]) -> None:
+    def _write(self, pieces: Sequence[TextPiece]) -> None:
         for piece in joined(pieces):
             self._front.write(piece.text, piece.stream, piece.cell)
 
-    def _take(self, cell: Any, line: Line, source: Source, merges: bool) -> Row | None:
+    def _take(self, cell: Any, line: Line, source: Source, merges: bool) -> DisplayRow | None:
         return self._rows.take(cell, line, source, merges=merges)
 
     def _cell(self, line: Line) -> Any:
@@ -210,25 +210,25 @@ class CellOutput:
 
     def _text(self, lines: Iterable[Line]) -> str:
         pieces = self._grouping.pieces(lines, named=self._sources.several)
-        return "".join(piece.text for piece in pieces if isinstance(piece, Piece))
+        return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
     # -- what is held back ------------------------------------------------------------------------------------------
 
-    def _due(self, skipped: dict[str, int], all_of_it: bool) -> dict[str, Held]:
+    def _due(self, skipped: dict[str, int], all_of_it: bool) -> dict[str, HeldLines]:
         """Withheld output whose count is to be shown now. Under the lock."""
         now = time.monotonic()
         for address, count in skipped.items():
             lost = count - self._skipped.get(address, 0)
             if lost:
                 self._skipped[address] = count
-                self._held.setdefault(address, Held()).count += lost
+                self._held.setdefault(address, HeldLines()).count += lost
         due = [address for address, held in self._held.items() if all_of_it or self._is_due(held, now)]
         return {address: self._held.pop(address) for address in due}
 
-    def _is_due(self, held: Held, now: float) -> bool:
+    def _is_due(self, held: HeldLines, now: float) -> bool:
         return now - held.begun > FOLD_SECONDS if self._front.has_displays else now - held.since > CALM_SECONDS
 
-    def _show_held(self, due: dict[str, Held], *, named: bool) -> None:
+    def _show_held(self, due: dict[str, HeldLines], *, named: bool) -> None:
         for address, held in due.items():
             source = self._sources.of(address)
             path = self._mesh_logs.file(address)

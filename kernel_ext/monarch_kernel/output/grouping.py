@@ -12,7 +12,7 @@ from monarch_nb.wire import counted
 from ..display.html import folded, framed, table
 from ..front import Bundle, Front
 from .pacing import LAST
-from .row import Row
+from .row import DisplayRow
 
 MOST_PIECES = 20  # messages of one batch, where stdout and stderr take turns
 LINES = 1000  # lines behind the fold, of all ranks together
@@ -23,7 +23,7 @@ KEPT = 64  # folds that may still grow
 Texts = Callable[[Iterable[Line]], str]
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Text that goes to one stream of one cell."""
 
     cell: Any
@@ -40,16 +40,16 @@ class Grouping:
         cell_of: Callable[[Line], Any],
         source_of: Callable[[str], Source],
         merges: Callable[[str], bool],
-        take: Callable[[Any, Line, Source, bool], Row | None] | None,
+        take: Callable[[Any, Line, Source, bool], DisplayRow | None] | None,
     ) -> None:
         self._cell_of = cell_of
         self._source_of = source_of
         self._merges = merges
         self._take = take  # None where displays are shown as text
 
-    def pieces(self, lines: Iterable[Line], *, named: bool) -> list[Piece | Row]:
+    def pieces(self, lines: Iterable[Line], *, named: bool) -> list[TextPiece | DisplayRow]:
         """Lines in order, each group of equal ones where its first stands; between them new displays."""
-        groups: dict[Any, Row | tuple[Any, Line, list[Source]]] = {}
+        groups: dict[Any, DisplayRow | tuple[Any, Line, list[Source]]] = {}
         repeats: dict[Line, int] = {}
         places: dict[tuple[str, str], tuple[Any, Source, bool]] = {}
         for line in lines:
@@ -67,19 +67,19 @@ class Grouping:
             nth = repeats[line] = repeats.get(line, -1) + 1  # equal lines of one rank stay apart
             key = (id(cell), line.stream, source.uid, line.text, nth, "" if merges else line.address)
             group = groups.setdefault(key, (cell, line, []))
-            assert not isinstance(group, Row)
+            assert not isinstance(group, DisplayRow)
             group[2].append(source)
         return [
             group
-            if isinstance(group, Row)
-            else Piece(group[0], group[1].stream, f"{prefix(group[2], named=named)}{group[1].text}\n")
+            if isinstance(group, DisplayRow)
+            else TextPiece(group[0], group[1].stream, f"{prefix(group[2], named=named)}{group[1].text}\n")
             for group in groups.values()
         ]
 
 
-def joined(pieces: Sequence[Piece]) -> list[Piece]:
+def joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Neighbours of the same cell and stream as one; where these take turns all the time, all of each as one."""
-    runs: list[Piece] = []
+    runs: list[TextPiece] = []
     for piece in pieces:
         last = runs[-1] if runs else None
         if last is not None and last.cell is piece.cell and last.stream == piece.stream:
@@ -88,7 +88,7 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
             runs.append(piece)
     if len(runs) <= MOST_PIECES:
         return runs
-    whole: dict[tuple[int, str], Piece] = {}
+    whole: dict[tuple[int, str], TextPiece] = {}
     for piece in runs:
         key = id(piece.cell), piece.stream
         before = whole[key].text if key in whole else ""

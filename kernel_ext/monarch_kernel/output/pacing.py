@@ -38,7 +38,7 @@ class Bucket:
         return self.left
 
 
-class Held:
+class HeldLines:
     """Lines of one rank that are not shown: how many, and the last of them with their times."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Pacing:
         self._ranks: dict[str, Bucket] = {}
         self._flooding: set[str] = set()
 
-    def share(self, waiting: dict[str, list[Written]], held: dict[str, Held]) -> list[tuple[float, Line]]:
+    def share(self, waiting: dict[str, list[Written]], held: dict[str, HeldLines]) -> list[tuple[float, Line]]:
         """The lines to show now, with their times; what does not fit is added to `held`, by address."""
         now = time.monotonic()
         shares = {address: self._of_rank(address, written, now) for address, written in waiting.items()}
@@ -95,7 +95,7 @@ class Pacing:
         self._bound_bytes(shares, now)
         for address, share in shares.items():
             for written, text in share.over:
-                held.setdefault(address, Held()).add(written, text)
+                held.setdefault(address, HeldLines()).add(written, text)
         return [
             (written.at, Line(address, line, written.stream, written.call, written.display))
             for address, share in shares.items()

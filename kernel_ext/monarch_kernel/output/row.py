@@ -16,7 +16,7 @@ BESIDE_BYTES = 8 << 20
 _NOTHING: Bundle = {"text/plain": "", "text/html": ""}
 
 
-class Member:
+class RankDisplay:
     """A display of one rank."""
 
     def __init__(self, address: str, source: Source, display: Display, merges: bool) -> None:
@@ -32,7 +32,7 @@ class Member:
         self.digest = _digest(display, self._salt)
 
 
-class Row:
+class DisplayRow:
     """Displays that stand in one place of a cell."""
 
     def __init__(self, cell: Any) -> None:
@@ -41,7 +41,7 @@ class Row:
         self.changed = True
         self.sent: float | None = None  # when, monotonic
         self.sent_look: Any = None
-        self._groups: dict[bytes, list[Member]] = {}  # by digest
+        self._groups: dict[bytes, list[RankDisplay]] = {}  # by digest
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -51,12 +51,12 @@ class Row:
         """Bytes of its different displays."""
         return sum(group[0].size for group in self._groups.values())
 
-    def put(self, member: Member) -> None:
+    def put(self, member: RankDisplay) -> None:
         """Adds a display."""
         self._groups.setdefault(member.digest, []).append(member)
         self.changed = True
 
-    def drop(self, matches: Callable[[Member], bool]) -> None:
+    def drop(self, matches: Callable[[RankDisplay], bool]) -> None:
         """Removes displays."""
         for digest, group in tuple(self._groups.items()):
             left = [member for member in group if not matches(member)]
@@ -70,7 +70,7 @@ class Row:
         """True if an equal display is in the row."""
         return digest in self._groups
 
-    def has_room(self, member: Member) -> bool:
+    def has_room(self, member: RankDisplay) -> bool:
         """True if the row has room for a display."""
         if not self._groups or self.has(member.digest):
             return True

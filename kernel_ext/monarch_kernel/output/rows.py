@@ -15,7 +15,7 @@ from monarch_nb.wire import Display
 from monarch_nb.wire.display import LATER
 
 from ..front import Front
-from .row import Member, Row
+from .row import DisplayRow, RankDisplay
 
 MOST = 64  # different displays in a cell
 MOST_BYTES = 24 << 20  # of them
@@ -28,11 +28,11 @@ class _Call:
     """The rows of one call on one mesh."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[DisplayRow] = []
         self.clearing: set[str] = set()  # ranks whose next display replaces all of theirs
         self._last: dict[str, int] = {}  # by address, the row of its latest display
         self._times: dict[tuple[str, bytes], int] = {}  # how often a rank has displayed the same
-        self._places: dict[tuple[bytes, int], Row] = {}  # where what was displayed so often stands
+        self._places: dict[tuple[bytes, int], DisplayRow] = {}  # where what was displayed so often stands
 
     def clear(self, address: str) -> None:
         """Removes the displays of a rank."""
@@ -42,7 +42,7 @@ class _Call:
         for row in self.rows:
             row.drop(lambda member: member.address == address)
 
-    def place(self, member: Member, new: Callable[[], Row | None]) -> Row | None:
+    def place(self, member: RankDisplay, new: Callable[[], DisplayRow | None]) -> DisplayRow | None:
         """Puts a display into the row in which it is to stand; None where there is no room."""
         if member.address in self.clearing:
             self.clear(member.address)
@@ -75,16 +75,16 @@ class _LeftOut:
         self.sent: float | None = None  # when, monotonic
 
 
-class Rows:
+class DisplayRows:
     """All rows of a kernel. One thread at a time."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._calls: OrderedDict[tuple[int, str, str], _Call] = OrderedDict()
-        self._named: dict[tuple[str, str], tuple[Row, Member]] = {}  # by address and display id
+        self._named: dict[tuple[str, str], tuple[DisplayRow, RankDisplay]] = {}  # by address and display id
         self._left_out: dict[tuple[int, str], _LeftOut] = {}
 
-    def take(self, cell: Any, line: Line, source: Source, *, merges: bool = True) -> Row | None:
+    def take(self, cell: Any, line: Line, source: Source, *, merges: bool = True) -> DisplayRow | None:
         """Something a rank has displayed: a new row that is to be shown now, if it makes one.
 
         Equal displays of several ranks meet if `merges`.
@@ -103,9 +103,9 @@ class Rows:
             if replaced is not None:
                 self._replace(*replaced, display)
             return None
-        member = Member(line.address, source, display, merges)
+        member = RankDisplay(line.address, source, display, merges)
         rows = len(call.rows)
-        row = call.place(member, lambda: Row(cell) if self._has_room(cell, display.size) else None)
+        row = call.place(member, lambda: DisplayRow(cell) if self._has_room(cell, display.size) else None)
         if row is None or not self._has_room(cell):
             if row is not None:
                 row.drop(lambda other: other is member)
@@ -128,7 +128,7 @@ class Rows:
         return sum(row.size for call in self._calls.values() for row in call.rows)
 
     @staticmethod
-    def _replace(row: Row, member: Member, display: Display) -> None:
+    def _replace(row: DisplayRow, member: RankDisplay, display: Display) -> None:
         row.drop(lambda other: other is member)
         member.put(display)
         row.put(member)
@@ -151,7 +151,7 @@ class Rows:
 
     # -- showing ----------------------------------------------------------------------------------------------------
 
-    def show(self, row: Row, *, named: bool) -> None:
+    def show(self, row: DisplayRow, *, named: bool) -> None:
         """Shows a row, or what has become of it."""
         again = row.sent is not None
         row.changed, row.sent = False, time.monotonic()
@@ -183,5 +183,5 @@ class Rows:
         """True if changes are not shown yet."""
         return bool(self._changed()) or any(left_out.changed for left_out in self._left_out.values())
 
-    def _changed(self) -> Sequence[Row]:
+    def _changed(self) -> Sequence[DisplayRow]:
         return [row for call in self._calls.values() for row in call.rows if row.changed and row.sent is not None]

@@ -3,11 +3,11 @@
 from .naming import handle_type, name_of, names_of, variables
 from .parts import parts_on, workers_on
 from .reporter import TENSOR_REPORTER, all_streams, mesh_ranks, streams
-from .table import Tensors
+from .table import TensorListing
 
 __all__ = [
     "TENSOR_REPORTER",
-    "Tensors",
+    "TensorListing",
     "all_streams",
     "handle_type",
     "mesh_ranks",

@@ -16,7 +16,7 @@ from monarch_nb.store import store_of
 from monarch_nb.store.events import TensorsSeen
 from monarch_nb.tensor.groups.asking import Asked
 from monarch_nb.tensor.summary import FileName, summary_of
-from monarch_nb.tensor.verbs import Used
+from monarch_nb.tensor.verbs import MemoryUsed
 
 from .naming import names_of, variables
 
@@ -34,7 +34,7 @@ class TensorReporter:
         self._running = False
         self._reported: dict[str, dict[str, Any]] = {}  # as the store has it
         self._asked: dict[int, tuple[Asked, float]] = {}  # by stream, with when that was
-        self._known: dict[int, Sequence[Used]] = {}  # the answers
+        self._known: dict[int, Sequence[MemoryUsed]] = {}  # the answers
         self._last: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}  # moved, waited, by stream
 
     def begin_cell(self) -> None:
@@ -107,7 +107,7 @@ class TensorReporter:
             del self._asked[number]
             self._known.pop(number, None)
 
-    def _used(self, number: int, wait_s: float) -> "Sequence[Used] | None":
+    def _used(self, number: int, wait_s: float) -> "Sequence[MemoryUsed] | None":
         """The last answer of the ranks; None for streams that have ended."""
         asked = self._asked.get(number)
         answer = asked[0].answered(wait_s) if asked is not None else None

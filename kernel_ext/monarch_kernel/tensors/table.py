@@ -8,7 +8,7 @@ from monarch_nb.shape import spans
 from monarch_nb.store import store_of
 from monarch_nb.tensor.placement import size_text
 from monarch_nb.tensor.placement.words import mesh_text
-from monarch_nb.tensor.summary import Row, Summary, Wait, busy_text, by_dimension, moved_text
+from monarch_nb.tensor.summary import Summary, TensorRow, Wait, busy_text, by_dimension, moved_text
 from monarch_nb.wire import converted, counted
 
 HEADINGS = ("name", "tensor", "placement", "on a rank", "made at")
@@ -18,7 +18,7 @@ _LISTED = 24  # rows of the text form
 NOTHING = "There are no sharded tensors. monarch.distribute(tensor, mesh, sharding_spec=[…]) makes one."
 
 
-class Tensors:
+class TensorListing:
     """The current tensors by mesh; with `waits`, the lines that waited instead."""
 
     def __init__(self, runtime: Runtime, *, waits: bool = False) -> None:
@@ -43,7 +43,7 @@ def head(summary: Summary) -> tuple[str, ...]:
     return where, count, lost, size_text(summary.nbytes), f"{size_text(summary.largest)} on the fullest rank"
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: TensorRow) -> tuple[str, ...]:
     """Cells of a table row for one tensor."""
     size = "lost" if row.lost else size_text(row.each)
     return row.name or "·", row.title, " ".join(row.placement), size, row.line.at

@@ -12,7 +12,7 @@ from monarch_nb.top import serve, stop
 
 from ..files import with_cells
 from ..session import Session
-from .channel import TARGET, Channel, Inbox
+from .channel import TARGET, ViewChannel, ViewInbox
 from .live import LiveView, Shown, Watch
 from .registry import VIEWS, register, unregister
 from .requests import Requests
@@ -30,7 +30,7 @@ class Views:
         self._kernel = getattr(shell, "kernel", None)
         self._shell = shell
         self._requests = Requests(session, VIEWS, session.file_name)
-        self._inbox = Inbox()
+        self._inbox = ViewInbox()
         self._views: list[View] = []
         self._past_cells: set[View] = set()  # views whose messages do not wait for the running cell
         self._runtime: Runtime | None = None
@@ -81,7 +81,9 @@ class Views:
 
     def connect(self, comm: Any, *, custom: bool = False) -> View:
         """Creates the view of a comm; `custom` for the comm of a widget."""
-        view = View(Channel(self._kernel, comm, custom=custom).send, self._requests, VIEWS, lambda: self._silent(view))
+        view = View(
+            ViewChannel(self._kernel, comm, custom=custom).send, self._requests, VIEWS, lambda: self._silent(view)
+        )
         self._views.append(view)
         self._inbox.put(lambda: view.attach(self._runtime))
         return view

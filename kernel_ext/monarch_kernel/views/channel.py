@@ -99,7 +99,7 @@ def _points(message: Message, size: Size, most: int) -> Iterator[Message]:
             first = rest
 
 
-class Channel:
+class ViewChannel:
     """The way to one view, over a comm. `custom` is how widgets wrap what is not a change of their traits."""
 
     def __init__(self, kernel: Any, comm: Any, *, custom: bool = False) -> None:
@@ -166,7 +166,7 @@ def _encoded(message: Message) -> bytes | None:
     return body
 
 
-class Inbox:
+class ViewInbox:
     """Queue of messages of views, handled one after the other on its own thread: comm handlers run on any subshell."""
 
     def __init__(self) -> None:

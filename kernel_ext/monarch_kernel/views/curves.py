@@ -11,7 +11,7 @@ from monarch_nb.runtime import ProcState, Runtime, started
 from monarch_nb.telemetry import Metrics
 from monarch_nb.telemetry.points import METRICS as POINTS
 from monarch_nb.telemetry.points import Points
-from monarch_nb.telemetry.series import Point
+from monarch_nb.telemetry.series import MetricPoint
 
 from ..session import Session
 from .bundle import bundled
@@ -46,7 +46,7 @@ class Curves:
         self._closed = True
         self._stop()
 
-    def _on_points(self, points: list[Point]) -> None:
+    def _on_points(self, points: list[MetricPoint]) -> None:
         state = self._state
         with self._lock:
             for point in points:

@@ -16,7 +16,7 @@ from monarch_nb.mesh import ActorMesh, state_of
 from monarch_nb.runtime import ActorState, Runtime
 from monarch_nb.wire import text_of
 
-from ..debugger.results import Table
+from ..debugger.results import StoppedTable
 from .bundle import bundled
 from .channel import Message
 from .live import LiveView, Shown
@@ -223,5 +223,5 @@ DEBUG = LiveView(
     name="debug",
     **bundled("debug"),
     feed=lambda watch: StoppedView(watch.runtime, watch.send, watch.message, watch.file_name).close,
-    shows={Table: _shown, debug.Group: _shown},
+    shows={StoppedTable: _shown, debug.Group: _shown},
 )

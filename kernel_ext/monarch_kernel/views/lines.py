@@ -23,7 +23,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
 
-class Lines:
+class LineFeed:
     """Sends stored lines, then new ones, for a `watch` message. Ends with `close`."""
 
     def __init__(self, runtime: Runtime, send: Callable[[Message], None], watch: Message) -> None:
@@ -97,6 +97,6 @@ class Lines:
 LOGS = LiveView(
     name="logs",
     **bundled("logs"),
-    feed=lambda watch: Lines(watch.runtime, watch.send, watch.message).close,
+    feed=lambda watch: LineFeed(watch.runtime, watch.send, watch.message).close,
     shows={LogView: lambda view: Shown({**options_of(view.mesh), "lines": view.lines})},
 )

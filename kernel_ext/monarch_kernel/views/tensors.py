@@ -16,7 +16,7 @@ from monarch_nb.tensor.verbs import AskValues
 
 from ..display.handles import lost_ranks
 from ..session import Session
-from ..tensors import TENSOR_REPORTER, Tensors, all_streams, mesh_ranks, name_of, names_of, variables
+from ..tensors import TENSOR_REPORTER, TensorListing, all_streams, mesh_ranks, name_of, names_of, variables
 from .bundle import bundled
 from .live import LiveView, Shown, Watch
 
@@ -71,7 +71,7 @@ def _contents_gone(why: str) -> str:
     return f"its contents are gone: {why.strip().partition(chr(10))[0].rstrip(':,')}"
 
 
-def tensors(session: Session, line: str) -> Tensors:
+def tensors(session: Session, line: str) -> TensorListing:
     """Show the live sharded tensors, where they lie, memory by rank, and what the last cell has moved between ranks.
 
     %tensors           name, shape, placement, bytes on a rank, and the line that made each
@@ -84,7 +84,7 @@ def tensors(session: Session, line: str) -> Tensors:
         raise UsageError("%tensors takes --sync only; a tensor alone in a cell shows where it lies")
     runtime = current_runtime()
     TENSOR_REPORTER.update(runtime, session.file_name, wait_s=ANSWER_S)
-    return Tensors(runtime, waits=bool(words))
+    return TensorListing(runtime, waits=bool(words))
 
 
 def _shown(tensor: Any) -> Shown:
@@ -98,7 +98,7 @@ def _shown(tensor: Any) -> Shown:
     )
 
 
-def _list(listed: Tensors) -> Shown:
+def _list(listed: TensorListing) -> Shown:
     return Shown(
         {"tensors": store_of(current_runtime()).document()["tensors"], "waits": listed.waits}, ("tensors", listed.waits)
     )
@@ -113,6 +113,6 @@ TENSORS = LiveView(
     name="tensors",
     **bundled("tensors"),
     feed=_feed,
-    shows={HANDLE: _shown, Tensors: _list, Placement: lambda value: Shown({"placement": document(value)})},
+    shows={HANDLE: _shown, TensorListing: _list, Placement: lambda value: Shown({"placement": document(value)})},
     magic=tensors,
 )

@@ -3,7 +3,7 @@
 import threading
 from typing import TypeVar
 
-from monarch_nb.debug.messages import Outcome
+from monarch_nb.debug.messages import CommandOutcome
 from monarch_nb.runtime import Future
 from monarch_nb.settings import settings
 from monarch_nb.wire import text_of
@@ -29,9 +29,9 @@ class Asking(threading.local):
 asking = Asking()
 
 
-def outcome_of(future: "Future[Outcome]") -> Outcome:
+def outcome_of(future: "Future[CommandOutcome]") -> CommandOutcome:
     """The outcome, or an outcome with the error."""
     try:
         return asking.answer(future, settings.debug_command_timeout)
     except Exception as error:
-        return Outcome(error=text_of(error))
+        return CommandOutcome(error=text_of(error))

@@ -23,7 +23,7 @@ PLACING_S = 3.0  # for processes to take breakpoints; those that take them later
 class Breakpoint:
     """A breakpoint that was set from outside."""
 
-    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.Outcome]) -> None:
+    def __init__(self, number: int, where: str, condition: str, mesh: Any, ranks: dict[int, m.CommandOutcome]) -> None:
         self.number = number
         self.where = where
         self.condition = condition
@@ -102,12 +102,12 @@ class Breakpoints:
         mesh = cleared.mesh
         self._send_each(mesh, m.Break(mesh=state_of(mesh).uid, rank=0, number=number, clear=True))
 
-    def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.Outcome]:
+    def _send_each(self, mesh: Any, wanted: m.Break) -> dict[int, m.CommandOutcome]:
         state = state_of(mesh)
         procs, uids = (
             (state, [state.uid, *state.actors]) if isinstance(state, ProcState) else (state.procs, [state.uid])
         )
-        asked: dict[int, list[Future[m.Outcome]]] = {}
+        asked: dict[int, list[Future[m.CommandOutcome]]] = {}
         for uid in uids:
             known = self._runtime.meshes[uid]
             if known.stopped is not None:

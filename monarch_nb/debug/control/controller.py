@@ -12,7 +12,7 @@ from monarch_nb.debug.control.asking import ANSWER_S, asking, outcome_of
 from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
-from monarch_nb.debug.records import Motion, Over, Stopped, Thread
+from monarch_nb.debug.records import Motion, Over, Stopped, ThreadRecord
 from monarch_nb.mesh.mesh_events import (
     Event,
     HostLost,
@@ -135,16 +135,16 @@ class Controller:
     def _lease(self, addresses: Iterable[str]) -> None:
         for address in addresses:
             try:
-                self.runtime.post(address, verbs.LEASE, m.Lease())
+                self.runtime.post(address, verbs.LEASE, m.RenewLease())
             except Exception:  # the process has ended: supervision reports it
                 continue
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.Answer]:
+    def ask(self, records: Sequence[Stopped], command: m.Command) -> list[m.CommandAnswer]:
         """Sends a command to each session and returns their answers in that order; blocks, for a bounded time."""
         verb = verbs.COMMANDS[type(command)]
-        asked: list[Future[m.Answer]] = [
+        asked: list[Future[m.CommandAnswer]] = [
             request(self.runtime, record.address, verb, msgspec.structs.replace(command, session=record.session))
             for record in records
         ]
@@ -157,15 +157,19 @@ class Controller:
                 self.stopped.look(record.session, answer.current, answer.source, answer.first)
         return answers
 
-    def evaluate(self, records: Sequence[Stopped], expression: str) -> list[m.Answer]:
+    def evaluate(self, records: Sequence[Stopped], expression: str) -> list[m.CommandAnswer]:
         """Values of an expression in the selected frame of each session."""
         return self.ask(records, m.Evaluate(session="", text=expression, much=True))
 
-    def go(self, records: Sequence[Stopped], motion: Motion = "continue", line: int | None = None) -> list[m.Answer]:
+    def go(
+        self, records: Sequence[Stopped], motion: Motion = "continue", line: int | None = None
+    ) -> list[m.CommandAnswer]:
         """Resumes each session; does not wait for the end of a step."""
         return self.ask(records, m.Go(session="", motion=motion, line=line))
 
-    def await_stops(self, records: Sequence[Stopped], answers: Sequence[m.Answer], timeout: float = STEP_S) -> None:
+    def await_stops(
+        self, records: Sequence[Stopped], answers: Sequence[m.CommandAnswer], timeout: float = STEP_S
+    ) -> None:
         """Blocks until sessions that step have stopped again or will not, for at most `timeout` seconds."""
         resumed = [
             (answer.session, record.number)
@@ -197,16 +201,16 @@ class Controller:
         """Sets whether errors stop the ranks of these processes where they are raised. Raises DebugError on refusal."""
         self._each(addresses, verbs.FREEZE, m.Freeze(on))
 
-    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.Outcome], body: Q) -> None:
+    def _each(self, addresses: Iterable[str], verb: Verb[Q, m.CommandOutcome], body: Q) -> None:
         asked = [request(self.runtime, address, verb, body) for address in addresses]
         wrong = [outcome.error for outcome in [outcome_of(future) for future in asked] if outcome.error]
         if wrong:
             raise DebugError("; ".join(dict.fromkeys(wrong)))
 
-    def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[Thread, ...] | str]:
+    def threads(self, addresses: Iterable[str], timeout: float = 2.0) -> dict[str, tuple[ThreadRecord, ...] | str]:
         """The threads of each process, or why they are unknown."""
         asked = {address: request(self.runtime, address, verbs.STACKS, Done()) for address in addresses}
-        by_address: dict[str, tuple[Thread, ...] | str] = {}
+        by_address: dict[str, tuple[ThreadRecord, ...] | str] = {}
         for address, future in asked.items():
             try:
                 by_address[address] = asking.answer(future, timeout).threads
@@ -230,13 +234,13 @@ def _paused(record: Stopped) -> RankPaused:
     )
 
 
-def _answer(record: Stopped, future: "Future[m.Answer]", limit: float) -> m.Answer:
+def _answer(record: Stopped, future: "Future[m.CommandAnswer]", limit: float) -> m.CommandAnswer:
     try:
         return asking.answer(future, limit)
     except TimeoutError:
-        return m.Answer(
+        return m.CommandAnswer(
             session=record.session,
             error=f"no answer within {limit:g} s: it runs C code, or its process does not respond; %stacks shows more",
         )
     except Exception as error:
-        return m.Answer(session=record.session, error=text_of(error), resumed=True)
+        return m.CommandAnswer(session=record.session, error=text_of(error), resumed=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.debug.control.controller import Controller
-from monarch_nb.debug.records import Frame, Stopped, Thread
+from monarch_nb.debug.records import Frame, Stopped, ThreadRecord
 from monarch_nb.debug.render.groups import FileName, named, place, short, tree, tree_text
 from monarch_nb.debug.render.table import Missing
 from monarch_nb.host.folders import run_folder_for
@@ -73,7 +73,7 @@ def _doing(controller: Controller, state: Any, ranks: Sequence[int], name: FileN
     return doing
 
 
-def _doing_text(thread: Thread, name: FileName) -> str:
+def _doing_text(thread: ThreadRecord, name: FileName) -> str:
     if not thread.doing:
         return "idle"
     where = f", at {place(thread.stack[-1], name)}" if thread.stack else ""

@@ -168,7 +168,7 @@ class DebugPrompt:
             return Answers(_WORDS[motion], "*** nothing is stopped")
         return self._sent(_WORDS[motion], records, m.Go(session="", motion=motion, line=line))
 
-    def _paired(self, text: str, records: Sequence[Stopped], answers: Sequence[m.Answer]) -> Answers:
+    def _paired(self, text: str, records: Sequence[Stopped], answers: Sequence[m.CommandAnswer]) -> Answers:
         pairs = tuple(zip(records, answers, strict=True))
         shown = _ENTRY.sub(self._entry, merged_text(pairs))
         for file in {frame.file for record in records for frame in record.stack}:

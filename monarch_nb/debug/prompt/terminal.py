@@ -42,7 +42,7 @@ class Terminal(Protocol):
         """
 
 
-class Console:
+class ScriptTerminal:
     """The terminal of a script."""
 
     @property

@@ -12,7 +12,7 @@ from monarch_nb.debug.control.controller import Controller
 from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.debug.prompt.conversation import converse
 from monarch_nb.debug.prompt.prompt import DebugPrompt
-from monarch_nb.debug.prompt.terminal import Console, NoPrompt, Terminal
+from monarch_nb.debug.prompt.terminal import NoPrompt, ScriptTerminal, Terminal
 from monarch_nb.debug.records import Stopped
 from monarch_nb.debug.render.groups import FileName, named, short
 from monarch_nb.runtime import Future, current, waiting
@@ -205,7 +205,7 @@ def _stop(record: Stopped) -> tuple[str, int]:
 
 def attend(controller: Controller) -> None:
     """Installs prompts for scripts, on the main thread; without a terminal all waits raise StoppedAtBreakpoint."""
-    console = Console()
+    console = ScriptTerminal()
 
     def here() -> bool:
         running, thread = current.get(), threading.current_thread()

@@ -17,7 +17,7 @@ def short(file: str) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
+class StackGroup:
     """Ranks of one actor mesh that have stopped at one line, on whichever threads and wherever it was called from."""
 
     records: tuple[Stopped, ...]
@@ -45,7 +45,7 @@ class Group:
         return named(self.records)
 
 
-def grouped(records: Iterable[Stopped]) -> list[Group]:
+def grouped(records: Iterable[Stopped]) -> list[StackGroup]:
     """The groups, the largest of each mesh first."""
     by_place: dict[object, list[Stopped]] = {}
     for record in sorted(records, key=lambda record: (record.rank, record.session)):
@@ -53,7 +53,7 @@ def grouped(records: Iterable[Stopped]) -> list[Group]:
         by_place.setdefault((record.mesh, record.post_mortem, frame.file, frame.line, frame.function), []).append(
             record
         )
-    groups = [Group(tuple(members)) for members in by_place.values()]
+    groups = [StackGroup(tuple(members)) for members in by_place.values()]
     return sorted(groups, key=lambda group: (group.first.name, group.first.mesh, -group.ranks, group.first.rank))
 
 
@@ -84,37 +84,37 @@ def place(frame: Frame, name: FileName = short) -> str:
 
 
 @dataclass
-class Node:
+class StackNode:
     """A frame of the tree, and the ranks in it."""
 
     frame: Frame
     who: list[str] = field(default_factory=list)
-    below: "dict[tuple[str, int, str], Node]" = field(default_factory=dict)
+    below: "dict[tuple[str, int, str], StackNode]" = field(default_factory=dict)
 
     @property
-    def children(self) -> "list[Node]":
+    def children(self) -> "list[StackNode]":
         """Called frames, those with most ranks first."""
         return _sorted(self.below)
 
 
-def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[Node]:
+def tree(stacks: Iterable[tuple[str, Sequence[Frame]]]) -> list[StackNode]:
     """The tree of some stacks (outermost first), each with the name of who it is of."""
-    root: dict[tuple[str, int, str], Node] = {}
+    root: dict[tuple[str, int, str], StackNode] = {}
     for who, stack in stacks:
         level = root
         for frame in stack:
-            node = level.setdefault((frame.file, frame.line, frame.function), Node(frame))
+            node = level.setdefault((frame.file, frame.line, frame.function), StackNode(frame))
             node.who.append(who)
             level = node.below
     return _sorted(root)
 
 
-def _sorted(level: dict[tuple[str, int, str], Node]) -> list[Node]:
+def _sorted(level: dict[tuple[str, int, str], StackNode]) -> list[StackNode]:
     return sorted(level.values(), key=lambda node: -len(node.who))
 
 
 def tree_text(
-    nodes: Sequence[Node], label: Callable[[Sequence[str]], str], name: FileName = short, indent: str = ""
+    nodes: Sequence[StackNode], label: Callable[[Sequence[str]], str], name: FileName = short, indent: str = ""
 ) -> list[str]:
     """A tree as lines: how many, in which function, where; who, as `label` writes it, where it branches or ends."""
     lines = []

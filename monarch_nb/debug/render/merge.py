@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Stopped, Value
 from monarch_nb.debug.render.groups import named, ranks_of
 
@@ -15,10 +15,10 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _BARS = "▁▂▃▄▅▆▇█"
 NAN_SIGN = "×"
 UNUSUAL = 8  # usual distances from the median
-Pair = tuple[Stopped, Answer]
+Pair = tuple[Stopped, CommandAnswer]
 
 
-def shown(answer: Answer) -> str:
+def shown(answer: CommandAnswer) -> str:
     """An answer as text."""
     parts = [answer.text.rstrip("\n")] if answer.text.strip() else []
     if answer.value is not None:
@@ -37,7 +37,7 @@ class Merged:
     records: tuple[Stopped, ...]
 
 
-def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, Answer]]:
+def folded(pairs: Sequence[Pair]) -> list[tuple[Merged, CommandAnswer]]:
     """Equal answers once, each with one of them; those that differ in nothing but addresses in memory are equal."""
     by_text: dict[str, list[tuple[str, Pair]]] = {}
     for record, answer in pairs:

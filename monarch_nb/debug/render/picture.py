@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_nb.debug.messages import Answer
+from monarch_nb.debug.messages import CommandAnswer
 from monarch_nb.debug.records import Frame, Stopped, Value
-from monarch_nb.debug.render.groups import FileName, Group, Node, grouped, named, ranks_of, short, tree
+from monarch_nb.debug.render.groups import FileName, StackGroup, StackNode, grouped, named, ranks_of, short, tree
 from monarch_nb.debug.render.merge import UNUSUAL, Merged, Pair, folded, number_of, outliers, sparkline, who
 from monarch_nb.debug.render.table import Missing
 
@@ -41,7 +41,7 @@ def picture_of(
     }
 
 
-def _group(group: Group, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
+def _group(group: StackGroup, size: int | None, name: FileName, index: Callable[[Stopped], int]) -> Picture:
     first = group.first
     selected = first.selected_frame
     reasons = list(dict.fromkeys(record.reason for record in group.records))
@@ -75,7 +75,7 @@ def _frame(frame: Frame, name: FileName) -> Picture:
     }
 
 
-def _node(node: Node, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
+def _node(node: StackNode, by_id: Mapping[str, Stopped], name: FileName) -> Picture:
     return {
         **_frame(node.frame, name),
         "count": len(node.who),
@@ -114,7 +114,7 @@ def variables_by_rank(pairs: Sequence[Pair]) -> list[Picture]:
     by_name: dict[str, list[Pair]] = {}
     for record, answer in pairs:
         for variable in answer.variables:
-            answer = Answer(session=record.session, value=variable.value)
+            answer = CommandAnswer(session=record.session, value=variable.value)
             by_name.setdefault(variable.name, []).append((record, answer))
     rows = [
         {"name": expression, **values_by_rank(expression, of_name)}
@@ -133,7 +133,7 @@ def _kind(pairs: Sequence[Pair]) -> int:
     return 2 if values and all(_ANONYMOUS.match(value.text) for value in values) else 1
 
 
-def _value(merged: Merged, far: float, answer: Answer, among: Sequence[Stopped]) -> Picture:
+def _value(merged: Merged, far: float, answer: CommandAnswer, among: Sequence[Stopped]) -> Picture:
     value = answer.value
     number = number_of(value)
     odd = "" if number is None or math.isfinite(number) else "NaN" if math.isnan(number) else "infinite"

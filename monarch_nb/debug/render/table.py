@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_nb.debug.records import Stopped
-from monarch_nb.debug.render.groups import FileName, Group, grouped, place, short
+from monarch_nb.debug.render.groups import FileName, StackGroup, grouped, place, short
 from monarch_nb.shape import Extent, places
 from monarch_nb.wire import counted
 
@@ -70,7 +70,7 @@ def table_text(
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(group: Group, size: int | None, name: FileName) -> tuple[str, str, str, str]:
+def _row(group: StackGroup, size: int | None, name: FileName) -> tuple[str, str, str, str]:
     first = group.first
     count = f"{group.ranks} of {size}" if size is not None else str(group.ranks)
     reasons = list(dict.fromkeys(record.reason for record in group.records))

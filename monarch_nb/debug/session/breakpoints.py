@@ -14,7 +14,7 @@ _HIT_CONDITION = re.compile(r"(?P<sign>[<>=!]=|[<>=%])?\s*(?P<count>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line that is about to be run."""
 
     file: str
@@ -24,7 +24,7 @@ class Place:
 
 
 @dataclass(eq=False, slots=True)
-class Breakpoint:
+class SessionBreakpoint:
     """A breakpoint, at a line or at the first executed line of a function."""
 
     number: int
@@ -42,7 +42,7 @@ class Breakpoint:
     passes: int = 0  # hits at which the condition held
     _began: tuple[int, int] | None = None  # of a function: where it begins, and its first line that was run
 
-    def is_at(self, place: Place) -> bool:
+    def is_at(self, place: SourceLocation) -> bool:
         """True if it is at this line."""
         if self.file != place.file:
             return False
@@ -64,7 +64,7 @@ class Breakpoint:
 class Hit:
     """Result of a line: the breakpoint that stops there, if any, and texts that others print."""
 
-    stop: Breakpoint | None = None
+    stop: SessionBreakpoint | None = None
     note: str = ""
     logs: tuple[str, ...] = ()
 
@@ -73,11 +73,11 @@ class BreakpointTable:
     """Breakpoints of one thread, by number. Changed by any thread, read by its own thread."""
 
     def __init__(self) -> None:
-        self._by_number: dict[int, Breakpoint] = {}  # replaced, never changed: other threads may be reading it
+        self._by_number: dict[int, SessionBreakpoint] = {}  # replaced, never changed: other threads may be reading it
         self._files: frozenset[str] = frozenset()
         self._last = 0
 
-    def __iter__(self) -> Iterator[Breakpoint]:
+    def __iter__(self) -> Iterator[SessionBreakpoint]:
         return iter(self._by_number.values())
 
     def __bool__(self) -> bool:
@@ -98,32 +98,32 @@ class BreakpointTable:
                 lines.append(bp.line)
         return by_file
 
-    def add(self, file: str, line: int, number: int = 0, **options: object) -> Breakpoint:
-        """A new one, of this number where that is free; `options` are the other fields of a Breakpoint. Raises
+    def add(self, file: str, line: int, number: int = 0, **options: object) -> SessionBreakpoint:
+        """A new one, of this number where that is free; `options` are the other fields of a SessionBreakpoint. Raises
         ValueError for a hit condition that is none.
         """
         passed_often_enough(str(options.get("hit_condition") or ""), 0)
         if number <= 0 or number in self._by_number:
             number = self._last + 1
         self._last = max(self._last, number)
-        added = Breakpoint(number, file, line, **options)  # type: ignore[arg-type]
+        added = SessionBreakpoint(number, file, line, **options)  # type: ignore[arg-type]
         self._replace({**self._by_number, added.number: added})
         return added
 
-    def get(self, number: int) -> Breakpoint | None:
+    def get(self, number: int) -> SessionBreakpoint | None:
         """A breakpoint by its number, None if it was removed."""
         return self._by_number.get(number)
 
-    def of(self, set_by: str) -> list[Breakpoint]:
+    def of(self, set_by: str) -> list[SessionBreakpoint]:
         """Breakpoints that `set_by` has set."""
         return [bp for bp in self._by_number.values() if bp.set_by == set_by]
 
-    def remove(self, breakpoints: Iterable[Breakpoint]) -> None:
+    def remove(self, breakpoints: Iterable[SessionBreakpoint]) -> None:
         """Removes breakpoints."""
         removed = {bp.number for bp in breakpoints}
         self._replace({number: bp for number, bp in self._by_number.items() if number not in removed})
 
-    def _replace(self, by_number: dict[int, Breakpoint]) -> None:
+    def _replace(self, by_number: dict[int, SessionBreakpoint]) -> None:
         self._by_number = by_number
         self._files = frozenset(bp.file for bp in by_number.values())
 
@@ -131,11 +131,11 @@ class BreakpointTable:
         """True if this file has any; fast."""
         return file in self._files
 
-    def hit(self, place: Place, evaluate: Evaluate) -> Hit:
+    def hit(self, place: SourceLocation, evaluate: Evaluate) -> Hit:
         """Evaluates the breakpoints of a line: each counts its hit; the first that holds stops."""
         if place.file not in self._files:
             return Hit()
-        stop: Breakpoint | None = None
+        stop: SessionBreakpoint | None = None
         note = ""
         logs: list[str] = []
         for bp in tuple(self._by_number.values()):
@@ -153,7 +153,7 @@ class BreakpointTable:
         return Hit(stop, note, tuple(logs))
 
 
-def _holds(breakpoint: Breakpoint, evaluate: Evaluate) -> tuple[bool, str]:
+def _holds(breakpoint: SessionBreakpoint, evaluate: Evaluate) -> tuple[bool, str]:
     breakpoint.hits += 1
     if breakpoint.condition:
         try:

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import CommandTimeout
 from monarch_nb.debug.records import RankBreakpoint, Scope, Value, Variable
-from monarch_nb.debug.session.breakpoints import Breakpoint
+from monarch_nb.debug.session.breakpoints import SessionBreakpoint
 from monarch_nb.debug.session.frames import Frames, is_expression
-from monarch_nb.debug.session.machine import CommandError, Machine, Resume, Standing
+from monarch_nb.debug.session.machine import CommandError, DebugMachine, Paused, Resume
 from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.wire import error_line, kind_of, text_of, type_name
 
-Handler = Callable[[Any], m.Answer]
+Handler = Callable[[Any], m.CommandAnswer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
 PAGE = 200  # variables that are listed where no number is given
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range)
@@ -38,10 +38,10 @@ class Debugger(Protocol):
     """The part of a thread's debugger that commands of a stop use."""
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> DebugMachine:
         """State of the thread."""
 
-    def add_breakpoint(self, file: str, line: int, **options: Any) -> Breakpoint:
+    def add_breakpoint(self, file: str, line: int, **options: Any) -> SessionBreakpoint:
         """Sets a breakpoint. Raises ValueError."""
 
     def pdb_text(self) -> Language:
@@ -269,7 +269,7 @@ class Commands:
             m.Pdb: self._pdb,
         }
 
-    def carry_out(self, command: m.Command) -> m.Answer:
+    def carry_out(self, command: m.Command) -> m.CommandAnswer:
         """The answer to a command, without printed output and location. It reports what the user's code raises;
         raises CommandTimeout and KeyboardInterrupt.
         """
@@ -281,10 +281,10 @@ class Commands:
             why = str(error)
         except (Exception, SystemExit) as error:
             why = error_line(error)
-        return m.Answer(session=command.session, error=why)
+        return m.CommandAnswer(session=command.session, error=why)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> Paused:
         """The stop. Raises CommandError if the thread has resumed."""
         standing = self.machine.standing
         if standing is None:
@@ -293,9 +293,9 @@ class Commands:
 
     # -- going on -----------------------------------------------------------------------------------------------------
 
-    def _go(self, command: m.Go) -> m.Answer:
+    def _go(self, command: m.Go) -> m.CommandAnswer:
         self.go(command)
-        return m.Answer(session=command.session, resumed=True)
+        return m.CommandAnswer(session=command.session, resumed=True)
 
     def go(self, command: m.Go) -> None:
         """The thread is to go on."""
@@ -304,8 +304,8 @@ class Commands:
             raise CommandError('"until" line number is smaller than current line number')
         self.resume = self.machine.go(command.motion, command.line)
 
-    def _jump(self, command: m.Jump) -> m.Answer:
-        return m.Answer(session=command.session, resumed=self.jump(command.line))
+    def _jump(self, command: m.Jump) -> m.CommandAnswer:
+        return m.CommandAnswer(session=command.session, resumed=self.jump(command.line))
 
     def jump(self, line: int) -> bool:
         """Another line is to be run next: whether the thread has to go on for that, to the next line."""
@@ -318,9 +318,9 @@ class Commands:
             raise CommandError(f"Jump failed: {error}") from None
         return False
 
-    def _quit(self, command: m.Quit) -> m.Answer:
+    def _quit(self, command: m.Quit) -> m.CommandAnswer:
         self.quit()
-        return m.Answer(session=command.session, resumed=True)
+        return m.CommandAnswer(session=command.session, resumed=True)
 
     def quit(self) -> None:
         """The endpoint is to end."""
@@ -329,23 +329,23 @@ class Commands:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def _select(self, command: m.Select) -> m.Answer:
+    def _select(self, command: m.Select) -> m.CommandAnswer:
         if command.by:
             self.machine.move(command.by)
-        return m.Answer(session=command.session)
+        return m.CommandAnswer(session=command.session)
 
-    def _evaluate(self, command: m.Evaluate) -> m.Answer:
+    def _evaluate(self, command: m.Evaluate) -> m.CommandAnswer:
         if command.statement and not is_expression(command.text):
             self.frames.execute(command.text, self.standing.selected)
-            return m.Answer(session=command.session)
+            return m.CommandAnswer(session=command.session)
         value = self.frames.evaluate(command.text, self.standing.selected)
         if value is None and command.statement:
-            return m.Answer(session=command.session)
+            return m.CommandAnswer(session=command.session)
         return self._valued(command, command.text, value, much=command.much)
 
-    def _valued(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.Answer:
+    def _valued(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.CommandAnswer:
         reference, named, indexed = self.variables.reference(value, expression, self.standing.selected)
-        return m.Answer(
+        return m.CommandAnswer(
             session=command.session,
             value=value_of(value, much=much),
             reference=reference,
@@ -353,40 +353,40 @@ class Commands:
             indexed=indexed,
         )
 
-    def _variables(self, command: m.GetVariables) -> m.Answer:
+    def _variables(self, command: m.GetVariables) -> m.CommandAnswer:
         if command.reference:
             variables, total = self.variables.children(command.reference, command.start, command.count)
         else:
             variables = self.variables.locals(self.standing.selected, command.names)
             total = len(variables)
-        return m.Answer(session=command.session, variables=variables, total=total)
+        return m.CommandAnswer(session=command.session, variables=variables, total=total)
 
-    def _scopes(self, command: m.GetScopes) -> m.Answer:
+    def _scopes(self, command: m.GetScopes) -> m.CommandAnswer:
         return m.Scopes(session=command.session, scopes=self.variables.scopes(self.standing.selected))
 
-    def _assign(self, command: m.Assign) -> m.Answer:
+    def _assign(self, command: m.Assign) -> m.CommandAnswer:
         selected = self.standing.selected
         value = self.frames.evaluate(command.text, selected)
         self.variables.assign(command.reference, command.name, value, selected)
         return self._valued(command, "", value)
 
-    def _source(self, command: m.GetSource) -> m.Answer:
+    def _source(self, command: m.GetSource) -> m.CommandAnswer:
         names = next((f.f_globals for f, _ in self.frames.entries if f.f_code.co_filename == command.file), None)
         lines = linecache.getlines(command.file, names)
         if not lines:
             raise CommandError(f"the source of {command.file} is not to be had on this rank")
-        return m.Source(session=command.session, content="".join(lines)[:LONGEST])
+        return m.SourceText(session=command.session, content="".join(lines)[:LONGEST])
 
-    def _breakpoints(self, command: m.GetBreakpoints) -> m.Answer:
+    def _breakpoints(self, command: m.GetBreakpoints) -> m.CommandAnswer:
         fields = RankBreakpoint.__struct_fields__
         breakpoints = tuple(
             RankBreakpoint(**{name: getattr(bp, name) for name in fields}) for bp in self.machine.breakpoints
         )
-        return m.Breakpoints(session=command.session, breakpoints=breakpoints)
+        return m.BreakpointList(session=command.session, breakpoints=breakpoints)
 
-    def _pdb(self, command: m.Pdb) -> m.Answer:
+    def _pdb(self, command: m.Pdb) -> m.CommandAnswer:
         value, errors = self.debugger.pdb_text().run_line(self, command.text)
-        return m.Answer(
+        return m.CommandAnswer(
             session=command.session,
             value=value,
             error="; ".join(map(text_of, errors)),

@@ -23,7 +23,7 @@ from monarch_nb.debug.session.thread import ThreadDebugger
 from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ActorCell, Context, Instance, Runtime, current
-from monarch_nb.runtime.actors.failures import Kept, frames_of
+from monarch_nb.runtime.actors.failures import StoredFailure, frames_of
 from monarch_nb.settings import settings
 from monarch_nb.wire import Verb, error_line, msgpack_decoder, parse_address
 
@@ -215,7 +215,7 @@ class Debuggers:
         for debugger in debuggers:
             debugger.release()
 
-    def open(self, failure: Kept) -> str:
+    def open(self, failure: StoredFailure) -> str:
         """Opens the frames of a stored failure on a thread of its own; returns the session."""
         self.renew_lease()
         session = self._new_session()
@@ -223,7 +223,7 @@ class Debuggers:
         threading.Thread(target=self._show, args=(failure, session), name=name, daemon=True).start()
         return session
 
-    def _show(self, failure: Kept, session: str) -> None:
+    def _show(self, failure: StoredFailure, session: str) -> None:
         token = current.set(Context(failure.instance, failure.point, failure.call, failure.chain))
         thread = threading.current_thread()
         try:

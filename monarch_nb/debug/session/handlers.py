@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug import verbs
-from monarch_nb.debug.records import Thread
+from monarch_nb.debug.records import ThreadRecord
 from monarch_nb.debug.session import stack as stacks
 from monarch_nb.debug.session.debuggers import Debuggers
 from monarch_nb.debug.session.thread import NOT_STOPPED
@@ -24,7 +24,7 @@ from monarch_nb.wire import Asker, Done, error_line, text_of
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)")
 
 
-class Handlers:
+class DebugHandlers:
     """The handlers of one process."""
 
     def __init__(self, runtime: Runtime, debuggers: Debuggers) -> None:
@@ -42,31 +42,31 @@ class Handlers:
 
     # -- commands for stopped threads ---------------------------------------------------------------------------------
 
-    def _command(self, command: m.Command, asker: Asker[m.Answer]) -> m.Answer | None:
+    def _command(self, command: m.Command, asker: Asker[m.CommandAnswer]) -> m.CommandAnswer | None:
         self._debuggers.renew_lease()
         debugger = self._debuggers.of_session(command.session)
         if debugger is None or not debugger.stopped:
-            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+            return m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
         if debugger.holder not in ("", asker.src) and not command.force:
             wrong = (
                 f"another controller ({debugger.holder}) is debugging this rank: call monarch.debug.detach() there, "
                 "or monarch.debug.take() here"
             )
-            return m.Answer(session=command.session, error=wrong, current=debugger.who.current)
+            return m.CommandAnswer(session=command.session, error=wrong, current=debugger.who.current)
         if isinstance(command, m.Release):
             debugger.holder = ""
-            return m.Answer(session=command.session, current=debugger.who.current)
+            return m.CommandAnswer(session=command.session, current=debugger.who.current)
         debugger.holder = asker.src
         if not debugger.post(command, asker.reply):
-            return m.Answer(session=command.session, error=NOT_STOPPED, resumed=True)
+            return m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True)
         return None
 
-    def _lease(self, _: m.Lease, asker: Asker[None]) -> None:
+    def _lease(self, _: m.RenewLease, asker: Asker[None]) -> None:
         self._debuggers.renew_lease()
 
     # -- breakpoints from outside --------------------------------------------------------------------------------------
 
-    def _break(self, wanted: m.Break, asker: Asker[m.Outcome]) -> m.Outcome | None:
+    def _break(self, wanted: m.Break, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome | None:
         outcome = self._broken(wanted, asker.src, imports=False)
         if not outcome.error or "." not in wanted.where:
             return outcome
@@ -77,12 +77,12 @@ class Handlers:
         retry.start()
         return None
 
-    def _broken(self, wanted: m.Break, src: str, *, imports: bool) -> m.Outcome:
+    def _broken(self, wanted: m.Break, src: str, *, imports: bool) -> m.CommandOutcome:
         set_by = f"{src} {wanted.number}"
         try:
             debugger, obj = self._debuggers.of_actor(wanted.mesh, wanted.rank)
             if wanted.clear:
-                return m.Outcome(f"{debugger.clear_breakpoints(set_by)} cleared")
+                return m.CommandOutcome(f"{debugger.clear_breakpoints(set_by)} cleared")
             file, line, function = _resolve(wanted.where, obj, imports=imports)
             added = debugger.add_breakpoint(
                 file,
@@ -96,29 +96,29 @@ class Handlers:
                 number=wanted.number,
             )
         except (LookupError, ValueError) as error:
-            return m.Outcome(error=text_of(error.args[0]))
-        return m.Outcome(f"{added.file}:{added.line}")
+            return m.CommandOutcome(error=text_of(error.args[0]))
+        return m.CommandOutcome(f"{added.file}:{added.line}")
 
-    def _break_set(self, wanted: m.BreakSet, asker: Asker[m.Outcome]) -> m.Outcome:
+    def _break_set(self, wanted: m.BreakSet, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         armed = self._debuggers.take(asker.src, wanted)
-        return m.Outcome(f"{armed} armed")
+        return m.CommandOutcome(f"{armed} armed")
 
-    def _pause(self, wanted: m.Pause, asker: Asker[m.Outcome]) -> m.Outcome:
+    def _pause(self, wanted: m.Pause, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         paused, running = self._debuggers.pause(wanted.actors)
         if running and not paused:
-            return m.Outcome(error="nothing that runs there is traced: set a breakpoint in it first")
-        return m.Outcome(f"{paused} of {running} stop at their next line")
+            return m.CommandOutcome(error="nothing that runs there is traced: set a breakpoint in it first")
+        return m.CommandOutcome(f"{paused} of {running} stop at their next line")
 
-    def _freeze(self, wanted: m.Freeze, asker: Asker[m.Outcome]) -> m.Outcome:
+    def _freeze(self, wanted: m.Freeze, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         settings.configure({"debug_freeze_on_error": wanted.on})
-        return m.Outcome("frozen at errors" if wanted.on else "not frozen at errors")
+        return m.CommandOutcome("frozen at errors" if wanted.on else "not frozen at errors")
 
     # -- failures that are kept, and where everything is ---------------------------------------------------------------
 
-    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.Outcome]) -> m.Outcome:
+    def _autopsy(self, wanted: m.Autopsy, asker: Asker[m.CommandOutcome]) -> m.CommandOutcome:
         failures = self._runtime.failures
         if wanted.release:
-            return m.Outcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
+            return m.CommandOutcome(f"{failures.release(wanted.mesh or None, wanted.rank)} released")
         stored = [
             failure
             for failure in failures.of(wanted.mesh, wanted.rank)
@@ -129,8 +129,8 @@ class Handlers:
                 "no frames of this rank are kept: it has not failed, it failed longer ago than debug_keep_failures "
                 "calls, its frames held more than debug_keep_bytes, or it ran out of memory"
             )
-            return m.Outcome(error=reason)
-        return m.Outcome(session=self._debuggers.open(stored[0]))
+            return m.CommandOutcome(error=reason)
+        return m.CommandOutcome(session=self._debuggers.open(stored[0]))
 
     def _stacks(self, _: Done, asker: Asker[m.Threads]) -> m.Threads:
         return m.Threads(_threads(tuple(self._runtime.cells.values())))
@@ -222,7 +222,7 @@ def _file_of(name: str, obj: Any) -> str:
     return matching[0]
 
 
-def _threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
+def _threads(cells: Iterable[ActorCell]) -> tuple[ThreadRecord, ...]:
     """The threads of this process, but for the engine's; `cells` are its actors."""
     frames = sys._current_frames()
     by_thread = {cell.executor.thread.ident: cell for cell in cells}
@@ -238,7 +238,7 @@ def _threads(cells: Iterable[ActorCell]) -> tuple[Thread, ...]:
         if cell is not None and running is None and not own:
             stack = []  # it waits for messages
         seen.append(
-            Thread(
+            ThreadRecord(
                 thread.name,
                 stacks.frames(_without_wait(stack[own:])),
                 cell.spec.name if cell is not None else "",

@@ -6,13 +6,13 @@ Pure: it sees numbers, names and lines, never frames. Events of `bdb` come in; w
 from dataclasses import dataclass, replace
 
 from monarch_nb.debug.records import Event, Motion
-from monarch_nb.debug.session.breakpoints import Breakpoint, BreakpointTable, Evaluate, Hit, Place
+from monarch_nb.debug.session.breakpoints import BreakpointTable, Evaluate, Hit, SessionBreakpoint, SourceLocation
 
 _NOTES = {"call": "--Call--", "return": "--Return--"}
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningThread:
     """Only breakpoints stop it, and what the code itself asks for."""
 
 
@@ -24,7 +24,7 @@ class Stepping:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Paused:
     """The thread is stopped at a line, or frames of a failure are open; commands are carried out."""
 
     number: int  # how often it has stopped
@@ -41,7 +41,7 @@ class Standing:
         return self.event == "line"
 
 
-State = Running | Stepping | Standing
+State = RunningThread | Stepping | Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +57,27 @@ class CommandError(Exception):
     """A command cannot be carried out as things are; the text says why."""
 
 
-class Machine:
+class DebugMachine:
     """The state of one thread. Its methods are events, and commands; those that cannot be raise CommandError."""
 
     def __init__(self) -> None:
-        self.state: State = Running()
+        self.state: State = RunningThread()
         self.breakpoints = BreakpointTable()
         self.raised = False  # exceptions stop it where they are raised
         self.pausing = False  # the next line that is traced stops it
         self._number = 0
         self._reason = ""  # of the stop that is coming
         self._note = ""
-        self._hit: Breakpoint | None = None
+        self._hit: SessionBreakpoint | None = None
         self._forgotten = False  # what could have stopped it before was taken away
         self._jump: int | None = None
 
     # -- events of bdb ------------------------------------------------------------------------------------------------
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> Paused | None:
         """The stop, None while the thread runs."""
-        return self.state if isinstance(self.state, Standing) else None
+        return self.state if isinstance(self.state, Paused) else None
 
     @property
     def stepping(self) -> bool:
@@ -87,9 +87,9 @@ class Machine:
     @property
     def quiet(self) -> bool:
         """True if only its own code can stop the thread: no tracing is needed."""
-        return isinstance(self.state, Running) and not (self.breakpoints or self.raised or self.pausing)
+        return isinstance(self.state, RunningThread) and not (self.breakpoints or self.raised or self.pausing)
 
-    def at(self, place: Place, evaluate: Evaluate) -> Hit:
+    def at(self, place: SourceLocation, evaluate: Evaluate) -> Hit:
         """A line is about to be run: whether a breakpoint stops there."""
         if self.standing is not None:
             return Hit()
@@ -98,7 +98,7 @@ class Machine:
             self._reason, self._note, self._hit = hit.stop.reason, hit.note, hit.stop
         return hit
 
-    def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Standing | None:
+    def stops(self, event: Event, depth: int, selected: int, *, reason: str = "", note: str = "") -> Paused | None:
         """The thread has come to where it stops, with `depth` frames, and looks at one of them; None where it stands
         already, and something was evaluated there, and where what stops it was taken away meanwhile.
         """
@@ -113,12 +113,12 @@ class Machine:
         reason = reason or self._reason or ("pause" if self.pausing else "step")
         self.pausing = False
         note = "; ".join(part for part in (self._note, note or _NOTES.get(event, "")) if part)
-        standing = Standing(self._number, event, reason, note, depth, selected, hit.number if hit else 0)
+        standing = Paused(self._number, event, reason, note, depth, selected, hit.number if hit else 0)
         self._reason, self._note = "", ""
         self.state = standing
         return standing
 
-    def _still_stops(self, event: Event, hit: Breakpoint | None) -> bool:
+    def _still_stops(self, event: Event, hit: SessionBreakpoint | None) -> bool:
         if event in ("asked", "failure") or self.pausing:
             return True
         if hit is not None:
@@ -130,7 +130,7 @@ class Machine:
         self._forgotten = True
         self.pausing = False
         if isinstance(self.state, Stepping):
-            self.state = Running()
+            self.state = RunningThread()
 
     def line_to_run(self) -> int | None:
         """The line that was chosen to be run next, once: to be set at the next line that is traced."""
@@ -145,19 +145,19 @@ class Machine:
         """The thread leaves the user's code: whether a step was under way, which ends nowhere."""
         stepping = self.stepping
         if self.standing is None:
-            self.state = Running()
+            self.state = RunningThread()
             self._jump = None
             self.pausing = False
         return stepping
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
-        if not isinstance(self.state, Standing):
+    def _standing(self) -> Paused:
+        if not isinstance(self.state, Paused):
             raise CommandError("the rank is not stopped any more")
         return self.state
 
-    def select(self, frame: int) -> Standing:
+    def select(self, frame: int) -> Paused:
         """Selects another frame."""
         standing = self._standing()
         if not 0 <= frame < standing.depth:
@@ -165,7 +165,7 @@ class Machine:
         self.state = replace(standing, selected=frame)
         return self.state
 
-    def move(self, by: int) -> Standing:
+    def move(self, by: int) -> Paused:
         """Selects a frame further in or out, as far as there are any."""
         standing = self._standing()
         frame = min(max(0, standing.selected + by), standing.depth - 1)
@@ -177,7 +177,7 @@ class Machine:
         """Resumes the thread; a step counts from the selected frame, or from `frame`."""
         standing = self._standing()
         start = standing.selected if frame is None else self.select(frame).selected
-        self.state = Running() if motion == "continue" or standing.event == "failure" else Stepping(motion)
+        self.state = RunningThread() if motion == "continue" or standing.event == "failure" else Stepping(motion)
         return Resume(motion, start, line)
 
     def jump(self, line: int) -> Resume | None:
@@ -197,4 +197,4 @@ class Machine:
     def released(self) -> None:
         """The thread goes on whatever was asked: it is being ended, or nobody is there any more."""
         if self.standing is not None:
-            self.state = Running()
+            self.state = RunningThread()

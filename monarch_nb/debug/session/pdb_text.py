@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.records import Value
-from monarch_nb.debug.session.breakpoints import Breakpoint, BreakpointTable
+from monarch_nb.debug.session.breakpoints import BreakpointTable, SessionBreakpoint
 from monarch_nb.debug.session.commands import Commands
 from monarch_nb.debug.session.frames import is_expression
 from monarch_nb.debug.session.machine import CommandError
@@ -171,7 +171,7 @@ class PdbText(pdb.Pdb):
     def get_breaks(self, filename: str, lineno: int) -> list[Any]:
         """Breakpoints at a line, in the order in which they were set."""
         file = self.canonic(filename)
-        return [_Shown(bp) for bp in self._table if (bp.file, bp.line) == (file, lineno)]
+        return [_PdbBreakpoint(bp) for bp in self._table if (bp.file, bp.line) == (file, lineno)]
 
     def get_bpbynumber(self, arg: Any) -> Any:
         """A breakpoint by its typed number. Raises ValueError."""
@@ -187,7 +187,7 @@ class PdbText(pdb.Pdb):
             raise ValueError(
                 f"Breakpoint {number} already deleted" if removed else f"Breakpoint number {number} out of range"
             )
-        return _Shown(of_number)
+        return _PdbBreakpoint(of_number)
 
     def clear_bpbynumber(self, arg: Any) -> str | None:
         """Removes a breakpoint."""
@@ -214,7 +214,7 @@ class PdbText(pdb.Pdb):
         elif self._table:
             self.message("Num Type         Disp Enb   Where")
             for bp in self._table:
-                self.message(_Shown(bp).bpformat())
+                self.message(_PdbBreakpoint(bp).bpformat())
 
     do_b = do_break
 
@@ -234,7 +234,7 @@ class PdbText(pdb.Pdb):
         every = list(self._table)
         self._table.remove(every)
         for each in every:
-            self.message(f"Deleted {_Shown(each)}")
+            self.message(f"Deleted {_PdbBreakpoint(each)}")
 
     do_cl = do_clear
     do_cond = pdb.Pdb.do_condition
@@ -311,10 +311,10 @@ class PdbText(pdb.Pdb):
     )
 
 
-class _Shown(bdb.Breakpoint):
+class _PdbBreakpoint(bdb.Breakpoint):
     """A breakpoint as pdb writes it, and changes it."""
 
-    def __init__(self, breakpoint: Breakpoint) -> None:
+    def __init__(self, breakpoint: SessionBreakpoint) -> None:
         self.breakpoint = breakpoint
         self.number, self.file, self.line = breakpoint.number, breakpoint.file, breakpoint.line
         self.temporary, self.hits = breakpoint.temporary, breakpoint.hits

@@ -17,10 +17,10 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Event, Frame, Stopped
 from monarch_nb.debug.session import stack as stacks
-from monarch_nb.debug.session.breakpoints import Breakpoint
+from monarch_nb.debug.session.breakpoints import SessionBreakpoint
 from monarch_nb.debug.session.commands import Commands, Language
 from monarch_nb.debug.session.frames import Frames
-from monarch_nb.debug.session.machine import Machine, Resume, Standing
+from monarch_nb.debug.session.machine import DebugMachine, Paused, Resume
 from monarch_nb.debug.session.tracer import Tracer
 from monarch_nb.settings import settings
 from monarch_nb.transport import AGAIN_S, throw_into
@@ -32,7 +32,7 @@ MOST = 60_000  # characters of one answer
 NOTE = 2_000  # of what is said of a stop, such as the text of an exception
 NOT_STOPPED = "the rank is not stopped any more"
 
-Send = Callable[[m.Answer], None]
+Send = Callable[[m.CommandAnswer], None]
 
 
 class Process(Protocol):
@@ -69,7 +69,7 @@ class ThreadDebugger:
         self.who = who
         self.holder = ""  # the controller that gives it commands
         self.thread = thread
-        self.machine = Machine()
+        self.machine = DebugMachine()
         self._process = process
         self._ends = ends
         self._armed = armed  # called when what can stop it changes
@@ -104,7 +104,7 @@ class ThreadDebugger:
         """The method of an endpoint, traced while it runs if anything can stop it."""
         return method if self.machine.quiet else self._tracer.watched(method)
 
-    def add_breakpoint(self, file: str, line: int, **options: Any) -> Breakpoint:
+    def add_breakpoint(self, file: str, line: int, **options: Any) -> SessionBreakpoint:
         """Sets a breakpoint, with the fields of one as options. Raises ValueError where there is no such line, and for
         a hit condition that is none.
         """
@@ -204,7 +204,7 @@ class ThreadDebugger:
             self._refuse_the_rest()
             self._process.resumed(self, why)
 
-    def _record(self, standing: Standing, frames: Frames) -> Stopped:
+    def _record(self, standing: Paused, frames: Frames) -> Stopped:
         frame, line = frames.entries[standing.selected]
         source, first = stacks.around(frame, line)
         note = standing.note
@@ -239,7 +239,7 @@ class ThreadDebugger:
             self.machine.released()
         while not self._posted.empty():
             command, send = self._posted.get()
-            self._send(send, m.Answer(session=command.session, error=NOT_STOPPED, resumed=True))
+            self._send(send, m.CommandAnswer(session=command.session, error=NOT_STOPPED, resumed=True))
 
     def _serve(self, commands: Commands) -> str:
         while True:
@@ -264,7 +264,7 @@ class ThreadDebugger:
                 return "the controller said so"
 
     @staticmethod
-    def _send(send: Send, answer: m.Answer) -> None:
+    def _send(send: Send, answer: m.CommandAnswer) -> None:
         try:
             send(answer)
         except Exception:  # the controller has ended
@@ -281,7 +281,7 @@ class ThreadDebugger:
         where = f"{os.path.basename(frame.file)}:{frame.line}"
         return QuitDebugger(f"quit in the debugger, where it was stopped at {where} in {frame.function}")
 
-    def _guarded(self, commands: Commands, command: m.Command) -> m.Answer:
+    def _guarded(self, commands: Commands, command: m.Command) -> m.CommandAnswer:
         """Carries a command out; one that does not end is broken off after a while."""
         limit = command.limit or settings.debug_command_timeout
         done = threading.Event()
@@ -294,7 +294,7 @@ class ThreadDebugger:
                     self._process.later(AGAIN_S, late)
 
         self._process.later(limit, late)
-        answer = m.Answer(session=command.session)
+        answer = m.CommandAnswer(session=command.session)
         error = ""
         try:
             try:
@@ -312,7 +312,7 @@ class ThreadDebugger:
             error = f"interrupted: {text_of(interrupt)}" if interrupt.args else "interrupted"
         return self._completed(answer, error, commands.frames)
 
-    def _completed(self, answer: m.Answer, error: str, frames: Frames) -> m.Answer:
+    def _completed(self, answer: m.CommandAnswer, error: str, frames: Frames) -> m.CommandAnswer:
         """Adds printed output and the selected location to an answer."""
         text = self._printed()
         resumed = not self.stopped or answer.resumed

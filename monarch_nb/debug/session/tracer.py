@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from monarch_nb.debug.records import Event
-from monarch_nb.debug.session.breakpoints import Place
-from monarch_nb.debug.session.machine import Machine, Resume
+from monarch_nb.debug.session.breakpoints import SourceLocation
+from monarch_nb.debug.session.machine import DebugMachine, Resume
 from monarch_nb.debug.session.stack import is_users, runs_for_user
 from monarch_nb.transport import calm
 
@@ -25,7 +25,7 @@ Arrived = Callable[[Event, types.FrameType, "types.TracebackType | None", str], 
 class Tracer(bdb.Bdb):
     """Traces one thread for as long as something can stop it."""
 
-    def __init__(self, machine: Machine, arrived: Arrived, left: Callable[[], None]) -> None:
+    def __init__(self, machine: DebugMachine, arrived: Arrived, left: Callable[[], None]) -> None:
         """`arrived(event, frame, traceback, note)` stops the thread, and returns when it may go on; `left()` is called
         when the outermost frame of the user's code has returned.
         """
@@ -136,7 +136,7 @@ class Tracer(bdb.Bdb):
             return True
         if not self._machine.breakpoints.has_file(file):
             return False
-        place = Place(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
+        place = SourceLocation(file, frame.f_lineno or 0, code.co_name, code.co_firstlineno)
         hit = self._machine.at(place, lambda text: eval(text, {**frame.f_globals, **frame.f_locals}))
         for line in hit.logs:
             sys.stdout.write(f"{line}\n")

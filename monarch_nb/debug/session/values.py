@@ -5,7 +5,7 @@ import reprlib
 from typing import Any
 
 from monarch_nb.debug.records import Tensor, Value
-from monarch_nb.wire import Cut, full_name, number_of, repr_of, text_of, type_name
+from monarch_nb.wire import ThreadCutOff, full_name, number_of, repr_of, text_of, type_name
 
 LONGEST = 2000  # characters of one value
 INSIDE = 10  # texts that a container holds are cut so many times sooner
@@ -55,7 +55,7 @@ def shorten(value: Any, *, much: bool = False) -> str:
     kind = _long if much else _short
     try:
         text = text_of(kind.repr(value))
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException:  # a container that does not let itself be looked into
         text = repr_of(value)
@@ -74,7 +74,7 @@ def value_of(value: Any, *, much: bool = False) -> Value:
         text = f"{_elements(value)}  {text}" if math.prod(tensor.shape) > 1 else f"{_elements(value)}"
     try:
         length = len(value) if issubclass(type(value), (str, bytes, list, tuple, dict, set)) else None
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException:
         length = None
@@ -155,7 +155,7 @@ def _item(value: Any) -> float | None:
         return number_of(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException:
         return None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, owner_lost
 from monarch_nb.rdma.guard import writing
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import own_identity
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
@@ -180,7 +180,7 @@ def _staying(moves: list[Move]) -> Iterator[bool]:
         yield stays
 
 
-def _check_identity(handle: Handle) -> None:
+def _check_identity(handle: BufferHandle) -> None:
     if _readv is None or _writev is None:
         raise CannotReachError("this system has no process_vm_readv")
     mine = own_identity()
@@ -216,7 +216,7 @@ def _form(number: int) -> struct.Struct:
     return struct.Struct(f"={2 * number}Q")
 
 
-def _call(function: "Callable[..., int] | None", handle: Handle, pieces: list[_Piece]) -> None:
+def _call(function: "Callable[..., int] | None", handle: BufferHandle, pieces: list[_Piece]) -> None:
     """Copies pieces in one system call."""
     room, number = _vectors, len(pieces)
     local: list[int] = []
@@ -243,5 +243,5 @@ def _call(function: "Callable[..., int] | None", handle: Handle, pieces: list[_P
     raise OSError(code, f"{handle} could not be moved: {os.strerror(code)}")
 
 
-def _dropped(handle: Handle) -> BufferDroppedError:
+def _dropped(handle: BufferHandle) -> BufferDroppedError:
     return BufferDroppedError(f"{handle} was dropped, or its process has ended: nobody offers that memory any more")

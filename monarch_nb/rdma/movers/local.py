@@ -8,12 +8,12 @@ from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.regions import Regions
 
-__all__ = ["Local"]
+__all__ = ["LocalMover"]
 
 _PIECE = 64 << 20  # bytes copied between two checks of the limit
 
 
-class Local:
+class LocalMover:
     """Moves bytes within this process."""
 
     alone = True

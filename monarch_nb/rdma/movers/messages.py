@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.rdma.errors import BufferDroppedError, RDMAError, owner_lost
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import Move
-from monarch_nb.rdma.verbs import READ, WRITE, Outcome, Reading, Writing
+from monarch_nb.rdma.verbs import READ, WRITE, Reading, TransferOutcome, Writing
 
 __all__ = ["Messages"]
 
 _PIECE = 1 << 20  # bytes in one message
 _UNDER_WAY = 4  # pieces at a time
 
-Ask = Callable[[Handle, Any, Any], Callable[[Limit], Outcome]]
+Ask = Callable[[BufferHandle, Any, Any], Callable[[Limit], TransferOutcome]]
 
 
 class Messages:
@@ -28,7 +28,7 @@ class Messages:
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """Requests bytes from the owner, a few pieces ahead."""
-        waiting: deque[tuple[Handle, memoryview, Callable[[Limit], Outcome]]] = deque()
+        waiting: deque[tuple[BufferHandle, memoryview, Callable[[Limit], TransferOutcome]]] = deque()
 
         def settle() -> None:
             handle, target, wait = waiting.popleft()
@@ -51,7 +51,7 @@ class Messages:
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
         """Sends bytes to the owner, a few pieces ahead."""
-        waiting: deque[tuple[Handle, Callable[[Limit], Outcome]]] = deque()
+        waiting: deque[tuple[BufferHandle, Callable[[Limit], TransferOutcome]]] = deque()
         for move in moves:
             view, handle = move.local.view(), move.handle
             for start in range(0, move.local.size, _PIECE):
@@ -68,12 +68,14 @@ class Messages:
         """Does nothing: there are no resources."""
 
 
-def _answer(waiting: "deque[tuple[Handle, Callable[[Limit], Outcome]]]", limit: Limit) -> tuple[Handle, Outcome]:
+def _answer(
+    waiting: "deque[tuple[BufferHandle, Callable[[Limit], TransferOutcome]]]", limit: Limit
+) -> tuple[BufferHandle, TransferOutcome]:
     handle, wait = waiting.popleft()
     return handle, wait(limit)
 
 
-def checked(handle: Handle, outcome: Outcome) -> Outcome:
+def checked(handle: BufferHandle, outcome: TransferOutcome) -> TransferOutcome:
     """Returns an outcome that is "done"; raises the error of any other."""
     if outcome.how == "done":
         return outcome

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import Memory
 
@@ -19,7 +19,7 @@ class CannotReachError(Exception):
 class Move:
     """A transfer between a buffer, from `offset` on, and as many bytes of memory of this process."""
 
-    handle: Handle
+    handle: BufferHandle
     offset: int
     local: Memory
 

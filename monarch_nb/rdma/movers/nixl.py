@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
 from monarch_nb.rdma.fabric import Fabric, LinkCutError, Span, Transfer
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.leases import LEASE_S
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
-from monarch_nb.rdma.verbs import Leased, Leasing, Outcome
+from monarch_nb.rdma.verbs import Leased, Leasing, TransferOutcome
 from monarch_nb.runtime import Future
 
 __all__ = ["Nixl"]
@@ -124,7 +124,7 @@ class Nixl:
             for span in local:
                 self._fabric.deregister(span)
 
-    def _first_byte(self, peer: _Peer, handle: Handle, limit: Limit, watch: "_Watch") -> None:
+    def _first_byte(self, peer: _Peer, handle: BufferHandle, limit: Limit, watch: "_Watch") -> None:
         """Connects, as NIXL does in the first transfer, which never ends if the devices are not connected."""
         byte = memory_of(bytearray(1))
         span = self._fabric.register(byte)
@@ -179,10 +179,10 @@ class Nixl:
 class _Watch:
     """Renews a lease during a transfer, which also detects a lost owner."""
 
-    def __init__(self, lease_client: LeaseClient, handle: Handle, lease: int) -> None:
+    def __init__(self, lease_client: LeaseClient, handle: BufferHandle, lease: int) -> None:
         self._lease_client, self._handle, self._lease = lease_client, handle, lease
         self._next = time.monotonic() + _RENEWED_S
-        self._asked: Future[Outcome] | None = None
+        self._asked: Future[TransferOutcome] | None = None
 
     def check(self) -> None:
         """Raises OwnerLostError if the owner is lost, LinkCutError if it has ended the lease."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError, OwnerLostError, owner_lost
-from monarch_nb.rdma.handle import Handle
+from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.side_by_side import side_by_side
@@ -30,7 +30,7 @@ class Streams:
 
     alone = False
 
-    def __init__(self, dial: Callable[[Handle, Limit], Listening], parallel: Callable[[], int]) -> None:
+    def __init__(self, dial: Callable[[BufferHandle, Limit], Listening], parallel: Callable[[], int]) -> None:
         self._dial = dial  # asks the owner where it listens
         self._parallel = parallel
         self._lock = threading.Lock()
@@ -126,7 +126,7 @@ class Streams:
             limit.left()  # raises a better text
             raise
 
-    def _cut_error(self, handle: Handle, limit: Limit, error: BaseException) -> Exception:
+    def _cut_error(self, handle: BufferHandle, limit: Limit, error: BaseException) -> Exception:
         """The error for a stream that was cut in a transfer: the buffer was dropped, or its process is lost."""
         with contextlib.suppress(StreamError, CannotReachError, OSError):
             probe = self._open(handle, limit)
@@ -140,7 +140,7 @@ class Streams:
 
     # -- streams ----------------------------------------------------------------------------------------------------
 
-    def _stream(self, handle: Handle, limit: Limit) -> tuple[socket.socket, bool]:
+    def _stream(self, handle: BufferHandle, limit: Limit) -> tuple[socket.socket, bool]:
         with self._lock:
             idle = self._idle.get(handle.process)
             if idle:
@@ -165,7 +165,7 @@ class Streams:
                 if not idle:
                     del self._idle[process]
 
-    def _open(self, handle: Handle, limit: Limit) -> socket.socket:
+    def _open(self, handle: BufferHandle, limit: Limit) -> socket.socket:
         self._sweep()
         listening = self._listening.get(handle.process)
         if listening is None:

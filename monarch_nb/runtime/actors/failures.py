@@ -23,7 +23,7 @@ Place = tuple[str, int]  # mesh, rank
 
 
 @dataclass(eq=False, slots=True)
-class Kept:
+class StoredFailure:
     """One failed call, with everything that its frames hold."""
 
     error: BaseException
@@ -35,7 +35,7 @@ class Kept:
     chain: tuple[str, ...]
 
 
-class Failures:
+class FailureStore:
     """Keeps them, bounded by number and by size; never those of memory that ran out, which would stay used up."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Failures:
         self._later = later
         self._freeze = freeze
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Place, deque[Kept]] = OrderedDict()
+        self._kept: OrderedDict[Place, deque[StoredFailure]] = OrderedDict()
         self._measuring = False
         self._freezing: set[Place] = set()  # actors that a debugger wants to see where they fail
 
@@ -52,7 +52,7 @@ class Failures:
         """Whether the failures of an actor stop it, as with `debug_freeze_on_error`."""
         (self._freezing.add if on else self._freezing.discard)((mesh, rank))
 
-    def keep(self, instance: "Instance", header: "Header", error: BaseException) -> Kept | None:
+    def keep(self, instance: "Instance", header: "Header", error: BaseException) -> StoredFailure | None:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
 
         What is kept is to be handed to `ease` once the caller has been told, who waits for this.
@@ -67,7 +67,7 @@ class Failures:
         if not settings.debug_keep_failures:
             return None
         place = (instance.mesh, instance.base_rank)
-        kept = Kept(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
+        kept = StoredFailure(error, header.call, header.method, time.time(), instance, instance.rank, header.chain)
         with self._lock:
             mine = self._kept.get(place)
             if mine is None:
@@ -75,7 +75,7 @@ class Failures:
             mine.append(kept)
         return kept
 
-    def ease(self, kept: Kept) -> None:
+    def ease(self, kept: StoredFailure) -> None:
         """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next
         message."""
         release_frame_locals(kept.error, _PACKAGE)
@@ -94,7 +94,7 @@ class Failures:
             self._measuring = True
             self._later(0.05, self._shrink)  # measuring them is not the actor's time
 
-    def of(self, mesh: str, rank: int) -> list[Kept]:
+    def of(self, mesh: str, rank: int) -> list[StoredFailure]:
         """The failures of one actor, the newest first."""
         with self._lock:
             return list(reversed(self._kept.get((mesh, rank), ())))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.actors.cell import ActorCell
-from monarch_nb.runtime.tables import Local
+from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.runtime.verbs import RunsOn, SpawnActor
 from monarch_nb.settings import settings
 from monarch_nb.transport import Clock, Parcel
@@ -85,7 +85,7 @@ class Parking:
 class Hosting:
     """Holds them. Reading thread, if not said otherwise."""
 
-    def __init__(self, local: Local, clock: Clock, process: "Runtime") -> None:
+    def __init__(self, local: ProcessTables, clock: Clock, process: "Runtime") -> None:
         self._local, self._clock, self._process = local, clock, process
         self._parking = Parking(clock.later)
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from monarch_nb.runtime.actors.sleeping import wake
-from monarch_nb.runtime.verbs import Doing, Interrupt, WhatRuns
+from monarch_nb.runtime.verbs import Interrupt, RunningEndpoint, WhatRuns
 from monarch_nb.transport import AGAIN_S, Clock, take_back, throw_into
 from monarch_nb.wire import Asker
 
@@ -100,21 +100,21 @@ class _Interrupted:
     """What comes of one interrupt, and who waits for it."""
 
     def __init__(self) -> None:
-        self._askers: list[Asker[Doing]] = []
-        self._outcome: Doing | None = None
+        self._askers: list[Asker[RunningEndpoint]] = []
+        self._outcome: RunningEndpoint | None = None
 
     @property
     def known(self) -> bool:
         """Whether it has been given."""
         return self._outcome is not None
 
-    def ask(self, asker: Asker[Doing]) -> None:
+    def ask(self, asker: Asker[RunningEndpoint]) -> None:
         """Replies as soon as it is known."""
         self._askers.append(asker)
         if self._outcome is not None:
             self.give(self._outcome)
 
-    def give(self, outcome: Doing) -> None:
+    def give(self, outcome: RunningEndpoint) -> None:
         """Replies to all who wait, and to those who ask later."""
         self._outcome = outcome
         while self._askers:
@@ -145,7 +145,7 @@ class Interrupts:
         named = self._cells.get((mesh, rank))
         return named or next((cell for (uid, _), cell in tuple(self._cells.items()) if uid == mesh), None)
 
-    def interrupt(self, request: Interrupt, asker: Asker[Doing]) -> None:
+    def interrupt(self, request: Interrupt, asker: Asker[RunningEndpoint]) -> None:
         """Interrupts an actor of this process (reading thread)."""
         cell = self._cell(request.mesh, asker.header.rank)
         key = request.number, -1 if cell is None else cell.rank
@@ -163,13 +163,15 @@ class Interrupts:
             if call not in running:
                 self._cancelled.add(call)
         if cell is None or not running:
-            outcome.give(Doing())
+            outcome.give(RunningEndpoint())
             return
         before = _doing(cell)
         cell.interrupt()
         self._follow(outcome, cell, running, before)
 
-    def _follow(self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], before: Doing) -> None:
+    def _follow(
+        self, outcome: _Interrupted, cell: "ActorCell", running: dict[str, object], before: RunningEndpoint
+    ) -> None:
         began, freed, free_at = time.monotonic(), False, FREES_AFTER
 
         def poll() -> bool:
@@ -188,16 +190,16 @@ class Interrupts:
 
         self._clock.every(POLL_INTERVAL, poll)
 
-    def doing(self, which: WhatRuns, asker: Asker[Doing]) -> Doing:
+    def doing(self, which: WhatRuns, asker: Asker[RunningEndpoint]) -> RunningEndpoint:
         """Says what an actor of this process does (reading thread)."""
         cell = self._cell(which.mesh, asker.header.rank)
-        return _doing(cell) if cell is not None else Doing()
+        return _doing(cell) if cell is not None else RunningEndpoint()
 
 
-def _doing(cell: "ActorCell") -> Doing:
+def _doing(cell: "ActorCell") -> RunningEndpoint:
     running = cell.running
     if running is None:
-        return Doing()
+        return RunningEndpoint()
     call, endpoint, since = running
     file, line, source = "", 0, ""
     frame = _user_frame(sys._current_frames().get(cell.executor.thread.ident or 0))
@@ -205,7 +207,7 @@ def _doing(cell: "ActorCell") -> Doing:
         # Between two lines a frame may be at none.
         file, line = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
         source = linecache.getline(file, line).strip()
-    return Doing(call, endpoint, time.monotonic() - since, file=file, line=line, source=source)
+    return RunningEndpoint(call, endpoint, time.monotonic() - since, file=file, line=line, source=source)
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.meshes import ActorState, MeshState, ProcState
 from monarch_nb.shape import places_of, spans
-from monarch_nb.wire import ActorError, Story, decode_exception, host_name, story_of
+from monarch_nb.wire import ActorError, ExceptionText, decode_exception, exception_text, host_name
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -29,7 +29,7 @@ _CHAINED = (
 )
 
 
-class Raised:
+class RankError:
     """An error as it came from one rank: its words, and the exception, which is unpickled when it is asked for."""
 
     __slots__ = ("_frames", "_parcel", "_story", "since")
@@ -37,14 +37,14 @@ class Raised:
     def __init__(self, frames: Sequence[Any], parcel: "Parcel | None", since: float = 0.0) -> None:
         self._frames = frames if parcel is None else parcel.parts
         self._parcel = parcel
-        self._story: Story | None = None
+        self._story: ExceptionText | None = None
         self.since = since  # seconds of the receiver's clock
 
     @property
-    def story(self) -> Story:
+    def story(self) -> ExceptionText:
         """Text of the remote exception, with its traceback."""
         if self._story is None:
-            self._story = story_of(self._frames)
+            self._story = exception_text(self._frames)
         return self._story
 
     @property
@@ -71,7 +71,7 @@ class Raised:
                 receiver.node.consumed(parcel)
 
 
-def in_order(raised: dict[int, Raised]) -> dict[int, Raised]:
+def in_order(raised: dict[int, RankError]) -> dict[int, RankError]:
     """Errors by place in their call: causes before those that only follow from others', each in order of time."""
     batch, began = 0, float("-inf")
     keys: dict[int, tuple[bool, int, int]] = {}
@@ -82,7 +82,7 @@ def in_order(raised: dict[int, Raised]) -> dict[int, Raised]:
     return dict(sorted(raised.items(), key=lambda item: keys[item[0]]))
 
 
-class Ranks:
+class RankNames:
     """Names ranks of the mesh that a call was made on, by their places in the call."""
 
     def __init__(self, state: MeshState | None, ranks: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ class Ranks:
 
 
 def actor_error(
-    receiver: "Runtime", title: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks
+    receiver: "Runtime", title: str, raised: dict[int, RankError], size: int, missing: Sequence[int], where: RankNames
 ) -> ActorError:
     """The error of a call; `raised` by place in it, as `in_order` has them, `missing` who had not answered."""
     failures = {place: one.exception(receiver) for place, one in raised.items()}
@@ -121,7 +121,9 @@ def actor_error(
     return ActorError.of_ranks(failures, f"{named}.", _summary(named, of, raised, size, missing, where))
 
 
-def _summary(named: str, of: str, raised: dict[int, Raised], size: int, missing: Sequence[int], where: Ranks) -> str:
+def _summary(
+    named: str, of: str, raised: dict[int, RankError], size: int, missing: Sequence[int], where: RankNames
+) -> str:
     followed = [place for place, one in raised.items() if one.follows]
     if len(followed) < len(raised):
         raised = {place: one for place, one in raised.items() if place not in followed}

@@ -19,7 +19,7 @@ BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, 
 MOST_PENDING = 64  # displays whose latest update waits
 
 
-class Journal(Protocol):
+class DisplaySink(Protocol):
     """Where displays go."""
 
     def tag(self) -> tuple[str, int]:
@@ -33,14 +33,14 @@ class Displays:
     """The displays of one process. Methods from any thread; without a journal they print text."""
 
     def __init__(self) -> None:
-        self._journal: Journal | None = None
+        self._journal: DisplaySink | None = None
         self._lock = threading.RLock()
         self._left = float(BURST)
         self._at = time.monotonic()
         self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
         os.register_at_fork(after_in_child=self._in_child)
 
-    def write_to(self, journal: Journal) -> None:
+    def write_to(self, journal: DisplaySink) -> None:
         """Sends displays to a journal."""
         self._journal = journal
 
@@ -125,7 +125,7 @@ class Displays:
             sys.stdout.write(f"{display.text}\n")
 
 
-class Handle:
+class ReplaceableDisplay:
     """Something displayed that can be replaced."""
 
     def __init__(self, display_id: str) -> None:
@@ -157,7 +157,7 @@ def display(
     clear: bool = False,
     update: bool = False,
     **_: Any,
-) -> Handle | None:
+) -> ReplaceableDisplay | None:
     """Shows objects in the cell that the running call belongs to, as `IPython.display.display` does in a kernel."""
     if display_id is True:
         display_id = secrets.token_hex(16)
@@ -179,7 +179,7 @@ def display(
                 pass
         forms = forms_of(value, include, exclude)
         displays.publish(forms.data, {**forms.metadata, **(metadata or {})}, name, update=update)
-    return Handle(name) if name and display_id else None
+    return ReplaceableDisplay(name) if name and display_id else None
 
 
 def update_display(value: Any, *, display_id: str, **options: Any) -> None:

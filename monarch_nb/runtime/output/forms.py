@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from monarch_nb.wire import Cut, error_line, repr_of, type_name
+from monarch_nb.wire import ThreadCutOff, error_line, repr_of, type_name
 from monarch_nb.wire import text_of as str_of
 
 PLAIN = "text/plain"
@@ -77,7 +77,7 @@ def text_of(value: Any) -> str:
     pretty = getattr(sys.modules.get("IPython.lib.pretty"), "pretty", None)
     try:
         text = str_of(pretty(value)) if pretty is not None else repr_of(value)
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException:
         text = repr_of(value)  # says what it raised
@@ -106,13 +106,13 @@ def _asked(value: Any, name: str, **arguments: Any) -> Any:
     """The result of an object's method; None if there is none, or if it raises."""
     try:
         method = None if inspect.isclass(value) or hasattr(value, _CANARY) else getattr(value, name, None)
-    except Cut:
+    except ThreadCutOff:
         raise
     except BaseException:  # an object that cannot be asked for its attributes
         return None
     try:
         return method(**arguments) if callable(method) else None
-    except (NotImplementedError, Cut, KeyboardInterrupt) as error:
+    except (NotImplementedError, ThreadCutOff, KeyboardInterrupt) as error:
         if not isinstance(error, NotImplementedError):
             raise
         return None

@@ -11,7 +11,7 @@ from monarch_nb.runtime.output.displays import displays
 AT_ONCE_S = 0.001  # what begins that soon after another has ended needs no mark of its own
 
 
-class Journal(Protocol):
+class OutputSink(Protocol):
     """What a process needs to know of where its output goes."""
 
     @property
@@ -39,11 +39,11 @@ class OwnLog:
 
     def __init__(self, running: Callable[[], str]) -> None:
         self._running = running
-        self._journal: Journal | None = None
+        self._journal: OutputSink | None = None
         self._calls: list[str] = []  # the outermost calls that what runs belongs to
         self._ended_at = float("-inf")  # when one of them ended last
 
-    def keep(self, journal: Journal) -> None:
+    def keep(self, journal: OutputSink) -> None:
         """Output goes to files that somebody follows: replies carry its position, and text the call it came from."""
         journal.tag_by(self.tag, self.sole)
         self._journal = journal

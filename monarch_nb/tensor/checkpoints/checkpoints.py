@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate
 from monarch_nb.supervision import DeviceMeshError
 from monarch_nb.tensor.checkpoints import workers
 from monarch_nb.tensor.checkpoints.nested import all_of
-from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import make, refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.propagation import Placements
@@ -28,7 +28,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class TensorPlaceholder:
     """Placeholder of a sharded tensor in the pickled state."""
 
     name: str
@@ -38,13 +38,13 @@ class Kept:
 
 
 def _taken_apart(state: Any, path: str = "") -> tuple[Any, dict[str, MeshTensor]]:
-    """The state with `Kept`s for its sharded tensors, and these by name, as in `optimizer.state.0.exp_avg`."""
+    """Splits a state: `TensorPlaceholder`s for its sharded tensors, and these by name (`optimizer.state.0.exp_avg`)."""
     tensors: dict[str, MeshTensor] = {}
 
     def rest(value: Any, path: str) -> Any:
         if isinstance(value, MeshTensor):
             tensors[path] = value
-            return Kept(path, value.meta.shape, value.meta.dtype, value.meta.placements)
+            return TensorPlaceholder(path, value.meta.shape, value.meta.dtype, value.meta.placements)
         if isinstance(value, dict):
             return {key: rest(each, _joined(path, key)) for key, each in value.items()}
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
@@ -54,9 +54,9 @@ def _taken_apart(state: Any, path: str = "") -> tuple[Any, dict[str, MeshTensor]
     return rest(state, path), tensors
 
 
-def _put_together(rest: Any, tensor: Callable[[Kept], Any]) -> Any:
+def _put_together(rest: Any, tensor: Callable[[TensorPlaceholder], Any]) -> Any:
     """The state again, with `tensor(kept)` for each that was taken out."""
-    if isinstance(rest, Kept):
+    if isinstance(rest, TensorPlaceholder):
         return tensor(rest)
     if isinstance(rest, dict):
         return {key: _put_together(each, tensor) for key, each in rest.items()}
@@ -132,11 +132,11 @@ class Checkpoints:
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
         state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
-        stream.issue_object(Run(workers.save, arguments, {}))
+        stream.issue_object(RunFunction(workers.save, arguments, {}))
 
     def wait(self) -> None:
         """Blocks until all saves are on disk. Raises CheckpointError if one failed."""
-        results = self._stream.run_everywhere(Run(workers.finished, (self.folder,), {}))
+        results = self._stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))
         wrong = {rank: text for rank, text in enumerate(results.values()) if text}
         if wrong:
             rank, text = next(iter(wrong.items()))
@@ -151,8 +151,8 @@ class Checkpoints:
         fit, DeviceMeshError where the mesh is broken: heal it first.
         """
         stream = self._stream
-        stream.run_everywhere(Run(workers.finished, (self.folder,), {}))  # one that was cut off is none
-        found = stream.run_everywhere(Run(workers.find, (self.folder, step), {})).values()
+        stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # one that was cut off is none
+        found = stream.run_everywhere(RunFunction(workers.find, (self.folder, step), {})).values()
         first = next(iter(found))
         if first is None:
             return None
@@ -160,7 +160,9 @@ class Checkpoints:
         about = pickle.loads(first[1])
         rest = about["state"]
         _, there = _taken_apart(self._whole())
-        tensors = {kept.name: self._place(stream, kept, there.get(kept.name)) for kept in all_of(Kept, rest)}
+        tensors = {
+            kept.name: self._place(stream, kept, there.get(kept.name)) for kept in all_of(TensorPlaceholder, rest)
+        }
         missing = [name for name in there if name not in tensors and name.startswith("model.")]
         if missing:
             raise CheckpointError(f"the checkpoint of step {number} in {self.folder} has no {', '.join(missing[:3])}")
@@ -176,7 +178,7 @@ class Checkpoints:
             self._optimizer.load_state_dict(state["optimizer"])
         return number
 
-    def _place(self, stream: Stream, kept: Kept, there: MeshTensor | None) -> MeshTensor:
+    def _place(self, stream: Stream, kept: TensorPlaceholder, there: MeshTensor | None) -> MeshTensor:
         """Returns the tensor to read a saved one into."""
         if there is not None:
             if there.meta.shape != kept.shape or there.meta.dtype != kept.dtype:
@@ -192,7 +194,7 @@ class Checkpoints:
             placements = (Replicate(),) * len(stream.layout.shape)
         return make(stream, aten.empty.memory_format, (kept.shape,), {"dtype": kept.dtype}, placements)
 
-    def _parameters(self, kept: Kept) -> Iterator[MeshTensor]:
+    def _parameters(self, kept: TensorPlaceholder) -> Iterator[MeshTensor]:
         """Yields the parameter for which an optimizer has a state tensor of equal shape."""
         words = kept.name.split(".")
         if self._optimizer is None or words[:2] != ["optimizer", "state"] or not words[2].isdecimal():
@@ -206,7 +208,7 @@ class Checkpoints:
         try:
             with rewriting(tensor.reference for tensor in tensors.values()), refilling(stream, tensors.values()):
                 state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
-                stream.run_everywhere(Run(workers.load, (state, self.folder, number), {}))
+                stream.run_everywhere(RunFunction(workers.load, (state, self.folder, number), {}))
         except DeviceMeshError:
             raise
         except Exception as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch_nb.tensor.compiled.difference import Difference, difference
+from monarch_nb.tensor.compiled.difference import RunDifference, difference
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Program, renamed
 from monarch_nb.tensor.compiled.recording import Recording, reason_text
@@ -20,7 +20,7 @@ from monarch_nb.tensor.stream import Stream
 _NODES = 10_000  # of a graph that are examined
 
 
-class Slot(NamedTuple):
+class GradientSlot(NamedTuple):
     """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`)."""
 
     leaf: "weakref.ref[MeshTensor]"
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
     before: str
     after: str
 
-    def like(self, other: "Slot") -> bool:
+    def like(self, other: "GradientSlot") -> bool:
         """Returns whether the slot equals one of an earlier run; an unread gradient may have been absent."""
         same_before = self.before == other.before or (self.before, other.before) == ("unread", "None")
         return self.number == other.number and same_before and self.after == other.after
@@ -51,7 +51,7 @@ class Capture:
     reason: str
     program: Program
     fixed: tuple[int, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[GradientSlot, ...]
     given: tuple[int, ...]  # numbers of tensor arguments, without repetition
     returned: tuple[Leaf, ...]
     tree: Any
@@ -60,10 +60,10 @@ class Capture:
     recording: Recording
     watched: Watched | None = field(default=None)
 
-    def unlike(self, before: "Capture") -> Difference | None:
+    def unlike(self, before: "Capture") -> RunDifference | None:
         """Returns the first difference from an earlier run, or None."""
         if self.stream is not before.stream:
-            return Difference(None, "it runs on another mesh")
+            return RunDifference(None, "it runs on another mesh")
         found = difference(before.program, self.program)
         if found is not None:
             return found
@@ -72,18 +72,20 @@ class Capture:
                 issued = self.recording.issued_here
                 index = next(index for index, step in enumerate(issued) if number in step.tensors)
                 name = self.program.operations[index].name
-                return Difference(index, f"{name} takes a tensor that was not there before, and is no argument")
-        if len(self.slots) != len(before.slots) or not all(map(Slot.like, self.slots, before.slots)):
-            return Difference(None, "gradients are there, or are left, for other parameters")
+                return RunDifference(index, f"{name} takes a tensor that was not there before, and is no argument")
+        if len(self.slots) != len(before.slots) or not all(map(GradientSlot.like, self.slots, before.slots)):
+            return RunDifference(None, "gradients are there, or are left, for other parameters")
         if self.tree != before.tree or len(self.returned) != len(before.returned):
-            return Difference(None, "it returns something of another form")
+            return RunDifference(None, "it returns something of another form")
         for earlier, later in zip(before.returned, self.returned, strict=True):
             if (
                 earlier[:2] != later[:2]
                 or earlier.has_graph != later.has_graph
                 or not _alike(earlier.value, later.value)
             ):
-                return Difference(None, f"it returns {earlier.value!r} before and {later.value!r} now, and no tensor")
+                return RunDifference(
+                    None, f"it returns {earlier.value!r} before and {later.value!r} now, and no tensor"
+                )
         return None
 
 
@@ -147,7 +149,7 @@ def _slots(
     recording: Recording,
     before: dict[int, tuple[MeshTensor, int | None]],
     after: dict[int, tuple[MeshTensor, int | None]],
-) -> tuple[tuple[Slot, ...], list[int], list[int]]:
+) -> tuple[tuple[GradientSlot, ...], list[int], list[int]]:
     """Slots of gradients, and the numbers of those that the step uses and of those that it makes."""
     slots, read, made = [], [], []
     for number, (leaf, grad) in sorted(after.items()):
@@ -156,7 +158,7 @@ def _slots(
         was = before[number][1] if number in before else None
         was_kind = "None" if was is None else "read" if was in recording.metas else "unread"
         kind = "made" if grad in recording.made else "None" if grad is None else "same"
-        slots.append(Slot(weakref.ref(leaf), number, was_kind, kind))
+        slots.append(GradientSlot(weakref.ref(leaf), number, was_kind, kind))
         if was is not None and was_kind == "read":
             read.append(was)
         if grad is not None and kind == "made":

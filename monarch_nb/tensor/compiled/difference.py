@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from monarch_nb.tensor.commands import Define
-from monarch_nb.tensor.compiled.program import Action, Operation, Program, Sent
+from monarch_nb.tensor.compiled.program import Action, Program, ProgramOperation, Sent
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """The first difference: index of the operation in the later run, and a text.
 
     `scalars` is not empty if the runs differ in numbers only: (operation, index of the number, before, now) for each.
@@ -20,29 +20,31 @@ class Difference:
     scalars: tuple[tuple[int, int, float, float], ...] = ()
 
 
-def difference(before: Program, now: Program) -> Difference | None:
+def difference(before: Program, now: Program) -> RunDifference | None:
     """Returns the first difference between two programs, or None."""
     for index, (earlier, later) in enumerate(zip(before.operations, now.operations, strict=False)):
         text = _between(earlier, later)
         if text:
-            return Difference(index, text)
+            return RunDifference(index, text)
     lengths = len(before.operations), len(now.operations)
     if lengths[0] != lengths[1]:
         last = min(lengths)
         longer = now if lengths[1] > lengths[0] else before
         missing = "more" if longer is now else "no longer"
         text = f"{lengths[0]} operations before and {lengths[1]} now: {longer.operations[last].name} {missing}"
-        return Difference(last if longer is now else None, text)
+        return RunDifference(last if longer is now else None, text)
     scalars = changing(before, now)
     if scalars:
         index, _, was, value = scalars[0]
         others = f" (and {len(scalars) - 1} more)" if len(scalars) > 1 else ""
         text = f"{now.operations[index].name} takes the number {was!r} before and {value!r} now{others}"
-        return Difference(index, text, scalars)
+        return RunDifference(index, text, scalars)
     if before.inputs != now.inputs:
-        return Difference(None, "it uses tensors of other shapes, types or placements")
+        return RunDifference(None, "it uses tensors of other shapes, types or placements")
     if before.results != now.results:
-        return Difference(None, f"it leaves {len(before.results)} tensors before and {len(now.results)} now, or others")
+        return RunDifference(
+            None, f"it leaves {len(before.results)} tensors before and {len(now.results)} now, or others"
+        )
     return None
 
 
@@ -56,7 +58,7 @@ def changing(before: Program, now: Program) -> tuple[tuple[int, int, float, floa
     )
 
 
-def _between(before: Operation, now: Operation) -> str:
+def _between(before: ProgramOperation, now: ProgramOperation) -> str:
     if before.name != now.name:
         return f"{before.name} before and {now.name} now"
     if not _same(before.action, now.action):

@@ -32,7 +32,7 @@ class Issued:
 
 
 @dataclass(frozen=True)
-class Operation:
+class ProgramOperation:
     """An operation on registers; see `Issued`."""
 
     action: Action
@@ -55,7 +55,7 @@ class Program:
     """
 
     inputs: tuple[Meta, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[ProgramOperation, ...]
     results: tuple[int, ...]
 
     @property
@@ -110,6 +110,6 @@ def renamed(
             registers[number] = next_register
             next_register += 1
         into = tuple(registers[number] for number in step.results)
-        operations.append(Operation(step.action, tensors, step.floats, into, step.drawn))
+        operations.append(ProgramOperation(step.action, tensors, step.floats, into, step.drawn))
     inputs = tuple(metas[number] for number in (*given, *fixed))
     return Program(inputs, tuple(operations), tuple(registers[number] for number in results)), fixed

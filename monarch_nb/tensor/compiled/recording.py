@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_nb.tensor.commands import OBJECT, Define, Locals, Making, Number, Parts, Put, Run
+from monarch_nb.tensor.commands import OBJECT, Define, Locals, MakeParts, Making, Number, PutTensor, RunFunction
 from monarch_nb.tensor.compiled.program import Issued, Sent
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
@@ -77,12 +77,12 @@ class Recording:
     def _on_object(self, command: object, where: CallSite | None) -> None:
         """Records a sent tensor as a constant; functions that run on ranks cannot be compiled."""
         match command:
-            case Put():
+            case PutTensor():
                 meta = self.stream.table.entries[command.result].meta
                 self._add(Sent(command.tensor, meta), where, (), (), (command.result,), 0)
             case Locals():
                 self._refuse("it sends a tensor for each rank", where, "Do that outside of it")
-            case Run() | Parts():
+            case RunFunction() | MakeParts():
                 self._refuse("it runs a function on the ranks", where, "Do that outside of it")
 
     def _add(

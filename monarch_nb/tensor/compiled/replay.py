@@ -11,11 +11,11 @@ from torch.fx.node import has_side_effect
 
 from monarch_nb.tensor.commands import Define, Number
 from monarch_nb.tensor.compiled.program import Sent, Trace
-from monarch_nb.tensor.compiled.source import Constant, Source, source_of, variables
+from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.propagation import Meta, laid_out, leaves, overload, placed, spec_of
 from monarch_nb.tensor.seeds import later
-from monarch_nb.tensor.workers.lost import Lost
+from monarch_nb.tensor.workers.lost import LostTensor
 from monarch_nb.tensor.workers.making import maker
 from monarch_nb.tensor.workers.randomness import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
@@ -46,7 +46,9 @@ class Seeds:
         return while_tracing
 
 
-def _graph_of(source: Source, names: dict[str, Any], shards: Sequence[torch.Tensor], seeds: Seeds, backend: str) -> Run:
+def _graph_of(
+    source: FunctionSource, names: dict[str, Any], shards: Sequence[torch.Tensor], seeds: Seeds, backend: str
+) -> Run:
     """Traces the function of a source without running it. Inductor compiles on the first run."""
     exec(source.text, names)
     run = names["run"]
@@ -111,8 +113,8 @@ class Replay:
         tensors = [env[number] for number in numbers]
         for number in {*into} - {*numbers}:  # frees the previous tensor of this number first
             env.pop(number, None)
-        if Lost in map(type, tensors):
-            lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, Lost)}
+        if LostTensor in map(type, tensors):
+            lost = {f"r{at}": value for at, value in enumerate(tensors) if isinstance(value, LostTensor)}
             there = {f"r{at}": value._local_tensor for at, value in enumerate(tensors) if f"r{at}" not in lost}
             self._run_remaining(env, numbers, into, there | {"seed": seed}, lost, 0, failed)
             return
@@ -162,13 +164,13 @@ class Replay:
         failed: Failed,
     ) -> None:  # fmt: skip
         """Marks all results and written tensors as lost, since the progress in a graph is unknown."""
-        lost = Lost(failed(0, f"a compiled step ({self._backend})", error))
+        lost = LostTensor(failed(0, f"a compiled step ({self._backend})", error))
         env.update(dict.fromkeys((*into, *(numbers[at] for at in self._program.written)), lost))
 
-    def _lose(self, line: int, error: BaseException, failed: Failed) -> dict[str, Lost]:
+    def _lose(self, line: int, error: BaseException, failed: Failed) -> dict[str, LostTensor]:
         """Reports the failed operation of a line; returns the registers that are lost."""
         operation = self._source.operations[line]
-        lost = Lost(failed(operation, self._program.operations[operation].name, error))
+        lost = LostTensor(failed(operation, self._program.operations[operation].name, error))
         return dict.fromkeys(self._touched(operation), lost)
 
     def _touched(self, index: int) -> Iterable[str]:
@@ -186,7 +188,7 @@ class Replay:
         numbers: Sequence[Number],
         into: Sequence[Number],
         values: dict[str, Any],
-        lost: dict[str, Lost],
+        lost: dict[str, LostTensor],
         at: int,
         failed: Failed,
     ) -> None:
@@ -220,7 +222,7 @@ class Replay:
                 env[numbers[at]] = lost[f"r{at}"]
 
 
-def linked(source: Source, mesh: DeviceMesh) -> dict[str, Any]:
+def linked(source: FunctionSource, mesh: DeviceMesh) -> dict[str, Any]:
     """Values of the names in a source for this process."""
     names: dict[str, Any] = {
         "begun": torch.ops._c10d_functional.all_reduce.default,

@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import Partial
 
 from monarch_nb.tensor.commands import Define, Making
-from monarch_nb.tensor.compiled.program import Operation, Program
+from monarch_nb.tensor.compiled.program import Program, ProgramOperation
 from monarch_nb.tensor.propagation import (
     Call,
-    Local,
+    LocalStep,
     Meta,
     Redistribute,
     Scalar,
@@ -38,7 +38,7 @@ class Constant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """Lines of the body of a function, each with the operation of the program that it belongs to."""
 
     lines: tuple[str, ...]
@@ -60,7 +60,7 @@ class Source:
         return 4
 
 
-def source_of(program: Program) -> Source:
+def source_of(program: Program) -> FunctionSource:
     """The source of a program."""
     return _Writer(program).finished()
 
@@ -82,7 +82,7 @@ class _Writer:
         self._own = 0
         self._at = 0
 
-    def finished(self) -> Source:
+    def finished(self) -> FunctionSource:
         for at, operation in enumerate(self._program.operations):
             self._at = at
             self._write(operation)
@@ -90,9 +90,11 @@ class _Writer:
         for name in tuple(self._begun):
             self._end(name)
         self._drop(results)
-        return Source(tuple(self._lines), tuple(self._operations), self._constants, len(self._program.inputs), results)
+        return FunctionSource(
+            tuple(self._lines), tuple(self._operations), self._constants, len(self._program.inputs), results
+        )
 
-    def _write(self, operation: Operation) -> None:
+    def _write(self, operation: ProgramOperation) -> None:
         action = operation.action
         if isinstance(action, Define):
             if action.program.seeded is not None:
@@ -109,7 +111,7 @@ class _Writer:
     def _seed(self, dims: tuple[int, ...], drawn: int) -> None:
         self._line(f"{self._constant('seed', dims)}(seed, {drawn})")
 
-    def _define(self, action: Define, operation: Operation) -> None:
+    def _define(self, action: Define, operation: ProgramOperation) -> None:
         names = {at: f"r{register}" for at, register in enumerate(operation.tensors)}
         renamed = []
         for local, register in zip(action.program.results, operation.results, strict=True):
@@ -131,7 +133,7 @@ class _Writer:
 
         for step in action.program.steps:
             match step:
-                case Local() | Call():
+                case LocalStep() | Call():
                     sharded = isinstance(step, Call)
                     given = [written(value, sharded) for value in step.args]
                     given += [f"{name}={written(value, sharded)}" for name, value in step.kwargs.items()]
@@ -145,14 +147,14 @@ class _Writer:
         for register, name in renamed:
             self._line(f"r{register} = {self._as_shard(name)}")
 
-    def _call(self, step: Local | Call, call: str, names: dict[int, str]) -> None:
+    def _call(self, step: LocalStep | Call, call: str, names: dict[int, str]) -> None:
         """Writes a call and the assignment of its results."""
         kept = [(at, register) for at, register in enumerate(step.out) if register is not None]
         if not kept:
             self._line(call)
             return
         sharded = isinstance(step, Call)
-        if isinstance(step, Local):
+        if isinstance(step, LocalStep):
             for at, register in kept:
                 meta = step.metas[at]
                 assert meta is not None

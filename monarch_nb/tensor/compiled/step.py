@@ -17,8 +17,8 @@ from monarch_nb._about import more
 from monarch_nb.tensor import device
 from monarch_nb.tensor.batch import CallSites
 from monarch_nb.tensor.commands import REPLAY
-from monarch_nb.tensor.compiled.capture import Capture, Leaf, Slot, captured, parameters
-from monarch_nb.tensor.compiled.difference import Difference
+from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters
+from monarch_nb.tensor.compiled.difference import RunDifference
 from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
 from monarch_nb.tensor.compiled.guards import Watched
 from monarch_nb.tensor.compiled.program import Trace
@@ -149,7 +149,7 @@ class Variant:
 class _Gradient:
     """The gradient of a parameter after a call; reuses the number of the last one unless something refers to that."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: GradientSlot) -> None:
         self._slot = slot
         self._number = 0
         self._new: MeshTensor | None = None
@@ -210,7 +210,7 @@ def _anchor() -> torch.Tensor:
     return _anchors[0]
 
 
-def _grad(slot: Slot) -> MeshTensor:
+def _grad(slot: GradientSlot) -> MeshTensor:
     leaf = slot.leaf()
     assert leaf is not None
     assert isinstance(leaf.grad, MeshTensor)
@@ -401,12 +401,12 @@ class CompiledStep:
         return f" (the last: {variants[-1].unfit()})" if variants else ""
 
 
-def _difference_text(found: Capture, difference: Difference) -> str:
+def _difference_text(found: Capture, difference: RunDifference) -> str:
     origin = origin_of(found.sites[difference.index]) if difference.index is not None else None
     return difference.text + (f"\n  issued at {origin}" if origin is not None else "")
 
 
-def _of_scalars(found: Capture, difference: Difference) -> CompileError:
+def _of_scalars(found: Capture, difference: RunDifference) -> CompileError:
     return CompileError(
         "a number changes from call to call, and a compiled step would go on with the last: "
         f"{_difference_text(found, difference)}\n"

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from monarch_nb.mesh import ProcMesh, region_of, state_of
 from monarch_nb.mesh.requests import UnansweredError, request
 from monarch_nb.runtime import Future, Runtime, error_of
-from monarch_nb.tensor.verbs import USED, VALUES, AskUsed, AskValues, Used, Values
+from monarch_nb.tensor.verbs import USED, VALUES, AskUsed, AskValues, MemoryUsed, Values
 
 MOST = 256  # ranks that are queried
 ENDED = "its process has ended"
@@ -20,9 +20,11 @@ class Asked:
         state = state_of(procs)
         question = AskUsed(state.uid, stream)
         ranks = list(region_of(procs).ranks())[:MOST]
-        self._answers: list[Future[Used]] = [request(runtime, state.address(rank), USED, question) for rank in ranks]
+        self._answers: list[Future[MemoryUsed]] = [
+            request(runtime, state.address(rank), USED, question) for rank in ranks
+        ]
 
-    def answered(self, timeout: float = 0.0) -> "tuple[Used, ...] | None":
+    def answered(self, timeout: float = 0.0) -> "tuple[MemoryUsed, ...] | None":
         """The answers of all ranks; None if one is missing or failed. Blocks up to `timeout` seconds."""
         until = time.monotonic() + timeout
         for answer in self._answers:

@@ -16,7 +16,7 @@ from monarch_nb.mesh.requests import request, settle
 from monarch_nb.runtime import Future, ProcState, Runtime, when_done
 from monarch_nb.tensor.failure import Failure, ranks_text
 from monarch_nb.tensor.groups.service import GROUPS
-from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, Cut, GoOn, HowFar, Interrupted, Progress, RankFailed
+from monarch_nb.tensor.verbs import CUT, GO_ON, HOW_FAR, CutGroup, GoOn, HowFar, Interrupted, RankFailed, StreamProgress
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Verb, host_of
 
@@ -128,7 +128,7 @@ class GroupCoordinator:
                 return
             self._cut = generation
             self._failing.clear()
-        message = Cut(self._state.uid, generation, reason, failures)
+        message = CutGroup(self._state.uid, generation, reason, failures)
         for rank in range(len(self._members)):
             self._send(rank, CUT, message)
         self._runtime.later(LEAVE_TIMEOUT_S, lambda: self._check_departures(generation))
@@ -167,7 +167,7 @@ class GroupCoordinator:
         }
         self._runtime.later(ANSWER_TIMEOUT_S, lambda: self._kill_remaining(generation, asked))
 
-    def _kill_remaining(self, generation: int, asked: dict[int, Future[Progress]]) -> None:
+    def _kill_remaining(self, generation: int, asked: dict[int, Future[StreamProgress]]) -> None:
         if self.generation != generation or self._closed or self._state.stopped is not None:
             return
         for rank, future in asked.items():
@@ -191,7 +191,7 @@ class GroupCoordinator:
             others = [] if operation is None else operation.others
         if operation is None or not others:
             return
-        asked: dict[int, Future[Progress]] = {
+        asked: dict[int, Future[StreamProgress]] = {
             rank: request(self._runtime, self._address(rank), HOW_FAR, HowFar(self._state.uid, key[0]))
             for rank in others
         }
@@ -204,7 +204,9 @@ class GroupCoordinator:
         when_done(settle(list(asked.values()), lambda: ""), lambda _: evaluate())
         self._runtime.later(_ANSWER_WAIT_S, evaluate)
 
-    def _on_answers(self, key: tuple[int, int], operation: FailedOperation, asked: dict[int, Future[Progress]]) -> None:
+    def _on_answers(
+        self, key: tuple[int, int], operation: FailedOperation, asked: dict[int, Future[StreamProgress]]
+    ) -> None:
         done = {rank: one.get(0).done for rank, one in asked.items() if one.done() and one.exception(0) is None}
         with self._lock:
             if self._failing.get(key) is not operation:

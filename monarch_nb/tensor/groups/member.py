@@ -8,8 +8,18 @@ from monarch_nb.collectives.connections import CAN_CUT, Connections
 from monarch_nb.runtime import Runtime
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.service import GROUPS
-from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress, World
-from monarch_nb.tensor.verbs import FAILED, INTERRUPTED, AskValues, Cut, GoOn, Interrupted, RankFailed, Used, Values
+from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress, TorchGroups
+from monarch_nb.tensor.verbs import (
+    FAILED,
+    INTERRUPTED,
+    AskValues,
+    CutGroup,
+    GoOn,
+    Interrupted,
+    MemoryUsed,
+    RankFailed,
+    Values,
+)
 
 INTERRUPT_GRACE_S = 0.3  # time for an interrupt to end what runs without further help
 
@@ -27,22 +37,22 @@ class Membership:
         runtime: Runtime,
         progress: Callable[[int], int],
         running: Callable[[], int],
-        usage: Callable[[int], Used],
+        usage: Callable[[int], MemoryUsed],
         values: Callable[[AskValues], Values],
     ) -> None:
-        self.world = World()
+        self.world = TorchGroups()
         self.progress, self._running, self.usage, self.values = progress, running, usage, values
         self.group = ""
-        self.over: Cut | None = None  # what ended this generation
+        self.over: CutGroup | None = None  # what ended this generation
         self._runtime = runtime
         self._controller, self._generation = "", -1
         self._failed_everywhere: dict[int, int] = {}  # by stream, the last operation known to have failed on all ranks
-        self._cut: Cut | None = None  # the last one received
+        self._cut: CutGroup | None = None  # the last one received
         self._changed = threading.Condition()
         runtime.feature(GROUPS).membership = self
 
     def join(self, store: StoreAddress, spec: GroupSpec, rank: int) -> None:
-        """Joins the next generation; blocks and raises as `World.join`."""
+        """Joins the next generation; blocks and raises as `TorchGroups.join`."""
         with self._changed:
             self.group, self._controller, self._generation = spec.group, spec.controller, spec.generation
             self._failed_everywhere.clear()
@@ -100,7 +110,7 @@ class Membership:
                 )
                 self._changed.notify_all()
 
-    def cut(self, message: Cut) -> None:
+    def cut(self, message: CutGroup) -> None:
         """Ends this generation, which frees a thread that waits in one of its collectives."""
         with self._changed:
             self._cut = message  # may be of a generation that is yet to be joined

@@ -8,13 +8,13 @@ from monarch_nb.tensor import verbs
 from monarch_nb.tensor.verbs import (
     AskUsed,
     AskValues,
-    Cut,
+    CutGroup,
     GoOn,
     HowFar,
     Interrupted,
-    Progress,
+    MemoryUsed,
     RankFailed,
-    Used,
+    StreamProgress,
     Values,
 )
 from monarch_nb.wire import Asker
@@ -52,19 +52,19 @@ class Groups:
         if self.membership is not None:
             self.membership.go_on(message)
 
-    def _cut(self, message: Cut, asker: Asker[None]) -> None:
+    def _cut(self, message: CutGroup, asker: Asker[None]) -> None:
         if self.membership is not None:
             self.membership.cut(message)
 
-    def _how_far(self, asked: HowFar, asker: Asker[Progress]) -> Progress:
+    def _how_far(self, asked: HowFar, asker: Asker[StreamProgress]) -> StreamProgress:
         member = self.membership
         if member is None or member.group != asked.group:
-            return Progress(0)
-        return Progress(member.progress(asked.stream), member.held)
+            return StreamProgress(0)
+        return StreamProgress(member.progress(asked.stream), member.held)
 
-    def _used(self, asked: AskUsed, asker: Asker[Used]) -> Used:
+    def _used(self, asked: AskUsed, asker: Asker[MemoryUsed]) -> MemoryUsed:
         member = self.membership
-        return Used() if member is None or member.group != asked.group else member.usage(asked.stream)
+        return MemoryUsed() if member is None or member.group != asked.group else member.usage(asked.stream)
 
     def _values(self, asked: AskValues, asker: Asker[Values]) -> None:
         member = self.membership

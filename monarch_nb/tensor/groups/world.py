@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_nb.collectives.connections import Connections
 from monarch_nb.collectives.groups import PROCESS_GROUPS
-from monarch_nb.tensor.propagation import Layout
+from monarch_nb.tensor.propagation import MeshLayout
 
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(minutes=30)  # of a collective; the end of a generation frees waiting ranks long before
@@ -45,7 +45,7 @@ class GroupSpec(msgspec.Struct, array_like=True, frozen=True):
     device: str
 
 
-class World:
+class TorchGroups:
     """Torch's process groups in this process: the default group and those of meshes."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class World:
         for name, mesh in sorted(self._meshes.items()):
             self._connect(name, mesh)
 
-    def mesh(self, name: str, layout: Layout, ranks: Sequence[int]) -> DeviceMesh:
+    def mesh(self, name: str, layout: MeshLayout, ranks: Sequence[int]) -> DeviceMesh:
         """Makes the mesh of these members; all of them call this, in the same order as other collectives.
 
         `name` identifies the mesh. The mesh continues in later generations.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monarch_nb.tensor.checkpoints.nested import all_of
-from monarch_nb.tensor.commands import Run, TensorOf
+from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.factories import refilling
 from monarch_nb.tensor.handle import MeshTensor, current
 from monarch_nb.tensor.stream import Stream
@@ -53,7 +53,7 @@ def _stream(state: dict[str, Any]) -> Stream:
 
 
 def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any) -> Any:
-    return stream.run_everywhere(Run(function, (_as_references(state), *args), {})).get(0)
+    return stream.run_everywhere(RunFunction(function, (_as_references(state), *args), {})).get(0)
 
 
 def _as_references(value: Any) -> Any:

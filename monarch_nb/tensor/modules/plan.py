@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from monarch_nb.tensor.modules.styles import Style, styles_of
-from monarch_nb.tensor.propagation import Layout, Placements
+from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.sharding import placements_of
 
 # What a pattern can stand for: "column", "row" or "sequence"; one of PyTorch's styles; where parameters lie.
@@ -93,7 +93,7 @@ class Plan:
 class Resolved:
     """A plan on one mesh, for one module. Raises ValueError for what does not fit the mesh or the module."""
 
-    def __init__(self, plan: Plan, layout: Layout, module: nn.Module) -> None:
+    def __init__(self, plan: Plan, layout: MeshLayout, module: nn.Module) -> None:
         self.layout = layout
         self.tensor = _tensor_dimension(plan, layout)
         self.data = _data_dimensions(plan, layout, self.tensor)
@@ -205,7 +205,7 @@ class Resolved:
         return tuple(Shard(0) if dim in self.data else Replicate() for dim in range(len(self.layout.shape)))
 
 
-def _tensor_dimension(plan: Plan, layout: Layout) -> int | None:
+def _tensor_dimension(plan: Plan, layout: MeshLayout) -> int | None:
     if plan.tensor is not None:
         return _dimension(plan.tensor, layout)
     if not plan.styles:
@@ -223,7 +223,7 @@ def _tensor_dimension(plan: Plan, layout: Layout) -> int | None:
     return None
 
 
-def _data_dimensions(plan: Plan, layout: Layout, tensor: int | None) -> tuple[int, ...]:
+def _data_dimensions(plan: Plan, layout: MeshLayout, tensor: int | None) -> tuple[int, ...]:
     found = _named_data(plan, layout)
     if plan.data is None and not found:
         found = tuple(dim for dim in range(len(layout.names)) if dim != tensor)
@@ -232,20 +232,20 @@ def _data_dimensions(plan: Plan, layout: Layout, tensor: int | None) -> tuple[in
     return found
 
 
-def _named_data(plan: Plan, layout: Layout) -> tuple[int, ...]:
+def _named_data(plan: Plan, layout: MeshLayout) -> tuple[int, ...]:
     if plan.data is not None:
         names = (plan.data,) if isinstance(plan.data, str) else plan.data
         return tuple(sorted(_dimension(name, layout) for name in names))
     return tuple(dim for dim, name in enumerate(layout.names) if _DATA.match(name))
 
 
-def _dimension(name: str, layout: Layout) -> int:
+def _dimension(name: str, layout: MeshLayout) -> int:
     if name not in layout.names:
         raise ValueError(f"plan: the mesh has no dimension {name!r}; it has {', '.join(map(repr, layout.names))}")
     return layout.names.index(name)
 
 
-def _sizes(layout: Layout) -> str:
+def _sizes(layout: MeshLayout) -> str:
     return "{" + ", ".join(f"{name}={size}" for name, size in zip(layout.names, layout.shape, strict=True)) + "}"
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from monarch_nb.shape import spans
-from monarch_nb.tensor.placement.picture import Drawing, Label, Look, Piece, fits, looks
+from monarch_nb.tensor.placement.picture import BlockStyle, Drawing, Label, Piece, fits, looks
 from monarch_nb.tensor.placement.placement import Placement
 from monarch_nb.tensor.placement.sizes import size_text
 from monarch_nb.tensor.placement.words import mesh_text
@@ -69,7 +69,9 @@ def _group(labels: Sequence[str], sizes: Sequence[int], group: int) -> str:
     return mesh_text(labels, point[::-1])
 
 
-def _cell(placement: Placement, seen: Sequence[Look], ranks: range, box: tuple[float, float, float, float]) -> Piece:
+def _cell(
+    placement: Placement, seen: Sequence[BlockStyle], ranks: range, box: tuple[float, float, float, float]
+) -> Piece:
     blocks = tuple(dict.fromkeys(placement.block_of[rank] for rank in ranks if placement.block_of[rank] >= 0))
     x, y, w, h = box
     description = f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"

@@ -71,7 +71,7 @@ class Drawing(msgspec.Struct, frozen=True):
     labels: tuple[Label, ...]
 
 
-class Look(msgspec.Struct, frozen=True):
+class BlockStyle(msgspec.Struct, frozen=True):
     """The colours of a block."""
 
     fill: str
@@ -118,13 +118,13 @@ def _along(colours: Sequence[Rgb], share: float) -> Rgb:
     return _mixed(colours[at], colours[at + 1], share * (len(colours) - 1) - at)
 
 
-def looks(placement: Placement) -> list[Look]:
+def looks(placement: Placement) -> list[BlockStyle]:
     """Colours of each block."""
     found = []
     for number in range(len(placement.blocks)):
         ground = colour(placement.colour_point(number))
         found.append(
-            Look(
+            BlockStyle(
                 _css(ground),
                 _css(ink(ground)),
                 _css(_mixed(ground, (255, 255, 255), 0.35)),

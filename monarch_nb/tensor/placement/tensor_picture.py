@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.grid import Grid, Segment, grid_of
 from monarch_nb.tensor.placement.kinds import Partial, Replicate
-from monarch_nb.tensor.placement.picture import Drawing, Label, Look, Piece, Side, fits, looks
+from monarch_nb.tensor.placement.picture import BlockStyle, Drawing, Label, Piece, Side, fits, looks
 from monarch_nb.tensor.placement.placement import Placement
 from monarch_nb.tensor.placement.words import cutters
 
@@ -31,7 +31,7 @@ class _Tensor:
     def __init__(self, placement: Placement, name: str) -> None:
         self._placement, self._name = placement, name
         self._grid = grid = _within_reason(placement)
-        self._looks: list[Look] = looks(placement)
+        self._looks: list[BlockStyle] = looks(placement)
         self._solid = bool(grid.deep)
         rows = placement.shape[grid.down] if grid.down is not None else 1
         columns = placement.shape[grid.across] if grid.across is not None else 1

@@ -1,6 +1,6 @@
 """Propagation of shapes and placements through operations on sharded tensors, without data.
 
-propagator = Propagator(Layout((2,), ("data",)))
+propagator = Propagator(MeshLayout((2,), ("data",)))
 plan, tensors, scalars = propagator.plan(torch.ops.aten.mm.default, (a.meta, b.meta))
 Runner(plan.program, mesh)(local_tensors, scalars)     # on every rank
 """
@@ -12,9 +12,21 @@ from monarch_nb._lazy import lazy_names
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .execute import Runner, leaves, overload
 from .lines import user_line
-from .meta import Layout, Meta, Placements, dense, replicated
+from .meta import MeshLayout, Meta, Placements, dense, replicated
 from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
-from .plan import Call, Collective, Local, Notice, Plan, Program, Redistribute, Result, Scalar, Slot, Write
+from .plan import (
+    Call,
+    Collective,
+    LocalStep,
+    OperationPlan,
+    PlanNotice,
+    Redistribute,
+    ResultSlot,
+    Scalar,
+    Slot,
+    StepProgram,
+    Write,
+)
 from .specs import carrier, spec_of
 
 if TYPE_CHECKING:
@@ -26,21 +38,21 @@ __all__ = [
     "Call",
     "Collective",
     "DataDependentShapeError",
-    "Layout",
-    "Local",
+    "LocalStep",
+    "MeshLayout",
     "Meta",
     "NoRuleError",
-    "Notice",
+    "OperationPlan",
     "Placements",
-    "Plan",
-    "Program",
+    "PlanNotice",
     "PropagationError",
     "Propagator",
     "Redistribute",
-    "Result",
+    "ResultSlot",
     "Runner",
     "Scalar",
     "Slot",
+    "StepProgram",
     "ViewWriteError",
     "Write",
     "carrier",

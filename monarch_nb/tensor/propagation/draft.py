@@ -11,7 +11,7 @@ from .accounting import Recorder
 from .meta import Meta, Placements, replicated
 from .operation import Operation
 from .placing import placed
-from .plan import Call, Collective, Local, Program, Redistribute, Slot, Step, Write
+from .plan import Call, Collective, LocalStep, Redistribute, Slot, Step, StepProgram, Write
 from .world import World
 
 __all__ = ["Draft"]
@@ -78,7 +78,7 @@ class Draft:
         """Adds an operation on shards of these registers; returns the registers of the results."""
         args, kwargs = operation.filled_with(lambda at: Slot(moved[at]))
         out = [None if meta is None else self.register(meta) for meta in metas]
-        self.steps.append(Local(operation.name, tuple(args), kwargs, tuple(out), tuple(metas)))
+        self.steps.append(LocalStep(operation.name, tuple(args), kwargs, tuple(out), tuple(metas)))
         self._drawn(operation, [*out, *(moved[at] for at in operation.writes)])
         return out
 
@@ -125,9 +125,9 @@ class Draft:
         self.seeded = self.seeded if other.seeded is None else other.seeded
         return ours
 
-    def program(self, results: Sequence[int]) -> Program:
+    def program(self, results: Sequence[int]) -> StepProgram:
         """The finished program."""
-        return Program(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
+        return StepProgram(self._inputs, len(self.metas), tuple(self.steps), tuple(results), self.seeded)
 
 
 def _renumbered(step: Step, ours: dict[int, int]) -> Step:

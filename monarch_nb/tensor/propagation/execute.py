@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .meta import Meta
 from .placing import placed
-from .plan import Call, Local, Program, Redistribute, Scalar, Slot, Step, Write
+from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 from .specs import spec_of
 
 __all__ = ["Runner", "leaves", "overload"]
@@ -23,7 +23,7 @@ Run = Callable[[Sequence[DTensor], Sequence[float]], list[DTensor]]
 Placer = Callable[[torch.Tensor, DTensorSpec, Meta, DTensorSpec], torch.Tensor]  # as `placed` does
 
 
-class Watch(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Records the operations on plain tensors in a `with` block."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):
 
 
 def _ran_directly(
-    step: Call, watch: Watch, registers: Sequence[object], result: object
+    step: Call, watch: OperationRecorder, registers: Sequence[object], result: object
 ) -> tuple[tuple[object, ...], dict[str, object], tuple[DTensorSpec | None, ...]] | None:
     """The arguments of the single operation on shards that a step consists of, with the slots of the step, and the
     specs of its results; None if the step consists of more.
@@ -109,7 +109,7 @@ class Runner:
     has ended well, asks PyTorch's sharded tensors; from then on it is one generated function.
     """
 
-    def __init__(self, program: Program, mesh: DeviceMesh, placer: Placer = placed) -> None:
+    def __init__(self, program: StepProgram, mesh: DeviceMesh, placer: Placer = placed) -> None:
         self._program = program
         self._mesh = mesh
         self._placer = placer
@@ -121,7 +121,7 @@ class Runner:
             return self._run(tensors, scalars)
         program = self._program
         registers: list[object] = [*tensors, *[None] * (program.registers - program.inputs)]
-        writer = _Writer(program, self._mesh, self._placer)
+        writer = _FunctionWriter(program, self._mesh, self._placer)
         with torch.no_grad():
             for step in program.steps:
                 if isinstance(step, Call):
@@ -131,10 +131,12 @@ class Runner:
         self._run = writer.finished()
         return [registers[register] for register in program.results]  # type: ignore[misc]
 
-    def _first_call(self, step: Call, registers: list[object], scalars: Sequence[float], writer: "_Writer") -> None:
+    def _first_call(
+        self, step: Call, registers: list[object], scalars: Sequence[float], writer: "_FunctionWriter"
+    ) -> None:
         args = [_value(a, registers, scalars) for a in step.args]
         kwargs = {name: _value(a, registers, scalars) for name, a in step.kwargs.items()}
-        with Watch() as watch:
+        with OperationRecorder() as watch:
             result = overload(step.operation)(*args, **kwargs)
         direct = _ran_directly(step, watch, registers, result)
         for value, register in zip(leaves(result), step.out, strict=True):
@@ -146,10 +148,10 @@ class Runner:
             writer.on_shards(step.operation, *direct[:2], step.out, direct[2])
 
 
-class _Writer:
+class _FunctionWriter:
     """Writes the source of a program's function."""
 
-    def __init__(self, program: Program, mesh: DeviceMesh, placer: Placer) -> None:
+    def __init__(self, program: StepProgram, mesh: DeviceMesh, placer: Placer) -> None:
         self._program, self._mesh = program, mesh
         self._placer = placer
         self._names: dict[str, object] = {"mesh": mesh, "tensor": DTensor._dtensor__new__, "kind": DTensor}
@@ -169,7 +171,7 @@ class _Writer:
         """Runs a step other than a call on DTensors, and writes it to the source."""
         first = len(self._lines)
         match step:
-            case Local():
+            case LocalStep():
                 specs = tuple(None if meta is None else self._spec(meta) for meta in step.metas)
                 self.on_shards(step.operation, step.args, step.kwargs, step.out, specs)
             case Redistribute():

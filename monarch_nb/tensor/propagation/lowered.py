@@ -12,7 +12,7 @@ from .operation import Leaf, Operation
 from .shapes import REAL, imagined, on_real_tensors
 from .world import World
 
-__all__ = ["Unfit", "Way", "lowered"]
+__all__ = ["Lowering", "Unfit", "lowered"]
 
 
 class Unfit(Exception):
@@ -20,7 +20,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True)
-class Way:
+class Lowering:
     """A way to run an operation: placements of inputs and results, and the operation on shards."""
 
     operation: Operation
@@ -28,7 +28,7 @@ class Way:
     outputs: tuple[Placements | None, ...]
 
 
-def lowered(way: Way, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
+def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> tuple[Draft, list[int | None]]:
     """Drafts a way to run an operation; returns the registers of the leaves. Raises Unfit if shards do not fit.
 
     Each world is the view of another rank, since an operation may fail only on the last rank, whose shard is smaller.

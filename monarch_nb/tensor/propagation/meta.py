@@ -10,13 +10,13 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["Layout", "Meta", "Placements", "contiguous", "dense", "replicated"]
+__all__ = ["MeshLayout", "Meta", "Placements", "contiguous", "dense", "replicated"]
 
 Placements = tuple[Placement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MeshLayout:
     """The mesh of a tensor: sizes and names of dimensions, and the kind of device."""
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Layout:
         return math.prod(self.shape)
 
 
-def replicated(layout: Layout) -> Placements:
+def replicated(layout: MeshLayout) -> Placements:
     """A whole copy on every rank."""
     return (Replicate(),) * len(layout.shape)
 
@@ -43,7 +43,7 @@ class Meta:
 
     __slots__ = ("copied", "dtype", "layout", "placements", "shape", "stride")
 
-    layout: Layout
+    layout: MeshLayout
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Meta:
     @classmethod
     def of(
         cls,
-        layout: Layout,
+        layout: MeshLayout,
         shape: Sequence[int],
         dtype: torch.dtype,
         placements: Sequence[Placement],
@@ -130,7 +130,7 @@ class Meta:
 
 
 def _rebuilt(
-    layout: Layout,
+    layout: MeshLayout,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     placements: tuple[Placement | tuple[float], ...],

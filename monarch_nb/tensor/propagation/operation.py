@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from .meta import Meta
-from .plan import Result, Scalar, Slot
+from .plan import ResultSlot, Scalar, Slot
 
 __all__ = ["Leaf", "Operation", "out_of_place", "slots"]
 
@@ -123,10 +123,10 @@ class Operation:
                 return value
             if is_given:
                 leaves.append(None)
-                return Result(next(given), given=True)
+                return ResultSlot(next(given), given=True)
             leaves.append((value, tuple(aliased)))
             made += 1
-            return Result(made - 1)
+            return ResultSlot(made - 1)
 
         if len(returns) == 1:
             aliased, is_given = self.aliases(0)

@@ -8,15 +8,15 @@ from .meta import Meta
 __all__ = [
     "Call",
     "Collective",
-    "Local",
-    "Notice",
-    "Plan",
-    "Program",
+    "LocalStep",
+    "OperationPlan",
+    "PlanNotice",
     "Redistribute",
-    "Result",
+    "ResultSlot",
     "Scalar",
     "Slot",
     "Step",
+    "StepProgram",
     "Write",
 ]
 
@@ -46,7 +46,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalStep:
     """Runs an ATen operation on the shards of each rank; results are shards of tensors with these metas."""
 
     operation: str
@@ -73,11 +73,11 @@ class Write:
     source: int
 
 
-Step = Call | Local | Redistribute | Write
+Step = Call | LocalStep | Redistribute | Write
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StepProgram:
     """Steps over registers, which hold the tensor arguments and then intermediates. Sent to the workers once.
 
     `results` are the registers of new tensors. For random operations, `seeded` has the mesh dimensions along which
@@ -102,7 +102,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class PlanNotice:
     """A warning about an operation that works at a cost, or not as written; issued once."""
 
     operation: str
@@ -110,7 +110,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultSlot:
     """Placeholder in the result of a call: a new tensor, or (`given`) one of its tensor arguments."""
 
     index: int
@@ -118,7 +118,7 @@ class Result:
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class OperationPlan:
     """Plan of an operation on tensors with given metas. Made once and cached.
 
     `made` are the metas of the new tensors, in the order of `program.results`. `views` pairs a new tensor with the
@@ -131,35 +131,35 @@ class Plan:
 
     number: int
     operation: str
-    program: Program
+    program: StepProgram
     made: tuple[Meta, ...]
     build: Callable[[Sequence[object], Sequence[object]], object]
     views: tuple[tuple[int, int], ...] = ()
     offsets: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[PlanNotice, ...] = ()
     value: bool = False
     rebinds: bool = False
     puts_back: bool = False
 
 
 def builder(tree: object) -> Callable[[Sequence[object], Sequence[object]], object]:
-    """Returns a function that builds the result of a call from a tree of `Result`s."""
+    """Returns a function that builds the result of a call from a tree of `ResultSlot`s."""
     match tree:
-        case Result(index=0, given=False):
+        case ResultSlot(index=0, given=False):
             return lambda made, given: made[0]
-        case Result(index=at, given=True):
+        case ResultSlot(index=at, given=True):
             return lambda made, given: given[at]
-        case tuple() if all(isinstance(leaf, Result) and not leaf.given for leaf in tree):
+        case tuple() if all(isinstance(leaf, ResultSlot) and not leaf.given for leaf in tree):
             return lambda made, given: tuple(made)
-        case list() if all(isinstance(leaf, Result) and not leaf.given for leaf in tree):
+        case list() if all(isinstance(leaf, ResultSlot) and not leaf.given for leaf in tree):
             return lambda made, given: list(made)
     return lambda made, given: _filled(tree, made, given)
 
 
 def _filled(tree: object, made: Sequence[object], given: Sequence[object]) -> object:
-    if isinstance(tree, Result):
+    if isinstance(tree, ResultSlot):
         return (given if tree.given else made)[tree.index]
     if isinstance(tree, list | tuple):
         return type(tree)(_filled(leaf, made, given) for leaf in tree)

@@ -11,15 +11,15 @@ from .draft import Draft
 from .errors import DataDependentShapeError, PropagationError
 from .lines import user_line
 from .lowered import Unfit, flat, lowered, reason
-from .meta import Layout, Meta, Placements, replicated
+from .meta import MeshLayout, Meta, Placements, replicated
 from .operation import Leaf, Operation, out_of_place
 from .partial import carries_parts, has_parts, summed
-from .plan import Notice, Plan, Redistribute, Result, Slot, Write, builder
+from .plan import OperationPlan, PlanNotice, Redistribute, ResultSlot, Slot, Write, builder
 from .rewrites import ALWAYS, REWRITES
 from .rules import as_they_lie, by_own_rules, has_own_rule
 from .shapes import imagined, refuse_one_address
 from .sharded import by_rules
-from .substitutes import Body, Trace, substitute
+from .substitutes import Body, SubstituteTrace, substitute
 from .world import World, imagining
 from .writing import Writer
 
@@ -31,14 +31,14 @@ aten = torch.ops.aten
 class Planner:
     """Makes plans from, in this order: substitutes, rewrites, own rules, PyTorch's rules; else by gathering."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: MeshLayout) -> None:
         self._layout = layout
         self._worlds: list[World] = []
         self._views: dict[int, Operation] = {}  # by the number of the plan
         self._made = 0
         self._reasons: list[tuple[Operation, str]] = []  # why parts of the plan in the making gather
 
-    def plan(self, operation: Operation) -> Plan:
+    def plan(self, operation: Operation) -> OperationPlan:
         """Makes the plan of an operation. Raises what the operation raises on local tensors, or PropagationError."""
         self._imagine()
         with imagining():
@@ -46,7 +46,7 @@ class Planner:
                 return self._reshaped(operation)
             return self._propagated(operation)
 
-    def redistribution(self, meta: Meta, placements: Placements) -> Plan:
+    def redistribution(self, meta: Meta, placements: Placements) -> OperationPlan:
         """Makes the plan of a redistribution. Raises PropagationError for partial placements that cannot be reduced."""
         _refuse_parts(meta, placements)
         self._imagine()
@@ -54,16 +54,16 @@ class Planner:
             draft = Draft(self._worlds[0], (meta,))
             made = draft.redistribute(0, placements)
         self._made += 1
-        return Plan(
+        return OperationPlan(
             number=self._made,
             operation="redistribute",
             program=draft.program((made,)),
             made=(draft.metas[made],),
-            build=builder(Result(0)),
+            build=builder(ResultSlot(0)),
             collectives=tuple(draft.collectives),
         )
 
-    def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> Plan:
+    def putting_back(self, base: Meta, steps: Sequence[tuple[int, int]], view: Meta) -> OperationPlan:
         """Makes the plan that writes a copied view back to its base.
 
         `steps` are the numbers of the plans from base to view, with indices of their results. The inputs of the plan
@@ -82,7 +82,7 @@ class Planner:
             if whole:
                 draft.write(0, whole)
         self._made += 1
-        return Plan(
+        return OperationPlan(
             number=self._made,
             operation="a write through a view",
             program=draft.program(()),
@@ -99,7 +99,7 @@ class Planner:
         for world in self._worlds:
             world.register()
 
-    def _reshaped(self, operation: Operation) -> Plan:
+    def _reshaped(self, operation: Operation) -> OperationPlan:
         """Plans a change of shape in place as a new view, to which the handle is rebound."""
         func = out_of_place(operation.func)
         if func is None:
@@ -110,10 +110,10 @@ class Planner:
                 user_line(),
             )
         plan = self._propagated(replace(operation, func=func))
-        plan.operation, plan.rebinds, plan.build = operation.name, True, builder(Result(0, given=True))
+        plan.operation, plan.rebinds, plan.build = operation.name, True, builder(ResultSlot(0, given=True))
         return plan
 
-    def _propagated(self, operation: Operation) -> Plan:
+    def _propagated(self, operation: Operation) -> OperationPlan:
         self._reasons.clear()
         value = VALUES.get(operation.packet)
         tree: object
@@ -122,7 +122,7 @@ class Planner:
             draft = Draft(self._worlds[0], operation.metas)
             slot = value(operation, Writer(operation, draft, self._drafted))
             leaves: list[Leaf] = [None]
-            tree = Result(0) if isinstance(slot, Slot) else slot
+            tree = ResultSlot(0) if isinstance(slot, Slot) else slot
             registers = [slot.register] if isinstance(slot, Slot) else []
         else:
             tree, leaves, draft, registers = self._understood(operation)
@@ -135,7 +135,7 @@ class Planner:
         if views:
             self._views[self._made] = operation
         program = draft.program(results)
-        return Plan(
+        return OperationPlan(
             number=self._made,
             operation=operation.name,
             program=program,
@@ -166,7 +166,7 @@ class Planner:
         tensors = [self._worlds[0].whole(meta) for meta in operation.metas]
         args, kwargs = operation.filled(tensors.__getitem__)
         write = Writer(operation, draft, self._drafted)
-        with Trace(write, tensors) as trace:
+        with SubstituteTrace(write, tensors) as trace:
             result = body(*args, **kwargs)
         tree, leaves = operation.results(result)
         registers: list[int | None] = []
@@ -260,7 +260,7 @@ class Planner:
             except Unfit:
                 raise unfit from None
 
-    def _noticed(self, operation: Operation) -> tuple[Notice, ...]:
+    def _noticed(self, operation: Operation) -> tuple[PlanNotice, ...]:
         notices = []
         for asked, why in self._reasons:
             moved = sum(meta.nbytes for meta in asked.metas if not meta.is_replicated)
@@ -269,7 +269,7 @@ class Planner:
                 f"{asked.name}{part} runs on whole tensors: its inputs are gathered on every rank "
                 f"({moved} bytes here), because {why}"
             )
-            notices.append(Notice(asked.name, text))
+            notices.append(PlanNotice(asked.name, text))
         return tuple(notices)
 
     def _plain(self, operation: Operation) -> object:

@@ -9,9 +9,9 @@ from monarch_nb.transport import held_back
 from .counting import counted_from_front
 from .errors import PropagationError
 from .lines import user_line
-from .meta import Layout, Meta, Placements
+from .meta import MeshLayout, Meta, Placements
 from .operation import Operation
-from .plan import Plan, Scalar, Slot
+from .plan import OperationPlan, Scalar, Slot
 from .planner import Planner
 from .substitutes import has_kernel
 
@@ -31,16 +31,16 @@ class Propagator:
     and one that is cut off there would leave them on for all that follows.
     """
 
-    def __init__(self, layout: Layout, *, leaf: type = Meta) -> None:
+    def __init__(self, layout: MeshLayout, *, leaf: type = Meta) -> None:
         self.layout = layout
         self._leaf = leaf
         self._planner = Planner(layout)
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[tuple[object, ...], OperationPlan] = {}
         self._number_free: dict[object, bool] = {}
 
     def plan(
         self, func: torch._ops.OpOverload, args: Sequence[object] = (), kwargs: dict[str, object] | None = None
-    ) -> tuple[Plan, list[object], list[object]]:
+    ) -> tuple[OperationPlan, list[object], list[object]]:
         """The plan, the tensors among the arguments, and the numbers that go with them, in the plan's order.
 
         Raises what the operation raises on local tensors of these shapes, or a PropagationError that says what to do.
@@ -60,7 +60,7 @@ class Propagator:
             plan = self._plans[found] = held_back(self._planned, func, args, kwargs or {}, leaves, scalars)
         return plan, leaves, scalars
 
-    def redistribution(self, meta: Meta, placements: Placements) -> Plan:
+    def redistribution(self, meta: Meta, placements: Placements) -> OperationPlan:
         """Returns the plan of a redistribution."""
         key = (_PLACED, meta, placements)
         plan = self._plans.get(key)
@@ -68,7 +68,7 @@ class Propagator:
             plan = self._plans[key] = held_back(self._planner.redistribution, meta, placements)
         return plan
 
-    def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> Plan:
+    def putting_back(self, base: Meta, steps: tuple[tuple[int, int], ...], view: Meta) -> OperationPlan:
         """Returns the plan that writes a copied view back to its base; see `Planner.putting_back`."""
         key = (_BACK, base, steps, view)
         plan = self._plans.get(key)
@@ -137,7 +137,7 @@ class Propagator:
         kwargs: dict[str, object],
         leaves: Sequence[object],
         scalars: Sequence[object],
-    ) -> Plan:
+    ) -> OperationPlan:
         counted = counted_from_front(func, args, kwargs, self._shape)
         if counted is not None:
             return self.plan(func, *counted)[0]

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from .lowered import Unfit, Way
+from .lowered import Lowering, Unfit
 from .meta import Meta, Placements
 from .operation import Leaf, Operation, slots
 from .partial import has_parts
@@ -33,7 +33,7 @@ def has_own_rule(operation: Operation) -> bool:
     return operation.packet in _RULES
 
 
-def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
+def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Lowering:
     """Returns the cheapest way to run the operation. Raises Unfit if there is no rule."""
     rule = _RULES.get(operation.packet)
     if rule is None and torch.Tag.pointwise in operation.func.tags:
@@ -46,14 +46,14 @@ def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Way:
     if any(_cost(operation, row, dim) == _NEVER for dim, row in enumerate(best)):
         raise Unfit("a tensor that changes in place would have to be placed otherwise")
     inputs = tuple(tuple(row[1][at] for row in best) for at in range(len(operation.metas)))
-    return Way(
+    return Lowering(
         _of_one_rank(operation, inputs[0]),
         inputs,
         tuple(None if leaf is None else tuple(row[0][at] or R for row in best) for at, leaf in enumerate(leaves)),
     )
 
 
-def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Way | None:
+def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Lowering | None:
     """Returns the way to run an elementwise operation on tensors with equal placements, on which it runs unchanged.
 
     In lists of tensors, those at the same position must have equal placements. None for other operations. PyTorch's
@@ -80,7 +80,7 @@ def as_they_lie(operation: Operation, leaves: Sequence[Leaf]) -> Way | None:
         if len(shapes) != 1 or len({meta.placements for meta in metas}) != 1 or any(map(has_parts, metas)):
             return None
         outputs += [metas[0].placements] * len(results)
-    return Way(operation, tuple(meta.placements for meta in operation.metas), tuple(outputs))
+    return Lowering(operation, tuple(meta.placements for meta in operation.metas), tuple(outputs))
 
 
 def _cost(operation: Operation, row: Row, dim: int) -> float:

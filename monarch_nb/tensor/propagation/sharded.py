@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .accounting import Recorder
 from .draft import Draft
-from .lowered import Unfit, Way, flat, lowered, reason
+from .lowered import Lowering, Unfit, flat, lowered, reason
 from .meta import Meta, Placements
 from .operation import Leaf, Operation, slots
 from .plan import Collective, Slot
@@ -115,7 +115,7 @@ def by_rules(operation: Operation, leaves: Sequence[Leaf], worlds: Sequence[Worl
         if any(meta.is_uneven for meta in operation.metas):
             return _called(operation, leaves, worlds)  # sizes among its arguments differ from rank to rank
         operation = _with_local_sizes(operation, sharding)
-    return lowered(Way(operation, wanted, outputs), leaves, worlds)
+    return lowered(Lowering(operation, wanted, outputs), leaves, worlds)
 
 
 def _cut_alike(operation: Operation, wanted: Sequence[Placements]) -> bool:

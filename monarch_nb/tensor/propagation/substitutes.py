@@ -17,7 +17,7 @@ from .operation import Operation
 from .plan import Slot
 from .writing import Writer
 
-__all__ = ["Body", "Trace", "has_kernel", "substitute"]
+__all__ = ["Body", "SubstituteTrace", "has_kernel", "substitute"]
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -75,7 +75,7 @@ def _table() -> dict[torch._ops.OperatorBase, Body]:
     return decomposition_table
 
 
-class Trace(TorchDispatchMode):
+class SubstituteTrace(TorchDispatchMode):
     """Writes down the operations on tensors with known slots in a `with` block."""
 
     def __init__(self, write: Writer, tensors: Sequence[Tensor]) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .meta import Layout, Meta, dense
+from .meta import MeshLayout, Meta, dense
 from .specs import spec_of
 
 __all__ = ["World", "imagining"]
@@ -83,7 +83,7 @@ class World:
     is, and none is made.
     """
 
-    def __init__(self, layout: Layout, rank: int = 0) -> None:
+    def __init__(self, layout: MeshLayout, rank: int = 0) -> None:
         self.layout, self.rank = layout, rank
         self.mesh = mesh = _ImaginedMesh(
             layout.device,

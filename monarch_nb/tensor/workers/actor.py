@@ -17,9 +17,9 @@ from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
-from monarch_nb.tensor.verbs import AskValues, Used, Values
-from monarch_nb.tensor.workers.lost import Lost
-from monarch_nb.tensor.workers.session import Session
+from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
+from monarch_nb.tensor.workers.lost import LostTensor
+from monarch_nb.tensor.workers.session import WorkerSession
 
 # Reply to a batch: operations that failed on this rank, requested values, and the generation of process groups that
 # ended before all had run (-1 if none).
@@ -31,7 +31,7 @@ _PIECE_SIZE = 1 << 22  # elements per step of the statistics, to avoid copies of
 
 def _values_of(held: Any, edge: int) -> Values:
     """Corner and statistics of the object that a stream holds under a number, or None."""
-    if isinstance(held, Lost):
+    if isinstance(held, LostTensor):
         return Values("lost", held.failure.line)
     if not isinstance(held, DTensor):
         return Values("coming")
@@ -115,7 +115,7 @@ class TensorWorker(Actor):
         self._member = Membership(current_runtime(), self._progress, lambda: self._busy, self._usage, self._values)
         self._busy = 0  # number of the current run, 0 if idle
         self._run_numbers = count(1)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, WorkerSession] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
 
@@ -194,22 +194,22 @@ class TensorWorker(Actor):
         receipt = self._last[stream] = (failures, values, over)
         return receipt
 
-    def _open(self, stream: int, opening: Open) -> Session:
+    def _open(self, stream: int, opening: Open) -> WorkerSession:
         member = self._member
         mesh = member.world.mesh(_mesh_name(stream), opening.layout, opening.ranks)
         rank = opening.ranks.index(member.world.rank)
         cell = self._instance().cell
         assert cell is not None
-        session = self._sessions[stream] = Session(stream, mesh, opening.ranks, rank, member, cell.interruptible)
+        session = self._sessions[stream] = WorkerSession(stream, mesh, opening.ranks, rank, member, cell.interruptible)
         return session
 
     def _progress(self, stream: int) -> int:
         session = self._sessions.get(stream)
         return session.done if session is not None else 0
 
-    def _usage(self, stream: int) -> Used:
+    def _usage(self, stream: int) -> MemoryUsed:
         session = self._sessions.get(stream)
-        return session.usage() if session is not None else Used()
+        return session.usage() if session is not None else MemoryUsed()
 
     def _values(self, asked: AskValues) -> Values:
         """Reads values after the operations issued before, or after a time-out. Called on a thread of its own."""

@@ -3,7 +3,7 @@
 from monarch_nb.tensor.failure import Failure
 
 
-class Lost:
+class LostTensor:
     """Placeholder of a tensor that an operation failed to make or to change."""
 
     def __init__(self, failure: Failure) -> None:

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from monarch_nb.tensor.commands import Making, Parts
+from monarch_nb.tensor.commands import MakeParts, Making
 from monarch_nb.tensor.propagation import Meta, dense, one_piece_each, overload, placed_otherwise
 
 
@@ -40,7 +40,7 @@ def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
     return maker(making, mesh)()
 
 
-def made_in_parts(command: Parts, mesh: DeviceMesh) -> DTensor:
+def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
     """Makes a tensor from the local part that a function returns. Raises ValueError if the part does not fit."""
     pieces = one_piece_each(command.made.placements)
     if pieces != command.made.placements:

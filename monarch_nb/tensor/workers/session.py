@@ -20,12 +20,12 @@ from monarch_nb.tensor.commands import (
     Cell,
     Define,
     Locals,
+    MakeParts,
     Making,
     Number,
-    Parts,
-    Put,
+    PutTensor,
     Revive,
-    Run,
+    RunFunction,
     TensorOf,
 )
 from monarch_nb.tensor.compiled.program import Trace
@@ -33,8 +33,8 @@ from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
-from monarch_nb.tensor.verbs import Used
-from monarch_nb.tensor.workers.lost import Lost, LostInputError
+from monarch_nb.tensor.verbs import MemoryUsed
+from monarch_nb.tensor.workers.lost import LostInputError, LostTensor
 from monarch_nb.tensor.workers.making import empty, held, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
 from monarch_nb.tensor.workers.randomness import BORROWED
@@ -49,14 +49,16 @@ class HaltedError(Exception):
     """Aborts a compiled step after a halt."""
 
 
-class Tensors(Env):
+class TensorEnv(Env):
     """Tensors of a stream by number. A missing one was lost with the process that this one replaces."""
 
-    def __missing__(self, number: Number) -> Lost:
-        return Lost(Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", ""))
+    def __missing__(self, number: Number) -> LostTensor:
+        return LostTensor(
+            Failure(0, "heal_mesh", 0, "ContentsLostError", "a process that held a shard of it is lost", "")
+        )
 
 
-class Journal:
+class BatchJournal:
     """Recent batches of one stream. `plans` are the plans that it uses."""
 
     def __init__(self, plans: Mapping[Number, PlanSignature]) -> None:
@@ -122,7 +124,7 @@ class Journal:
                     position += plan.length
 
 
-class Session:
+class WorkerSession:
     """Executes batches. `ranks` are the members of the mesh, `rank` is the index of this process among them.
 
     Only functions of the program, which run in `interruptible`, can be interrupted: a rank must not stop at an
@@ -140,9 +142,9 @@ class Session:
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible = interruptible
-        self.env: Env = Tensors()
+        self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
-        self._journal = Journal(self._plans)
+        self._journal = BatchJournal(self._plans)
         self._failures: list[Failure] = []
         self._number = -1  # of the current or last operation
         self._begun: int | None = None  # the first operation of the current compiled step
@@ -156,7 +158,7 @@ class Session:
         """Number of operations done. Thread-safe."""
         return self._number if self._runs else self._number + 1
 
-    def usage(self) -> Used:
+    def usage(self) -> MemoryUsed:
         """Memory and time of the stream in this process. Thread-safe."""
         return usage(list(self.env.values()), self._stopwatch, self._mesh.device_type)
 
@@ -228,7 +230,7 @@ class Session:
         """Skips commands after a halt, but counts operations and stores plans."""
         halted = self._halted
         assert halted is not None
-        lost = Lost(halted)
+        lost = LostTensor(halted)
         while position < len(numbers):
             code = numbers[position]
             if code == FREE:
@@ -241,11 +243,11 @@ class Session:
                 command = pending.popleft()
                 if isinstance(command, Define | Making):
                     self._object(command, values)
-                elif isinstance(command, Put | Locals | Parts):
+                elif isinstance(command, PutTensor | Locals | MakeParts):
                     self.env[command.result] = lost
                 elif isinstance(command, Trace):
                     self._object(command, values)
-                elif isinstance(command, Run):
+                elif isinstance(command, RunFunction):
                     values.append(halted)
             elif code in REQUESTS:
                 values.append(halted)
@@ -265,7 +267,7 @@ class Session:
         operations between differ between ranks, and are lost.
         """
         made, written = self._journal.touched(start, stop)
-        lost = Lost(self._halted or self._generation_failure())
+        lost = LostTensor(self._halted or self._generation_failure())
         for number in made | {number for number in written if number in self.env}:
             self.env[number] = lost
         self._halted = None
@@ -280,7 +282,7 @@ class Session:
     def tensor(self, number: Number) -> Any:
         """Returns a tensor by number. Raises LostInputError if it could not be made."""
         value = self.env[number]
-        if isinstance(value, Lost):
+        if isinstance(value, LostTensor):
             raise LostInputError(value.failure)
         return value
 
@@ -307,36 +309,36 @@ class Session:
             value = self._do(command)
         except BaseException as error:
             value = failure = self._failure(type(command).__name__.lower(), error)
-            if isinstance(command, Put | Locals | Parts):
-                self.env[command.result] = Lost(failure)
+            if isinstance(command, PutTensor | Locals | MakeParts):
+                self.env[command.result] = LostTensor(failure)
             elif isinstance(command, Trace):
-                self.env[command.number] = Lost(failure)
+                self.env[command.number] = LostTensor(failure)
             elif isinstance(command, Define | Making):
                 self._plans[command.number] = Unusable(command, failure)
-        if isinstance(command, Run):
+        if isinstance(command, RunFunction):
             values.append(value)
 
     def _do(self, command: Any) -> Any:
         match command:
             case Define() | Making():
                 self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
-            case Put():
+            case PutTensor():
                 tensor = command.tensor.to(self._mesh.device_type)
                 self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
             case Locals():
                 self.env[command.result] = held(command.tensors[self._rank], command.made, self._mesh)
-            case Parts():
+            case MakeParts():
                 BORROWED.give_back()
                 with self._interruptible():
                     self.env[command.result] = made_in_parts(command, self._mesh)
             case Cell():
                 self._stopwatch.begin(command.number)
             case Revive():
-                if isinstance(self.env[command.result], Lost):
+                if isinstance(self.env[command.result], LostTensor):
                     self.env[command.result] = empty(command.made, self._mesh)
             case Trace():
                 self.env[command.number] = Replay(command, self._mesh, self._stopwatch)
-            case Run():
+            case RunFunction():
                 BORROWED.give_back()
                 args = [self._local(value) for value in command.args]
                 kwargs = {name: self._local(value) for name, value in command.kwargs.items()}
@@ -370,7 +372,7 @@ class Session:
             return failure
 
         replay = self.env[program]
-        if isinstance(replay, Lost):
+        if isinstance(replay, LostTensor):
             self.env.update(dict.fromkeys(numbers[middle:end], replay))
         else:
             changed = replay.written(numbers[begin:middle])
@@ -379,18 +381,18 @@ class Session:
                 replay.run(self.env, numbers[begin:middle], numbers[middle:end], seed, failed)
             except HaltedError:
                 assert self._halted is not None
-                self.env.update(dict.fromkeys((*numbers[middle:end], *changed), Lost(self._halted)))
+                self.env.update(dict.fromkeys((*numbers[middle:end], *changed), LostTensor(self._halted)))
                 self._reached = (first, first + operations)
         self._begun = None
         self._number = first + operations - 1
         return end
 
-    def _skip_replay(self, numbers: Sequence[Number], position: int, lost: Lost) -> int:
+    def _skip_replay(self, numbers: Sequence[Number], position: int, lost: LostTensor) -> int:
         """Skips a compiled step; returns the index of the next command."""
         program, operations, inputs, outputs = map(int, numbers[position : position + 4])
         middle = position + 5 + inputs
         replay, made = self.env[program], numbers[middle : middle + outputs]
-        changed = [] if isinstance(replay, Lost) else replay.written(numbers[position + 5 : middle])
+        changed = [] if isinstance(replay, LostTensor) else replay.written(numbers[position + 5 : middle])
         self._journal.replayed(self._number, operations, made, changed)
         self.env.update(dict.fromkeys(made, lost))
         self._number += operations - 1
@@ -402,10 +404,10 @@ class Session:
         """Marks the results of a failed operation as lost, and what it writes to if it has begun."""
         tensors = command[plan.tensors]
         before = (self.env[number] for number in tensors)
-        lost = next((value for value in before if isinstance(value, Lost)), None)
+        lost = next((value for value in before if isinstance(value, LostTensor)), None)
         changed = command[plan.results]
         if lost is None:
-            lost = Lost(self._failure(plan.operation, error))
+            lost = LostTensor(self._failure(plan.operation, error))
             if not isinstance(error, LostInputError):
                 changed = (*changed, *(tensors[index] for index in plan.writes))
         for number in changed:

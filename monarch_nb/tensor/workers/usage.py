@@ -11,7 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from monarch_nb.host.linux import memory_resident, memory_used
 from monarch_nb.tensor.propagation import Meta, placed
-from monarch_nb.tensor.verbs import Spent, Used
+from monarch_nb.tensor.verbs import MemoryUsed, Spent
 
 
 class Stopwatch:
@@ -70,7 +70,7 @@ class Stopwatch:
         ]
 
 
-def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> Used:
+def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> MemoryUsed:
     """Bytes in use by these tensors, each storage once, and by the process or on its device."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
@@ -81,7 +81,7 @@ def usage(tensors: Iterable[Any], stopwatch: Stopwatch, device: str) -> Used:
         allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     else:
         allocated, peak = _of_process()
-    return Used(sum(sizes.values()), allocated, peak, stopwatch.spent())
+    return MemoryUsed(sum(sizes.values()), allocated, peak, stopwatch.spent())
 
 
 def _of_process() -> tuple[int, int]:

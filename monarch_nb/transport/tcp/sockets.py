@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import zmq
 from zmq.backend import Socket as _Raw
 
-from monarch_nb.routing.addresses import Endpoint
+from monarch_nb.routing.addresses import ChannelEndpoint
 from monarch_nb.transport.errors import TransportError, descriptor_limit, is_descriptor_limit
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.packing import SIZE
@@ -194,7 +194,7 @@ def bound_at(fd: int) -> str:
         raise TransportError(f"descriptor {fd} is not a socket: {error}") from error
     if not port:
         raise TransportError(f"descriptor {fd} is not a TCP socket that is bound to a port")
-    return Endpoint("tcp", host=host, port=port).url
+    return ChannelEndpoint("tcp", host=host, port=port).url
 
 
 def _adopt(router: Socket, fd: int, limits: Limits) -> None:

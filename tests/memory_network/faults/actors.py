@@ -57,7 +57,6 @@ class Worker(Actor):
 
     @endpoint
     def ask(self, other: Any, item: Any) -> list[Any]:
-        """Has others do it."""
         return list(other.do.call(item).get().values())
 
     @endpoint
@@ -124,7 +123,6 @@ class Pending:
         return sorted(self._unpack([of.result(future, within) for future in self.futures]))
 
     def errors(self, of: Cluster, within: float = LEASE) -> list[BaseException]:
-        """Those that there are."""
         return [error for future in self.futures if (error := outcome(of, future, within)) is not None]
 
     def errors_now(self) -> list[BaseException]:
@@ -177,7 +175,6 @@ class Adverb:
         return self.begin(getattr(self.on(mesh), method), *args)
 
     def ranks(self, hosts: int, gpus: int) -> int:
-        """How many answer."""
         return 1 if self.name in ("choose", "call_one") else hosts * gpus
 
 

@@ -11,7 +11,6 @@ from tests.memory_network.conftest import REAL
 
 @pytest.fixture(scope="module", autouse=True)
 def controller() -> None:
-    """None for a whole module."""
     if REAL:
         pytest.skip("with real processes there is nothing simulated")
     shutdown()

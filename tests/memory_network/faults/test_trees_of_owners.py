@@ -37,8 +37,6 @@ class Owner(Actor):
 
 
 class AsyncOwner(Owner):
-    """The same on a loop."""
-
     @endpoint
     async def below(self, levels: int) -> Any:
         return self.child if levels == 0 else await self.child.below.call_one(levels - 1)
