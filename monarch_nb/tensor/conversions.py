@@ -61,7 +61,11 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = upload(stream, source, replicated(stream.layout))
     elif _shows_same_elements(target, source):
         return target  # as PyTorch does: no address is written, so an expanded tensor may be copied onto itself
-    elif not any(source.meta.stride) and source.reference.memory is target.reference.memory is not None:
+    elif (
+        source.meta.shape
+        and not any(source.meta.stride)
+        and source.reference.memory is target.reference.memory is not None
+    ):
         source = source.clone()  # `t[:] = t[0]`: PyTorch reads one element on a CPU before it writes to all
     stream.held.require_contents((source.reference.number,))
     refill(target)

@@ -422,6 +422,8 @@ def test_a_write_that_reads_overlapping_memory_is_refused_as_by_torch(mesh: Mesh
         lambda t: t[:1, ::3].copy_(t[:1, :1]),
         lambda t: t.T[:, 1:].mul_(t[:-1].T),
         lambda t: t.sub_(t[0]),
+        lambda t: t[0].copy_(t[0, 1]),
+        lambda t: t[0, :1].copy_(t[0, 0]),
         lambda t: t[2:].view(-1).view(3, 3)[1:].lerp_(t[2:4], 0.5),
     ]
     tensor = monarch_nb.distribute(numbers(5, 3), mesh, [placed])
