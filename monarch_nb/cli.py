@@ -119,7 +119,7 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
     """The engine's word for each host of a job, and the legs of the ways to it until one is open."""
     from monarch_nb import doctor
     from monarch_nb.job.cli import find_job
-    from monarch_nb.job.reached import hosts_of_job
+    from monarch_nb.job.reopening import hosts_of_job
 
     try:
         hosts = hosts_of_job(find_job(word))
@@ -128,7 +128,7 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
         return {word: [doctor.Finding("job", "error", str(told))]}
     found: dict[str, list[Finding]] = {}
     for host in hosts:
-        findings = [doctor.Finding("engine", "ok" if host.runs else "error", f"{host.name} {host.story}")]
+        findings = [doctor.Finding("engine", "ok" if host.runs else "error", f"{host.name} {host.description}")]
         if host.wrong:
             findings.append(doctor.Finding("tunnel", "error", host.wrong))
         elif host.runs and not host.addresses:

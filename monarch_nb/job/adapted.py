@@ -1,4 +1,4 @@
-"""Jobs of any kind: host meshes of the agents that the kind's adapter starts."""
+"""Jobs of any kind: host meshes of the agents that the adapter of the kind starts."""
 
 import contextlib
 import logging
@@ -26,13 +26,13 @@ from monarch_nb.job.adapter import (
     EngineError,
     JobAdapter,
     Running,
+    deduplicated,
     mesh_of,
-    said_once,
 )
 from monarch_nb.job.arrival import Arrival
 from monarch_nb.job.elastic import JobHosts, locked
 from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.leftovers import Use, end_uses, tidy_soon
+from monarch_nb.job.leftovers import FolderUse, end_uses, tidy_soon
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.role import Role, loaded_roles, read_roles, saved_roles
 from monarch_nb.job.state import JobState
@@ -43,15 +43,15 @@ from monarch_nb.runtime import current_runtime, started
 from monarch_nb.settings import parse_duration
 from monarch_nb.wire import counted, kind_of
 
-_TELL_S = 0.5
+_PROGRESS_S = 0.5
 _KILLED = "its job was killed"
 T = TypeVar("T")
 logger = logging.getLogger("monarch_nb.job")
-_jobs: "weakref.WeakSet[AdapterJob]" = weakref.WeakSet()  # of this program; several may be the same one
+_jobs: "weakref.WeakSet[AdapterJob]" = weakref.WeakSet()  # of this program; several objects may be the same job
 
 
 class AdapterForm(msgspec.Struct):
-    """What is saved of a job."""
+    """The saved attributes of a job."""
 
     _kind: str
     _meshes: dict[str, Annotated[int, msgspec.Meta(ge=1)]]
@@ -67,21 +67,20 @@ class AdapterForm(msgspec.Struct):
 
 
 class WrittenHosts(msgspec.Struct, frozen=True):
-    """A mesh of a job, for another process."""
+    """A mesh of a job, recorded for another process."""
 
-    job: str  # as `dumps` has it
+    job: str  # the output of `dumps`
     mesh: str
     path: str | None = None  # the file it was saved in
 
 
 class AdapterJob(JobTrait):
-    """Hosts of one kind, such as `"process"`; `meshes` gives the number of hosts of each mesh, or a `Role`.
+    """Hosts of one kind, such as `"process"`; `meshes` has the number of hosts of each mesh, or a `Role`.
 
-    `env` is laid over the environment of the hosts, which live on when the client ends, for the time that `keep_for`
-    says; `options` are the engine's own.
-    `kill()` ends them, from any process that has the job's file. `state()` does not wait for the hosts: what is spawned
-    on them waits, `wait()` shows how many have joined. An engine that has not started all of them within `patience`
-    seconds is given up; None: never. Raises LookupError for a kind that is not there.
+    `env` is laid over the environment of the hosts, which outlive the client for the time set by `keep_for`; `options`
+    are those of the scheduler. `kill()` ends them, from any process that has the job's file. `state()` does not wait
+    for the hosts: spawning on them waits, and `wait()` shows how many have joined. If not all have been started within
+    `patience` seconds, the job is given up; None: never. Raises LookupError for an unknown kind.
     """
 
     _transient = frozenset({"_given", "_arrival", "_sources", "_more", "_use"})
@@ -98,7 +97,7 @@ class AdapterJob(JobTrait):
         self._options = dict(options or {})
         self._patience = patience
         self._agents: dict[str, Agent] = {}
-        self._spares: tuple[str, ...] = ()  # names of agents that are part of no mesh
+        self._spares: tuple[str, ...] = ()  # names of agents that belong to no mesh
         self._ids: dict[str, str] = {}  # of hosts that have joined, by name
         self._folder = ""
         self._wish(meshes)
@@ -116,11 +115,11 @@ class AdapterJob(JobTrait):
         return self._adapter.keep_s is not None
 
     def keep_for(self, time: "str | float | None") -> None:
-        """How long hosts live on when no program uses them: `"8h"`, or seconds; None: until the job is killed.
+        """Sets how long hosts live on when no program uses them: `"8h"`, or seconds; None: until the job is killed.
 
-        By default a minute, or an hour where one may have waited for the hosts. A mesh that was left with `detach` uses
-        its hosts until its lease ends. Raises ValueError for no duration, after the job was applied, and for hosts that
-        their engine would start again.
+        The default is a minute, or an hour where one may have waited for the hosts. A mesh that was left by `detach`
+        uses its hosts until its lease ends. Raises ValueError for an invalid duration, after the job was applied, and
+        for hosts that their scheduler would start again.
         """
         if self.active:
             raise ValueError("the job runs: how long its hosts are kept can only be said before")
@@ -137,12 +136,12 @@ class AdapterJob(JobTrait):
         self._roles = saved_roles(roles)
 
     def _restored(self) -> None:
-        adapter_of(self._kind)  # which is there, or it is said now
+        adapter_of(self._kind)  # raises for an unknown kind
         self._given: list[HostMesh] = []
         self._arrival: Arrival | None = None
         self._sources: dict[str, JobHosts] = {}
-        self._more: list[Arrival] = []  # of hosts that came later
-        self._use: Use | None = None
+        self._more: list[Arrival] = []  # of later hosts
+        self._use: FolderUse | None = None
         _jobs.add(self)
 
     @property
@@ -172,7 +171,7 @@ class AdapterJob(JobTrait):
         try:
             self._start(Path(self._folder))
             self._job.save()
-        except BaseException:  # an interrupt too: nothing of a half-made job may stay
+        except BaseException:  # an interrupt too: nothing of a half-made job may remain
             self._kill()
             raise
 
@@ -228,7 +227,7 @@ class AdapterJob(JobTrait):
 
     @property
     def progress(self) -> Progress:
-        """How many hosts there are now, which are missing or lost, and why. Does not block."""
+        """Hosts that have joined, and those that are missing or lost, with the reasons. Does not block."""
         job = self._running
         if not isinstance(job, AdapterJob):
             return Progress(sum(self._meshes.values()), (), {})
@@ -236,18 +235,18 @@ class AdapterJob(JobTrait):
         return job._present()
 
     def _use_folder(self) -> None:
-        """Nobody takes the job's folder for one that nobody needs, for as long as this process has the job."""
+        """Marks the job's folder as used for as long as this process has the job."""
         if self._folder and (self._use is None or self._use.folder != self._folder):
-            with contextlib.suppress(OSError):  # it is gone, or on another machine
-                self._use = Use(self, self._folder)
+            with contextlib.suppress(OSError):  # gone, or on another machine
+                self._use = FolderUse(self, self._folder)
 
     def _present(self) -> Progress:
-        """How the hosts are by now, with those that came later and those that have gone since."""
+        """Returns the current progress, with hosts that came later and those that have gone since."""
         attached = current_runtime().part(HostRoutes).attached
-        there, stories = dict[str, str](), dict[str, str]()
+        there, descriptions = dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
             there.update(arrival.joined)
-            stories.update(arrival.progress.missing)
+            descriptions.update(arrival.progress.missing)
         joined, missing = list[str](), dict[str, str]()
         agents, spares = self.agents, set(self.spare_agents)
         for name in [name for name in agents if name not in spares]:
@@ -259,15 +258,15 @@ class AdapterJob(JobTrait):
             elif host:
                 missing[name] = "was let go"
             else:
-                missing[name] = stories.get(name, "came to another program with this job, not to this one")
+                missing[name] = descriptions.get(name, "came to another program with this job, not to this one")
         kept = [source.spares for source in self._sources.values()]
         waiting = tuple(name for each in kept for name in each.waiting())
         return Progress(len(joined) + len(missing), tuple(joined), missing, waiting, sum(each.wanted for each in kept))
 
     def wait(self, timeout: float | None = None, tell: Callable[[Progress], object] | None = None) -> Progress:
-        """Blocks until all hosts have joined; `tell` is called with the progress each time it has changed.
+        """Blocks until all hosts have joined; `tell` is called with the progress whenever it has changed.
 
-        Ctrl-C while it waits kills the job: nothing of it stays. Raises HostsMissingError where some will not come, and
+        Ctrl-C while it waits kills the job with all its hosts. Raises HostsMissingError if some will not come, and
         TimeoutError, after which the job goes on.
         """
         job = self._running
@@ -276,7 +275,7 @@ class AdapterJob(JobTrait):
         arrival, deadline, last = job._coming(), None if timeout is None else time.monotonic() + timeout, ""
         try:
             while True:
-                decided, now = arrival.wait(_TELL_S), job._present()
+                decided, now = arrival.wait(_PROGRESS_S), job._present()
                 if tell is not None and str(now) != last:
                     last = str(now)
                     tell(now)
@@ -291,35 +290,35 @@ class AdapterJob(JobTrait):
             future.get(0)
         return job._present()
 
-    # -- what its hosts' source asks for (ElasticJob)
+    # -- for the source of its hosts (JobHosts)
 
     @property
     def adapter(self) -> JobAdapter:
-        """Of its engine."""
+        """The adapter of its kind."""
         return self._adapter
 
     @property
     def known_as(self) -> str:
-        """Its kind, and the beginning of its id."""
+        """Its kind and the beginning of its id."""
         return f"{type(self).__name__} {str(self._applied.apply_id)[:8]}"
 
     @property
     def agents(self) -> dict[str, Agent]:
-        """By the names of their hosts; as the job's folder has them, which other processes share."""
+        """Its agents by host name, from the job's folder, which processes share."""
         return self._job.now().agents
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """How its hosts have come in."""
+        """The arrivals of its hosts."""
         spares = [arrival for source in self._sources.values() for arrival in source.spares.arrivals]
         return [*([] if self._arrival is None else [self._arrival]), *self._more, *spares]
 
     def arrived(self, arrival: Arrival) -> None:
-        """More hosts come in."""
+        """Adds an arrival of later hosts."""
         self._more.append(arrival)
 
     def running(self, agents: dict[str, Agent]) -> Running:
-        """The job with some of its agents."""
+        """Returns the job with only these agents."""
         number, started = str(self._applied.apply_id), self._applied.started
         spares = tuple(name for name in self._spares if name in agents)
         ids = {name: host for name, host in self._ids.items() if name in agents}
@@ -327,11 +326,11 @@ class AdapterJob(JobTrait):
 
     @property
     def host_ids(self) -> dict[str, str]:
-        """The ids of its hosts that have joined, here or elsewhere, by their names."""
+        """The ids of its hosts that have joined, here or elsewhere, by name."""
         return {**self._job.now().hosts, **self._ids}
 
     def joined(self, hosts: Mapping[str, str]) -> None:
-        """The ids of hosts that have joined, by name; they are written down, for who loads the job."""
+        """Records the ids of hosts that have joined, by name, for other processes that load the job."""
         self._ids |= hosts
         try:
             with locked(self._folder):
@@ -343,13 +342,13 @@ class AdapterJob(JobTrait):
 
     @property
     def spare_agents(self) -> tuple[str, ...]:
-        """The names of those of its agents that are part of no mesh."""
+        """The names of its agents that belong to no mesh."""
         return self._job.now().spares
 
     def keep_agents(self, agents: dict[str, Agent], spares: Iterable[str] | None = None) -> None:
-        """These are its agents from now on, with other spares if so; they are written down, for who loads the job.
+        """Replaces its agents, and its spares if given, and records them for other processes that load the job.
 
-        Raises EngineError where it was killed meanwhile.
+        Raises EngineError if it was killed meanwhile.
         """
         if not self._agents:
             raise EngineError("the job was killed")
@@ -363,7 +362,7 @@ class AdapterJob(JobTrait):
             self.dump(self._applied.path)
 
     def wanting(self, mesh: str, names: Sequence[str], places: Sequence[str]) -> AgentsWanted:
-        """What its engine is asked for, for more hosts of a mesh. Raises EngineError where nothing can be asked."""
+        """Returns the request for more hosts of a mesh. Raises EngineError if nothing can be requested."""
         if not self._folder:
             raise EngineError("the job has no folder: its hosts were started by a program of the user's own")
         roles = {mesh: msgspec.structs.replace(self._role(mesh), hosts=len(names))}
@@ -379,7 +378,7 @@ class AdapterJob(JobTrait):
         )
 
     def written(self, mesh: str) -> str:
-        """What another process has this job and its mesh of; "" for a job that cannot be saved."""
+        """Returns a record of this job and its mesh for another process; "" for a job that cannot be saved."""
         try:
             saved = self.dumps().decode()
         except TypeError as error:
@@ -388,19 +387,19 @@ class AdapterJob(JobTrait):
         return msgspec.json.encode(WrittenHosts(saved, mesh, self._applied.path)).decode()
 
     def taken_up(self) -> None:
-        """Its agents are those that its folder has, which other processes may have changed. Raises EngineError."""
+        """Takes over the agents from its folder, which other processes may have changed. Raises EngineError."""
         now = self._job.now()
         if self._folder and not Path(self._folder).is_dir():
             raise EngineError(f"its folder {self._folder} is not here: it was killed, or started on another machine")
         self._agents, self._spares, self._ids = dict(now.agents), now.spares, {**self._ids, **now.hosts}
 
     def source(self, mesh: str) -> JobHosts:
-        """What gives a mesh its hosts, in this process."""
+        """Returns the source of a mesh's hosts in this process."""
         self._coming()
         return self._sources[mesh]
 
     def role_of(self, mesh: str) -> Role:
-        """What the hosts of a mesh must have."""
+        """Returns the requirements for the hosts of a mesh."""
         return self._role(mesh)
 
     def _wishes(self) -> str:
@@ -412,11 +411,11 @@ class AdapterJob(JobTrait):
         if not self._agents:
             return "it has no hosts"
         seen = self._adapter.look(self.running({n: a for n, a in self._agents.items() if n not in self._spares}))
-        ended = {name: each.story for name, each in seen.items() if each.state == "ended"}
-        return "; ".join(f"{name} {how}" for name, how in said_once(ended).items())
+        ended = {name: each.description for name, each in seen.items() if each.state == "ended"}
+        return "; ".join(f"{name} {how}" for name, how in deduplicated(ended).items())
 
     def can_run(self, spec: JobTrait) -> bool:
-        """A job of the same kind, with the same meshes, options and environment, whose agents all run or wait."""
+        """Whether `spec` is an equal job, by kind, meshes, options and environment, and all agents run or wait."""
         if not isinstance(spec, AdapterJob):
             return False
         wishes = (self._kind, self._meshes, self._roles, self._env, self._options)
@@ -425,10 +424,10 @@ class AdapterJob(JobTrait):
     def _kill(self) -> None:
         hosts = self.host_ids.values()
         for same in [job for job in tuple(_jobs) if job._applied.apply_id == self._applied.apply_id]:
-            same._give_up()  # itself, too
-        if (runtime := started()) is not None:  # what was attached by name, and by no job of this program
+            same._give_up()  # including itself
+        if (runtime := started()) is not None:  # hosts attached by name, and by no job of this program
             give_up_hosts([host for host in hosts if host in runtime.part(HostRoutes).attached], _KILLED)
-        agents, self._agents = {**self.agents, **self._agents}, {}  # from now on, what comes late ends at once
+        agents, self._agents = {**self.agents, **self._agents}, {}  # late agents are ended at once from now on
         if agents:
             job = self.running(agents)
 
@@ -449,7 +448,7 @@ class AdapterJob(JobTrait):
         self._restored()
 
     def _give_up(self) -> None:
-        """It is about to be killed: what this program has on its hosts has been stopped, and nothing more comes."""
+        """Stops what this program has on its hosts, as the job is about to be killed, and waits for no more hosts."""
         for mesh in self._given:
             give_up(mesh, _KILLED)
         for source in self._sources.values():
@@ -459,7 +458,7 @@ class AdapterJob(JobTrait):
 
 
 def _whole(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """What `work` gives, which no interrupt cuts off: it ends the wait for it. What comes later is given to `undo`."""
+    """Runs `work` to its end: an interrupt ends only the wait, and a later result is passed to `undo`."""
     done: FutureResult[T] = FutureResult()
 
     def run() -> None:
@@ -480,9 +479,10 @@ def _whole(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> 
 
 
 def running_jobs(kind: str) -> list[AdapterJob]:
-    """The jobs of a kind that run, also those whose files are lost: `state()` gives their hosts, `kill()` ends them.
+    """Returns the running jobs of a kind, also those whose files are lost.
 
-    Raises LookupError for a kind that is not there, EngineError where the engine cannot be asked.
+    `state()` gives their hosts, `kill()` ends them.
+    Raises LookupError for an unknown kind, EngineError if the scheduler cannot be asked.
     """
     jobs = []
     for number, running in adapter_of(kind).running().items():
@@ -497,6 +497,6 @@ def running_jobs(kind: str) -> list[AdapterJob]:
 
 
 def jobs_here(number: str | None) -> list[AdapterJob]:
-    """The jobs of this program with that id whose hosts it has looked for."""
+    """Returns the jobs of this program with that id whose hosts it has looked for."""
     jobs = [job for job in tuple(_jobs) if job._applied.apply_id == number and number is not None]
     return [job for job in jobs if job._arrival is not None and job._arrival.belongs_here()]

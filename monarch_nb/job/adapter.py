@@ -1,4 +1,4 @@
-"""What an engine that runs machines has to offer for jobs on it: one small contract."""
+"""The contract between jobs and the schedulers that run machines: one adapter for each kind."""
 
 import contextlib
 import os
@@ -20,33 +20,33 @@ HERE = "here"  # the join address of the controller's own host
 
 
 class Agent(NamedTuple):
-    """One host agent that was asked for."""
+    """One host agent that was requested."""
 
-    id: str  # what its engine calls it, so that no later one is taken for it
-    join: str = ""  # the address at which controllers meet it; empty while only the agent itself will know
+    id: str  # the scheduler's id, never reused for another agent
+    join: str = ""  # the address at which controllers reach it; empty while only the agent itself will know
 
 
 class Seen(NamedTuple):
-    """One agent as its engine sees it now."""
+    """The state of one agent according to its scheduler."""
 
     state: Literal["waiting", "running", "ended", "unknown"]
-    story: str = ""  # in words: what it waits for, where it runs, how it ended, with its last lines
-    joins: tuple[str, ...] = ()  # where it can be met, the best address first; empty while that is not known
-    gpus: int | None = None  # how many it has found; None where nobody has looked
-    host: str = ""  # the id that it has given itself, if it has said so
-    stuck: bool = False  # it waits for what time alone does not bring
+    description: str = ""  # for people: what it waits for, where it runs, how it ended, with its last lines
+    joins: tuple[str, ...] = ()  # addresses to reach it, the best first; empty while unknown
+    gpus: int | None = None  # number found; None if unknown
+    host: str = ""  # the id that it has given itself, if it has reported it
+    stuck: bool = False  # whether it waits for something that time alone does not bring
 
 
 Agents = Mapping[str, Agent]  # by the names of their hosts
 PREFIX = "mnb-job-"  # of the names of jobs' folders
 JOB_FILE = "job.json"  # in the folder of a job
-_ENDS = 5  # lines that are shown of each end of a log
+_ENDS = 5  # lines to show of each end of a log
 ALL_LINES = 1 << 20
 _saving = threading.Lock()
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A job as its engine knows it."""
+    """A job as its scheduler knows it."""
 
     job: str  # its id
     folder: str  # on this machine, for this user alone; empty if there is none
@@ -54,8 +54,8 @@ class Running(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     kind: str = ""
     started: float = 0.0  # wall clock, seconds
-    spares: tuple[str, ...] = ()  # those of the agents that are part of no mesh
-    hosts: dict[str, str] = {}  # the ids of those that have joined, by name
+    spares: tuple[str, ...] = ()  # names of agents that belong to no mesh
+    hosts: dict[str, str] = {}  # the ids of hosts that have joined, by name
 
     def save(self) -> None:
         """Writes it into its folder, where `kept_jobs` finds it."""
@@ -66,7 +66,7 @@ class Running(msgspec.Struct, frozen=True):
             draft.replace(Path(self.folder, JOB_FILE))
 
     def now(self) -> "Running":
-        """As its folder has it: another process may have got more agents, or let some go."""
+        """Returns the job as its folder has it: another process may have added or released agents."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             saved = json_decoder(Running).decode(Path(self.folder, JOB_FILE).read_bytes()) if self.folder else self
             if saved.job == self.job:
@@ -81,51 +81,51 @@ class AgentsWanted:
     job: str  # the job's id, by which its agents are listed
     names: tuple[str, ...]  # mesh_number
     folder: Path  # of the job, on this machine, for this user alone; it is removed when the job is killed
-    environment: Mapping[str, str] = field(default_factory=dict)  # to lay over that of the agents
-    options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, as the job was given them
-    roles: Mapping[str, Role] = field(default_factory=dict)  # by mesh: what its hosts must have
+    environment: Mapping[str, str] = field(default_factory=dict)  # laid over that of the agents
+    options: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's own, from the job
+    roles: Mapping[str, Role] = field(default_factory=dict)  # requirements for the hosts, by mesh
     keep_s: float | None = None  # how long they live on when no program uses them; None: until they are ended
-    places: tuple[str, ...] = ()  # the machines for them, as users name them; empty: where the engine wants them
+    places: tuple[str, ...] = ()  # machines for them, as users name them; empty: the scheduler chooses
 
     def join(self, name: str) -> str:
-        """An address at which an agent on this machine can be met."""
+        """Returns an address at which an agent on this machine can be reached."""
         return f"ipc://{self.folder}/{name}"
 
     def role(self, name: str) -> Role:
-        """What the host of a name must have."""
+        """Returns the requirements for the host of that name."""
         return self.roles.get(mesh_of(name), Role())
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """What is laid over the environment of one agent."""
+        """Returns what is laid over the environment of one agent."""
         return {**self.environment, **self.role(name).env}
 
     @property
     def secret(self) -> Path:
-        """The file with the job's key, which agents need that are met over TCP. It is never on a command line."""
+        """The file with the job's key, for agents reached over TCP. The key is never on a command line."""
         file = self.folder / "key"
         Keys.load_or_create(file)
         return file
 
     def command(self, join: str, secret: Path | None = None) -> list[str]:
-        """The command line of an agent that is met at an address, with the file that holds the key where it runs."""
+        """Returns the command line of an agent reached at `join`, with the file that holds the key on its machine."""
         key: list[object] = [] if secret is None else ["--key", secret]
         keep: list[object] = [] if self.keep_s is None else ["--keep", self.keep_s]
         return command("monarch_nb.job.worker", join, *key, *keep)
 
 
-def said_once(stories: Mapping[str, str]) -> dict[str, str]:
-    """What an engine says of hosts, by name: the lines below the first, such as a log's, with the first host alone."""
+def deduplicated(descriptions: Mapping[str, str]) -> dict[str, str]:
+    """Shortens descriptions of hosts, by name: lines below the first, such as a log's, appear once."""
     first: dict[str, str] = {}
     said = {}
-    for name, story in stories.items():
-        line, more, _ = story.partition("\n")
-        said[name] = story if not more or story not in first else f"{line}, as {first[story]} is"
-        first.setdefault(story, name)
+    for name, description in descriptions.items():
+        line, more, _ = description.partition("\n")
+        said[name] = description if not more or description not in first else f"{line}, as {first[description]} is"
+        first.setdefault(description, name)
     return said
 
 
 def log_words(lines: Sequence[str]) -> str:
-    """A log below the words on how its writer ended: launchers give the cause first, most others last."""
+    """Formats a log below the description of its writer's end: launchers give the cause first, most others last."""
     few = [line for line in lines if line.strip("-=* ")]
     if len(few) > 2 * _ENDS:
         few = [*few[:_ENDS], f"... {counted(len(few) - 2 * _ENDS, 'line')} between ...", *few[-_ENDS:]]
@@ -133,86 +133,86 @@ def log_words(lines: Sequence[str]) -> str:
 
 
 class JobAdapter(ABC):
-    """One engine. Its methods are called on any thread, and block for a bounded time."""
+    """One scheduler. Its methods are called on any thread, and block for a bounded time."""
 
     keep_s: float | None = 60.0  # how long agents live on when no program uses them; None: they cannot end themselves
-    watch_s = 5.0  # between looks at agents whose hosts have joined, for how the engine ends them; 0: never
-    chooses = False  # whether `add` chooses what a job's agents have not taken yet: one at a time may, of all processes
-    takes_places = False  # whether users can say on which machines `add` starts agents
+    watch_s = 5.0  # between checks of agents whose hosts have joined, for their ends; 0: never
+    chooses = False  # whether `add` chooses among what a job's agents have not taken yet: processes must take turns
+    takes_places = False  # whether users can choose the machines on which `add` starts agents
 
     @abstractmethod
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Starts the agents. What was started of a job that fails half-way, or is interrupted, is ended again."""
+        """Starts the agents. If it fails half-way, or is interrupted, it ends what it has started."""
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Starts agents more for a job that runs, as `start` does. Raises EngineError where its engine cannot."""
+        """Starts more agents for a running job, as `start` does. Raises EngineError if the scheduler cannot."""
         raise EngineError(
             "jobs of this kind get no hosts while they run. Start another job beside it, and name its hosts: "
             "mesh.grow(hosts=other_job.state(None).more)"
         )
 
     def let_go(self, going: Running, job: Running) -> None:
-        """Gives back what some agents of a job had, which have been told to end; `going` has these alone."""
-        return  # nothing is left of most
+        """Gives back what agents had that have been asked to end; `going` has only these."""
+        return  # most schedulers have nothing left of them
 
     @abstractmethod
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How each agent of a job is. One that the engine does not know any more has ended.
+        """Returns the state of each agent of a job. An agent unknown to the scheduler has ended.
 
-        Raises EngineError where the engine does not answer: that says nothing of the agents.
+        Raises EngineError if the scheduler does not answer, which says nothing about the agents.
         """
 
     @abstractmethod
     def kill(self, job: Running) -> None:
-        """Ends a job's agents, with all that runs on their hosts. Nothing happens to those that have ended.
+        """Ends a job's agents, with all that runs on their hosts. Does nothing to those that have ended.
 
-        SIGTERM would not end one that is used: it is notice to its users. SIGKILL ends it, and what is on it after it.
+        SIGTERM does not end an agent in use: it is a notice to its users. SIGKILL ends it and then all that runs on it.
         """
 
     @abstractmethod
     def running(self) -> Mapping[str, Running]:
-        """All jobs of this user with agents that run or wait, by their ids, whoever has started them."""
+        """Returns all jobs of this user with agents that run or wait, by id, whoever has started them."""
 
     def folder(self) -> Path:
-        """Where the folders of jobs go: one that outlives a login, unless an engine needs another."""
+        """Returns the parent of job folders: one that outlives a login, unless the scheduler needs another."""
         return state_folder()
 
     def join(self, job: Running, name: str, joins: Sequence[str]) -> Sequence[str]:
-        """The addresses at which this process meets an agent; an engine may open a way for it first."""
+        """Returns the addresses at which this process reaches an agent; may open a tunnel first."""
         return joins
 
     def detour(self, job: Running) -> str:
-        """What to do where agents run that this process does not reach."""
+        """Returns advice for agents that this process does not reach."""
         return "reach it through a gateway"
 
     def joined(self, job: Running, name: str) -> None:
-        """The host of an agent has joined: another that the engine starts in its place is not the same."""
-        return  # most start none
+        """Called when an agent's host has joined: another agent started in its place is not the same host."""
+        return  # most schedulers start none
 
     def hold(self, job: Running, keep: bool) -> None:
-        """This process will ask of a job again and again, or not any more: an engine may keep connections for it."""
+        """Called before and after this process polls a job regularly, so that connections can be kept open."""
         return  # most need none
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """The last lines that an agent has written, as far as the engine keeps them."""
+        """Returns the last lines that an agent has written, as far as the scheduler stores them."""
         return []
 
     def shell(self, job: Running, name: str) -> list[str]:
-        """The command line that gives a shell where an agent runs. Raises LookupError where there is none."""
+        """Returns the command line of a shell where an agent runs. Raises LookupError if there is none."""
         raise LookupError(f"jobs of this kind give no shell on {name}")
 
 
 class EngineError(RuntimeError):
-    """An engine refused, or could not be asked; the text has its own words and what to do."""
+    """A scheduler refused a request, or could not be asked; the text has its message and what to do."""
 
 
 def mesh_of(name: str) -> str:
-    """The mesh of a host's name."""
+    """Returns the mesh of a host's name."""
     return name.rpartition("_")[0]
 
 
 def state_folder() -> Path:
-    """`$XDG_STATE_HOME/monarch-nb/jobs`, for this user alone; it is made if it is not there."""
+    """Returns `$XDG_STATE_HOME/monarch-nb/jobs`, a private folder, and makes it if needed."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(home, "monarch-nb", "jobs")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,10 +220,10 @@ def state_folder() -> Path:
 
 
 def kept_jobs(folder: Path, kind: str) -> dict[str, Running]:
-    """The jobs of a kind whose folders lie here, by their ids, whatever has become of them."""
+    """Returns the jobs of a kind with folders here, by id, whatever has become of them."""
     jobs: dict[str, Running] = {}
     for file in folder.glob(f"{PREFIX}*/{JOB_FILE}"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # it ends just now
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # it is being removed
             if file.stat().st_uid != os.geteuid():
                 continue
             job = json_decoder(Running).decode(file.read_bytes())
@@ -233,12 +233,12 @@ def kept_jobs(folder: Path, kind: str) -> dict[str, Running]:
 
 
 def living_jobs(adapter: JobAdapter, kind: str) -> dict[str, Running]:
-    """Those of them of which not all agents have ended. Blocks while the engine is asked."""
+    """Returns those of them with agents that have not ended. Blocks while the scheduler is asked."""
     jobs = {}
     for number, job in kept_jobs(adapter.folder(), kind).items():
         try:
             seen = adapter.look(job)
-        except EngineError:  # it may well run
+        except EngineError:  # it may be running
             jobs[number] = job
             continue
         if any(each.state != "ended" for each in seen.values()):

@@ -1,4 +1,4 @@
-"""How the hosts of a job come in: who has joined, who is missing and why; and afterwards, how the engine ends them."""
+"""The hosts of a job as they join: which have, which are missing and why; and later, how the scheduler ends them."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
 from monarch_nb.connect.routes import HostRoutes
-from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, mesh_of, said_once
+from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, deduplicated, mesh_of
 from monarch_nb.job.progress import Progress, shortened
 from monarch_nb.job.role import Role
 from monarch_nb.lifecycle.notices import show_host_message
@@ -23,7 +23,7 @@ from monarch_nb.settings import settings
 from monarch_nb.transport import TransportError, TrustError, knock
 from monarch_nb.wire import error_line
 
-_LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between looks at what the engine says, while hosts are missing
+_LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between checks of the agents while hosts are missing
 _KNOCK_S = 1.0
 _AT_ONCE = 32
 _TICK_S = 0.5
@@ -33,11 +33,11 @@ _MORE = more("guides/jobs.md#which-addresses-must-be-open")
 
 
 class HostsMissingError(RuntimeError):
-    """Hosts of a job's mesh will not come; `missing` says of each why."""
+    """Hosts of a job's mesh will not come; `missing` has the reason for each."""
 
     def __init__(self, job: str, missing: Mapping[str, str]) -> None:
         self.missing = dict(missing)
-        reasons = "\n".join(f"  {name} {why}" for name, why in said_once(missing).items())
+        reasons = "\n".join(f"  {name} {why}" for name, why in deduplicated(missing).items())
         super().__init__(f"{len(missing)} of the hosts of {job} will not come:\n{reasons}" + _MORE)
 
 
@@ -46,7 +46,7 @@ class Arrival:
 
     def __init__(self, adapter: JobAdapter, job: Running, roles: Mapping[str, Role], what: str, patience: float | None,
                  came: Callable[[Mapping[str, str]], object]) -> None:  # fmt: skip
-        """`came` is called with the ids of hosts that have just joined, by name; on the arrival's thread."""
+        """`came` is called with the ids of hosts that have just joined, by name, on the arrival's thread."""
         self.hosts: dict[str, Future[tuple[str, ...]]] = {
             mesh: pending_future(describe=lambda: str(self.progress)) for mesh in roles
         }
@@ -54,19 +54,19 @@ class Arrival:
         self._job = job
         self._roles = roles
         self._what = what
-        self._patience = patience  # seconds for the engine to start all of them
+        self._patience = patience  # seconds for the scheduler to start all of them
         self._came = came
         self._begun = time.monotonic()
         self._runtime = current_runtime()
         self._joined: dict[str, str] = {}  # host ids, by name
-        self._stories = dict.fromkeys(job.agents, "has not been looked at yet")
+        self._descriptions = dict.fromkeys(job.agents, "has not been looked at yet")
         self._failed: dict[str, str] = {}
-        self._met: dict[str, float] = {}  # since when those run that do not answer
-        self._dialled: dict[str, tuple[str, ...]] = {}  # the addresses at which they were last looked for
-        self._strangers: set[str] = set()  # addresses at which somebody else answers
-        self._led: dict[str, str] = {}  # at which address the one is met that leads to the others
-        self._watched = 0.0  # monotonic: when somebody waited for changes of the progress
-        self._warned: set[str] = set()  # stories
+        self._silent_since: dict[str, float] = {}  # agents that run and do not answer
+        self._dialled: dict[str, tuple[str, ...]] = {}  # addresses at which they were last tried
+        self._foreign_addresses: set[str] = set()  # at which another agent answers
+        self._gateways: dict[str, str] = {}  # the address of the agent that leads to the others
+        self._watched = 0.0  # monotonic: the last wait for changes of the progress
+        self._warned: set[str] = set()  # descriptions
         self._parts: list[HostMesh] = []
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -74,24 +74,24 @@ class Arrival:
         threading.Thread(target=self._run, name="monarch-job", daemon=True).start()
 
     def belongs_here(self) -> bool:
-        """Whether it brings hosts to this process as it is now, not to one that has left its cluster."""
+        """Whether it brings hosts to this runtime, not to one that this process has shut down."""
         return self._runtime is current_runtime() and not self._ended.is_set()
 
     @property
     def progress(self) -> Progress:
-        """Who has joined by now."""
+        """The current progress."""
         with self._changed:
-            missing = {name: self._stories[name] for name in self._job.agents if name not in self._joined}
+            missing = {name: self._descriptions[name] for name in self._job.agents if name not in self._joined}
             return Progress(len(self._job.agents), tuple(self._joined), missing)
 
     @property
     def joined(self) -> dict[str, str]:
-        """The ids of the hosts that have, by name."""
+        """The ids of the hosts that have joined, by name."""
         with self._changed:
             return dict(self._joined)
 
     def wait(self, seconds: float) -> bool:
-        """Blocks until something has changed, at most so long; whether all is decided."""
+        """Blocks until something has changed, or the time is over; returns whether the outcome is decided."""
         self._watched = time.monotonic()
         with self._changed:
             if not self._decided():
@@ -99,7 +99,7 @@ class Arrival:
             return self._decided()
 
     def forget(self, hosts: Iterable[str]) -> dict[str, str]:
-        """These hosts are let go, and their end is no news. Those of them that came in here, by name."""
+        """Stops watching hosts that are released; returns those that came in here, by name."""
         with self._changed:
             mine = {name: host for name, host in self._joined.items() if host in hosts}
             for name in mine:
@@ -107,7 +107,7 @@ class Arrival:
             return mine
 
     def stop(self, reason: str) -> None:
-        """The job is about to be killed, or is not ours any more: who waits is told, and what has joined given up."""
+        """Ends the arrival with its job, or the job's use: pending meshes fail, attached hosts are given up."""
         with self._changed:
             self._ended.set()
             parts, self._parts = self._parts, []
@@ -132,7 +132,7 @@ class Arrival:
             try:
                 self._take(self._adapter.look(self._job), missing)
             except EngineError as error:
-                self._tell(dict.fromkeys(missing, f"its engine cannot be asked: {error}"))
+                self._describe(dict.fromkeys(missing, f"its engine cannot be asked: {error}"))
             except Exception as error:
                 self._fail(dict.fromkeys(missing, f"could not be looked at: {type(error).__name__}: {error}"))
             if self._missing():
@@ -146,56 +146,57 @@ class Arrival:
         return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
 
     def _take(self, seen: Mapping[str, Seen], names: Iterable[str]) -> None:
-        ready, failed, stories, given_up = {}, {}, {}, {}
+        ready, failed, descriptions, given_up = {}, {}, {}, {}
         stuck: dict[str, list[str]] = {}
         late = self._patience is not None and time.monotonic() - self._begun > self._patience
         for name in names:
             now, wanted = seen.get(name, _UNKNOWN), self._roles[mesh_of(name)].gpus
             if now.state == "ended":
-                failed[name] = now.story
+                failed[name] = now.description
             elif now.state == "waiting" and late:
-                given_up[name] = f"has not been started within {self._patience:g} s: {now.story}"
+                given_up[name] = f"has not been started within {self._patience:g} s: {now.description}"
             elif wanted and now.gpus is not None and now.gpus < wanted:
-                failed[name] = f"has {now.gpus} GPUs, and {wanted} were asked for ({now.story})"
+                failed[name] = f"has {now.gpus} GPUs, and {wanted} were asked for ({now.description})"
             elif now.state == "running" and now.joins:
                 ready[name] = now
             else:
-                stories[name] = now.story or now.state
+                descriptions[name] = now.description or now.state
                 if now.stuck:
-                    stuck.setdefault(now.story, []).append(name)
-        self._tell(stories)
+                    stuck.setdefault(now.description, []).append(name)
+        self._describe(descriptions)
         self._warn(stuck)
         if ready:
             failed.update(self._attach(ready))
         if given_up:
-            failed.update(self._let_go(given_up))
+            failed.update(self._withdraw(given_up))
         self._fail(failed)
 
     def _warn(self, stuck: Mapping[str, Sequence[str]]) -> None:
-        """Says once for what hosts wait that time alone does not bring, if nobody is shown the progress."""
+        """Reports once what hosts wait for that time alone does not bring, unless the progress is shown."""
         watched = time.monotonic() - self._watched < 2 * _TICK_S
-        for story, names in stuck.items():
-            if story not in self._warned:
-                self._warned.add(story)
+        for description, names in stuck.items():
+            if description not in self._warned:
+                self._warned.add(description)
                 if not watched:
-                    show_host_message(f"{self._what}: {shortened(names)} {story}")
+                    show_host_message(f"{self._what}: {shortened(names)} {description}")
 
-    def _let_go(self, stories: Mapping[str, str]) -> dict[str, str]:
-        """Nobody waits for these agents any more: none of them is to start later."""
-        agents = {name: agent for name, agent in self._job.agents.items() if name in stories}
+    def _withdraw(self, descriptions: Mapping[str, str]) -> dict[str, str]:
+        """Withdraws agents that nobody waits for any more, so that none starts later."""
+        agents = {name: agent for name, agent in self._job.agents.items() if name in descriptions}
         try:
             self._adapter.let_go(structs.replace(self._job, agents=agents), self._job.now())
         except Exception as error:
-            return {name: f"{story}. It may still start: {error_line(error)}" for name, story in stories.items()}
-        return {name: f"{story}. It is not asked for any more" for name, story in stories.items()}
+            error_text = error_line(error)
+            return {name: f"{text}. It may still start: {error_text}" for name, text in descriptions.items()}
+        return {name: f"{text}. It is not asked for any more" for name, text in descriptions.items()}
 
     def _attach(self, ready: Mapping[str, Seen]) -> dict[str, str]:
-        """Attaches those that answer; gives those that never will, with the reason."""
-        self._lead(ready)
+        """Attaches those that answer; returns those that never will, with the reasons."""
+        self._set_up_gateway(ready)
         with ThreadPoolExecutor(min(_AT_ONCE, len(ready)), "monarch-join") as pool:
             found = dict(zip(ready, pool.map(self._address, ready, ready.values()), strict=True))
         silent = {name: ready[name] for name, address in found.items() if not address}
-        failed = self._unheard(silent)
+        failed = self._time_out_silent(silent)
         names = {address: name for name, address in found.items() if address}
         if not names or self._over():
             return failed
@@ -216,17 +217,17 @@ class Arrival:
                 name = names.get(address)
                 if name is not None and (isinstance(why, TrustError) or not isinstance(why, TransportError)):
                     failed[name] = f"cannot take part: {why}"
-            self._tell({name: f"runs, but: {error.errors.get(address, error)}" for address, name in names.items()})
+            self._describe({name: f"runs, but: {error.errors.get(address, error)}" for address, name in names.items()})
             return failed
         right = {}
         for (address, name), host in zip(names.items(), ids, strict=True):
             if ready[name].host not in ("", host):
-                self._strangers.add(address)
+                self._foreign_addresses.add(address)
             else:
                 right[name] = host
         self._came(right)  # before anybody can use them, and lose them
         for name, host in right.items():
-            failed.update(self._enter(name, host))
+            failed.update(self._register(name, host))
         return failed
 
     @property
@@ -234,8 +235,8 @@ class Arrival:
         key = Path(self._job.folder, "key")
         return key if self._job.folder and key.exists() else None
 
-    def _lead(self, ready: Mapping[str, Seen]) -> None:
-        """Has the others dialled by one of the hosts, or by what leads to one, where the job was asked to."""
+    def _set_up_gateway(self, ready: Mapping[str, Seen]) -> None:
+        """Has the other hosts dialled by one of the hosts, or by a given gateway, if the job is configured so."""
         if self._runtime.part(HostRoutes).gateway is not None:
             return
         gateway = self._job.options.get("attach_to", "")
@@ -243,16 +244,16 @@ class Arrival:
             for name, seen in ready.items():
                 gateway = self._address(name, seen)
                 if gateway:
-                    self._led[name] = gateway
+                    self._gateways[name] = gateway
                     break
         if gateway:
             try:
                 attach(gateway, private_key=self._key)
             except AttachError as error:
-                self._led.clear()  # another way is looked for the next time
-                self._tell(dict.fromkeys(ready, f"is to be reached through {gateway}, but: {error}"))
+                self._gateways.clear()  # another gateway is tried the next time
+                self._describe(dict.fromkeys(ready, f"is to be reached through {gateway}, but: {error}"))
 
-    def _enter(self, name: str, host: str) -> dict[str, str]:
+    def _register(self, name: str, host: str) -> dict[str, str]:
         with self._changed:
             other = next((known for known, theirs in self._joined.items() if theirs == host), None)
             if other is not None:
@@ -267,12 +268,12 @@ class Arrival:
         return {}
 
     def _address(self, name: str, seen: Seen) -> str:
-        """The first of an agent's addresses at which somebody listens."""
-        if name in self._led:
-            return self._led[name]
+        """Returns the first of an agent's addresses at which something listens."""
+        if name in self._gateways:
+            return self._gateways[name]
         self._dialled[name] = tuple(self._adapter.join(self._job, name, seen.joins))
         for address in self._dialled[name]:
-            if address in self._strangers:
+            if address in self._foreign_addresses:
                 continue
             if not address.startswith("tcp://"):
                 if os.path.exists(address.rpartition("ipc://")[2]):
@@ -281,27 +282,27 @@ class Arrival:
                 return address
         return ""
 
-    def _unheard(self, silent: Mapping[str, Seen]) -> dict[str, str]:
+    def _time_out_silent(self, silent: Mapping[str, Seen]) -> dict[str, str]:
         now, failed = time.monotonic(), {}
         for name, seen in silent.items():
-            since = self._met.setdefault(name, now)
+            since = self._silent_since.setdefault(name, now)
             if now - since > settings.mesh_attach_config_timeout:
                 tried = ", ".join(self._dialled.get(name) or seen.joins)
                 failed[name] = (
-                    f"runs ({seen.story}), but nobody answers at {tried} for {now - since:.0f} s: "
-                    f"look whether a firewall is between, with monarch-nb doctor, or {self._adapter.detour(self._job)}"
+                    f"runs ({seen.description}), but nobody answers at {tried} for {now - since:.0f} s: "
+                    f"check whether a firewall is between, with monarch-nb doctor, or {self._adapter.detour(self._job)}"
                 )
-        self._tell({name: f"runs ({seen.story}), but does not answer yet" for name, seen in silent.items()})
+        self._describe({name: f"runs ({seen.description}), but does not answer yet" for name, seen in silent.items()})
         return failed
 
-    def _tell(self, stories: Mapping[str, str]) -> None:
+    def _describe(self, descriptions: Mapping[str, str]) -> None:
         with self._changed:
-            if any(self._stories.get(name) != story for name, story in stories.items()):
-                self._stories.update(stories)
+            if any(self._descriptions.get(name) != description for name, description in descriptions.items()):
+                self._descriptions.update(descriptions)
                 self._changed.notify_all()
 
     def _fail(self, failed: Mapping[str, str]) -> None:
-        self._tell(failed)
+        self._describe(failed)
         for mesh in {mesh_of(name) for name in failed}:
             reasons = {name: why for name, why in failed.items() if mesh_of(name) == mesh}
             if not self.hosts[mesh].done():
@@ -310,28 +311,28 @@ class Arrival:
             with self._changed:
                 self._changed.notify_all()
 
-    # -- once they are there
+    # -- after they have joined
 
     def _watch(self) -> None:
-        """Gives up hosts that the engine has ended and whose agents do not answer, before their lease is over."""
-        seconds, told, last = self._adapter.watch_s, set[str](), time.monotonic()
+        """Gives up hosts that the scheduler has ended and whose agents do not answer, before their lease is over."""
+        seconds, reported, last = self._adapter.watch_s, set[str](), time.monotonic()
         while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._runtime.closed:
-            if time.monotonic() - last < seconds or len(told) == len(self._joined):
+            if time.monotonic() - last < seconds or len(reported) == len(self._joined):
                 continue
             last = time.monotonic()
             try:
                 seen = self._adapter.look(self._job)
-            except Exception:  # nothing is known, which is no news
+            except Exception:  # nothing is known
                 continue
             ended = {}
             for name, host in tuple(self._joined.items()):
                 now = seen.get(name, _UNKNOWN)
-                if now.state in ("ended", "waiting") and name not in told:
-                    told.add(name)
-                    ended[name] = host, now.story
-            words = said_once({name: story for name, (_, story) in ended.items()})
+                if now.state in ("ended", "waiting") and name not in reported:
+                    reported.add(name)
+                    ended[name] = host, now.description
+            words = deduplicated({name: description for name, (_, description) in ended.items()})
             for name, (host, _) in ended.items():
                 remote = self._runtime.part(HostRoutes).attached.get(host)
-                # One that is not among them any more was let go meanwhile.
+                # Hosts that are not among them any more were released meanwhile.
                 if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
                     remote.ends(f"{name} {words[name]}")

@@ -18,17 +18,17 @@ from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.settings import format_duration
 
 _SHORT = 8
-_KEEP = "8h"  # who starts a job in a shell comes to it later
+_KEEP = "8h"  # jobs started in a shell are used later
 
 
 def main(words: Sequence[str]) -> int:
-    """Does what the command line says; gives the exit status."""
+    """Runs a command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="monarch-nb job",
         description="Jobs give host meshes: hosts on Slurm, Kubernetes, SSH and others. monarch.toml names them.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    parser.set_defaults(verb="ls")  # without one, what is there
+    parser.set_defaults(verb="ls")  # the default
     verbs.add_parser("ls", aliases=["list"], help="the jobs that run, and those that monarch.toml describes")
     start = verbs.add_parser("start", help="start a job of monarch.toml, and show its hosts join; Ctrl-C ends it")
     start.add_argument("job", metavar="NAME")
@@ -52,8 +52,8 @@ def main(words: Sequence[str]) -> int:
     try:
         return does["ls" if options.verb == "list" else options.verb](options)
     except (EngineError, LookupError, JobsFileError, JobFileError, RuntimeError, ValueError, OSError) as error:
-        told = error.args[0] if isinstance(error, LookupError) and error.args else error
-        sys.stderr.write(f"monarch-nb job {options.verb}: {told}\n")
+        message = error.args[0] if isinstance(error, LookupError) and error.args else error
+        sys.stderr.write(f"monarch-nb job {options.verb}: {message}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the job was ended\n" if options.verb == "start" else "interrupted\n")
@@ -75,13 +75,13 @@ def _tidy(_: argparse.Namespace) -> int:
     return 0
 
 
-def _leftovers(keep_s: float, tell: Callable[[str], object]) -> Iterator[Running]:
-    """The jobs of all kinds that ended by themselves and of which nothing is left now."""
+def _leftovers(keep_s: float, report: Callable[[str], object]) -> Iterator[Running]:
+    """Yields the jobs of all kinds that ended by themselves and of which nothing is left now."""
     for kind in kinds():
         try:
-            yield from tidied(kind, adapter_of(kind), keep_s, tell)
+            yield from tidied(kind, adapter_of(kind), keep_s, report)
         except (EngineError, ImportError) as error:
-            tell(f"{kind}: {error}")
+            report(f"{kind}: {error}")
 
 
 def _names_nothing(path: str) -> bool:
@@ -151,7 +151,7 @@ def _saved(path: str) -> JobTrait | None:
 
 
 def find_job(word: str) -> AdapterJob:
-    """The job of that name in monarch.toml, or whose id begins so. Raises LookupError, JobFileError."""
+    """Returns the job of that name in monarch.toml, or with that start of its id. Raises LookupError, JobFileError."""
     if word in described_jobs() or (word == os.path.basename(word) and os.path.exists(job_file(word))):
         saved = _saved(job_file(word))
         if not isinstance(saved, AdapterJob):

@@ -1,4 +1,4 @@
-"""The job that a folder's programs use, by name: `.monarch/current_job` holds `module.attribute`."""
+"""The current job of a folder, by name: `.monarch/current_job` holds `module.attribute`."""
 
 import importlib
 from pathlib import Path
@@ -11,9 +11,9 @@ _FILE = ".monarch/current_job"
 
 
 def set_current_job(module_path: str) -> None:
-    """Makes `module.attribute`, which is a job, the current one of this folder. Nothing is imported yet.
+    """Makes the job at `module.attribute` the current one of this folder. Nothing is imported yet.
 
-    Raises ValueError for what is no such path.
+    Raises ValueError for an invalid path.
     """
     parts = module_path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
@@ -22,7 +22,7 @@ def set_current_job(module_path: str) -> None:
 
 
 def load_current_job() -> JobTrait:
-    """The current job of this folder, as its module defines it; its `state()` finds it where it runs.
+    """Returns the current job of this folder, as its module defines it; its `state()` finds it where it runs.
 
     Raises FileNotFoundError if none was set, AttributeError or TypeError if there is no job of that name.
     """

@@ -1,4 +1,4 @@
-"""Hosts that a running job is given, and takes back: the source of its host meshes."""
+"""Hosts that a running job gets and gives back: the source of its host meshes."""
 
 import contextlib
 import fcntl
@@ -26,9 +26,9 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import host_name
 
 logger = logging.getLogger("monarch_nb.job")
-_keeping = threading.Lock()  # where a job has no folder to lock
-_ANSWER_S = 4.0  # for an engine to say what has become of hosts
-_LOCK_S = 0.02  # between two tries
+_keeping = threading.Lock()  # for a job without a folder to lock
+_ANSWER_S = 4.0  # for a scheduler to report the fate of hosts
+_LOCK_S = 0.02  # between two attempts
 
 
 class ElasticJob(Protocol):
@@ -145,7 +145,7 @@ class JobHosts:
         return instead
 
     def fate(self, hosts: Sequence[str]) -> dict[str, Fate]:
-        """What its engine says of hosts that are lost; blocks for some seconds at most."""
+        """Returns what its scheduler reports of lost hosts; blocks for some seconds at most."""
         names, agents = self._names_of(hosts), self._job.agents
         known = {name: agents[name] for name in names.values() if name in agents}
 
@@ -199,13 +199,13 @@ class JobHosts:
     def more(
         self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()
     ) -> tuple[str, ...]:  # fmt: skip
-        """Asks the engine for so many hosts, or for one on each of these machines, and waits for them.
+        """Requests so many hosts, or one on each of these machines, and waits for them.
 
-        Where not all come, what has been started ends again. So it is where an interrupt ends the wait, which does not
-        wait for that end; the end of this program does.
+        If not all come, those that have been started are ended. The same happens if an interrupt ends the wait, which
+        does not wait for that end; the end of this program does.
         """
         asked = _Asked()
-        done: Future[tuple[str, ...]] = pending_future(describe=asked.story)
+        done: Future[tuple[str, ...]] = pending_future(describe=asked.describe)
         given = (done, asked, wanted, tuple(instead), timeout)
         thread = threading.Thread(target=self._settle, args=given, daemon=True)
         try:
@@ -214,17 +214,16 @@ class JobHosts:
         except Exception:
             raise
         except BaseException as stop:
-            story = asked.story()
+            description = asked.describe()
             held_back(self._give_up, asked, thread)
             if isinstance(stop, KeyboardInterrupt):
-                told = (
-                    f"stopped waiting for hosts of {self}: {story}. What has come of it ends, and nothing has changed"
-                )
-                raise KeyboardInterrupt(told) from stop
+                text = f"stopped waiting for hosts of {self}: {description}. "
+                text += "What has come of it ends, and nothing has changed"
+                raise KeyboardInterrupt(text) from stop
             raise
 
     def give_back(self, hosts: Sequence[str]) -> None:
-        """Ends the agents of these hosts, as the engine wants it."""
+        """Ends the agents of these hosts, in the scheduler's way."""
         with self._lock:
             names = {name: host for host, name in self._names_of(hosts).items()}
             for arrival in self._job.arrivals:
@@ -240,7 +239,7 @@ class JobHosts:
             job = self._job.running(self._job.agents)
             self._end(job, {name: agent for name, agent in job.agents.items() if name in names})
 
-    # -- on a thread of its own, which no interrupt cuts off
+    # -- on a thread of its own, which no interrupt ends
 
     def _settle(self, done: Future[tuple[str, ...]], asked: "_Asked", wanted: "int | Sequence[str]",
                 instead: Sequence[str], timeout: float) -> None:  # fmt: skip
@@ -262,12 +261,12 @@ class JobHosts:
                 self._take(hosts, instead, list(started))
                 return hosts
             except Exception as error:
-                story = asked.story()
+                description = asked.describe()
                 asked.give_up()
                 self._end(self._job.running(self._job.agents), started)
                 if isinstance(error, TimeoutError):
                     raise NoMoreHostsError(
-                        f"{self} has given {self._mesh} no {_more(count)} within {timeout:g} s: {story}. They "
+                        f"{self} has given {self._mesh} no {_more(count)} within {timeout:g} s: {description}. They "
                         "were let go again, and nothing has changed. Wait longer with timeout=…, or see what the "
                         "engine says: monarch-nb job ls"
                     ) from None
@@ -374,7 +373,7 @@ class _Asked:
         self._arrival: Arrival | None = None
         self._hosts: tuple[str, ...] = ()
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """What is waited for."""
         return "the engine is asked for hosts" if self._arrival is None else str(self._arrival.progress)
 
@@ -445,7 +444,7 @@ def _fate(host: str, name: str, seen: Mapping[str, Seen], job: str) -> Fate:
         return Fate(True, f"it is no host of {job} any more")
     now = seen.get(name, Seen("ended", "is not known to its engine any more"))
     other = now.host not in ("", host)  # its engine has started another agent in its place
-    return Fate(other or now.state in ("ended", "waiting"), f"{name} {now.story or now.state}")
+    return Fate(other or now.state in ("ended", "waiting"), f"{name} {now.description or now.state}")
 
 
 def _more(count: int) -> str:

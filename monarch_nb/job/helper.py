@@ -1,7 +1,7 @@
-"""Starts and keeps the agents of jobs on the machine it runs on, for an adapter that has only a pipe to there.
+"""Starts and supervises the agents of jobs on its machine, for an adapter that has only a pipe to that machine.
 
-Requests come as lines of JSON on stdin, and each is answered by one line on stdout. It ends when stdin does; agents
-live on, and another helper finds them again.
+Requests are lines of JSON on stdin, and each is answered by one line on stdout. It ends when stdin does; agents live
+on, and another helper finds them again.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ import msgspec
 from monarch_nb.host.bootstrap import command
 from monarch_nb.job.adapter import Agent, Agents, EngineError, Running, Seen, state_folder
 from monarch_nb.job.leftovers import KEPT_S, newest
-from monarch_nb.job.processes import Processes
+from monarch_nb.job.processes import ProcessAdapter
 from monarch_nb.wire import json_decoder
 
-HELLO = '{"monarch-nb helper":'  # begins the first line, after whatever a login shell may have said
+HELLO = '{"monarch-nb helper":'  # begins the first line, after any output of a login shell
 _AGENTS = "mnb-agents-"  # of the names of folders, one for each job
 _LIST = "agents.json"
 _READY_S = 60.0
@@ -37,15 +37,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str
     names: dict[str, dict[str, str]] = {}  # start: the environment of each; end: which of them end
     address: str = "tcp://0.0.0.0:0"  # start: where they listen
-    known_as: str = ""  # start: the name by which the asker knows this machine
+    known_as: str = ""  # start: the requester's name of this machine
     key: str = ""  # start: the job's key, as its file has it
     count: int = 0  # lines
     bound: bool = False  # start: agents end with this process
     keep_s: float | None = None  # start: how long they live on when no program uses them
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a request; `error` where nothing did."""
+class HelperReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of a request; `error` if it failed."""
 
     seen: dict[str, Seen] = {}
     lines: dict[str, list[str]] = {}
@@ -56,12 +56,12 @@ class Helper:
     """Answers requests."""
 
     def __init__(self) -> None:
-        self._processes = Processes()
+        self._processes = ProcessAdapter()
 
-    def answer(self, ask: Ask) -> Answer:
-        """Does what is asked; blocks until it is done."""
+    def answer(self, ask: Ask) -> HelperReply:
+        """Executes a request; blocks until it is done."""
         if not ask.job.replace("-", "").isalnum():
-            return Answer(error=f"{ask.job!r} is not the id of a job")
+            return HelperReply(error=f"{ask.job!r} is not the id of a job")
         folder = state_folder() / f"{_AGENTS}{ask.job}"
         try:
             if ask.do == "start":
@@ -69,15 +69,15 @@ class Helper:
                 return self._start(ask, folder)
             job = self._known(ask, folder)
             if ask.do == "look":
-                return Answer(seen=dict(self._processes.look(job)))
+                return HelperReply(seen=dict(self._processes.look(job)))
             if ask.do == "lines":
-                return Answer(lines={name: self._processes.lines(job, name, ask.count) for name in job.agents})
+                return HelperReply(lines={name: self._processes.lines(job, name, ask.count) for name in job.agents})
             self._end(job, folder, ask.names if ask.do == "end" else job.agents)
-            return Answer()
+            return HelperReply()
         except (OSError, EngineError, msgspec.MsgspecError) as error:
-            return Answer(error=f"{type(error).__name__}: {error}")
+            return HelperReply(error=f"{type(error).__name__}: {error}")
 
-    def _start(self, ask: Ask, folder: Path) -> Answer:
+    def _start(self, ask: Ask, folder: Path) -> HelperReply:
         folder.mkdir(mode=0o700, exist_ok=True)
         agents: dict[str, Agent] = {}
         try:
@@ -87,13 +87,13 @@ class Helper:
                                *([] if ask.keep_s is None else ["--keep", ask.keep_s]))  # fmt: skip
                 agents[name] = self._processes.start_one(line, name, "", folder, env, ask.key.encode())
             self._list(folder, agents, ())
-            return Answer(seen=dict(self._until_ready(Running(ask.job, str(folder), agents))))
+            return HelperReply(seen=dict(self._until_ready(Running(ask.job, str(folder), agents))))
         except BaseException:
             self._end(Running(ask.job, str(folder), agents), folder, agents)
             raise
 
     def _tidy(self) -> None:
-        """Nothing is kept for ever of jobs whose agents here have ended by themselves, and whose users are gone."""
+        """Removes what is left of jobs whose agents here have ended by themselves, and whose users are gone."""
         for folder in state_folder().glob(f"{_AGENTS}*"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 lists = list(folder.glob(f"*.{_LIST}"))
@@ -112,7 +112,7 @@ class Helper:
             time.sleep(_LOOK_S)
 
     def _list(self, folder: Path, add: Agents, drop: Collection[str]) -> Agents:
-        """Writes down which agents there are, and gives them; several helpers may do so.
+        """Updates and returns the list of agents; several helpers may do so.
 
         Machines that share a home folder each have a list of their own.
         """
@@ -134,7 +134,7 @@ class Helper:
         for name in names:
             for file in (folder / f"{name}.json", folder / f"{name}.log"):
                 file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it is gone already; or another machine's agents are listed there
+        with contextlib.suppress(OSError):  # gone already, or with agents of another machine
             if not self._list(folder, {}, names) and not any(folder.glob(f"*.{_LIST}")):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -159,11 +159,11 @@ def main(argv: Sequence[str] = ()) -> int:
             ask = json_decoder(Ask).decode(line)
             answer = helper.answer(ask)
         except msgspec.MsgspecError as error:
-            answer = Answer(error=f"not a request: {error}")
+            answer = HelperReply(error=f"not a request: {error}")
         try:
             out.write(msgspec.json.encode(answer).decode() + "\n")
             out.flush()
-        except BrokenPipeError:  # nobody will ever know of what was just started
+        except BrokenPipeError:  # nobody can learn of what was just started
             if ask is not None and ask.do == "start":
                 helper.answer(Ask(do="end", job=ask.job, names=ask.names))
             os._exit(1)

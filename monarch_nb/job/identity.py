@@ -1,6 +1,6 @@
-"""Ids that launchers give the hosts they start, handed on in the environment and in front of addresses.
+"""Ids that launchers give the hosts they start, passed in the environment and in front of addresses.
 
-Hosts here tell their own ids when they are attached; these are for launchers that write and read torchmonarch's.
+Hosts here report their own ids when they are attached; these are for launchers of torchmonarch.
 """
 
 import json

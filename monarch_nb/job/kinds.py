@@ -13,7 +13,7 @@ _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
     "local": lambda: OwnHost(),
-    "process": lambda: import_module("monarch_nb.job.processes").Processes(),
+    "process": lambda: import_module("monarch_nb.job.processes").ProcessAdapter(),
     "ssh": lambda: import_module("monarch_nb.job.ssh.adapter").SSH(),
 }
 _adapters: dict[str, JobAdapter] = {}

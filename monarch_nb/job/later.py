@@ -1,4 +1,4 @@
-"""Jobs that this version does not have: their names are there, so that programs import."""
+"""Jobs that this version does not have: their names exist, so that programs import."""
 
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
@@ -10,7 +10,7 @@ _WORKERS = "Start run_worker_loop_forever on each machine yourself, and attach_t
 
 
 class _Later:
-    """What imports, and says when it is used that it is not there. `_part` is what of torchmonarch it belongs to."""
+    """Can be imported, and raises when it is used. `_part` is the part of torchmonarch it belongs to."""
 
     _part: ClassVar[str]
 

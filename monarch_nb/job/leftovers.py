@@ -1,6 +1,6 @@
-"""What is left of jobs that ended by themselves: folders with keys and logs, here and on the machines of their hosts.
+"""Leftovers of jobs that ended by themselves: folders with keys and logs, here and on the machines of their hosts.
 
-Whoever uses a job holds a shared lock on a file in its folder: nobody tidies that away from under another process.
+Processes that use a job hold a shared lock on a file in its folder, which keeps others from removing it.
 """
 
 import contextlib
@@ -16,60 +16,60 @@ from pathlib import Path
 from monarch_nb.job.adapter import JOB_FILE, PREFIX, JobAdapter, Running, kept_jobs
 
 _USED = "used"  # the file that is locked
-KEPT_S = 86400.0  # how long the logs of a job that has ended by itself are kept, unless they are tidied away by wish
-_HALF_MADE_S = 3600.0  # after which a folder without a job is one of a program that was killed as it started one
+KEPT_S = 86400.0  # how long the logs of a job that has ended by itself are kept, unless they are removed by request
+_HALF_MADE_S = 3600.0  # age of a folder without a job, of a program that was killed as it started one
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Use:
+class FolderUse:
     """A job's folder is in use until this is closed, or nothing refers to `owner` any more."""
 
     def __init__(self, owner: object, folder: str) -> None:
         self.folder = folder
         fd = os.open(Path(folder, _USED), _OPEN, 0o600)
-        with contextlib.suppress(OSError):  # there are no locks on that file system
+        with contextlib.suppress(OSError):  # no locks on that file system
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._closing = weakref.finalize(owner, os.close, fd)
         _uses.add(self)
 
     def close(self) -> None:
-        """It is in use no longer, by this owner."""
+        """Ends this owner's use of the folder."""
         self._closing()
 
 
-_uses: weakref.WeakSet[Use] = weakref.WeakSet()
+_uses: weakref.WeakSet[FolderUse] = weakref.WeakSet()
 
 
 def end_uses(folder: str) -> None:
-    """No object of this process uses a folder any more: its job was killed."""
+    """Ends the use of a folder by all objects of this process, as its job was killed."""
     for use in tuple(_uses):
         if use.folder == folder:
             use.close()
 
 
 def tidy_soon(kind: str, adapter: JobAdapter) -> None:
-    """Tidies what is left of jobs of a kind, in the background; logs of the last day stay."""
+    """Removes leftovers of a kind of jobs in the background; logs of the last day remain."""
     threading.Thread(target=lambda: list(tidied(kind, adapter)), name="monarch-job-tidy", daemon=True).start()
 
 
-def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, tell: Callable[[str], object] = lambda text: None
+def tidied(kind: str, adapter: JobAdapter, keep_s: float = KEPT_S, report: Callable[[str], object] = lambda text: None
            ) -> Iterator[Running]:  # fmt: skip
-    """Tidies what is left of jobs of a kind that have ended: keys at once, all else after `keep_s` seconds.
+    """Removes leftovers of jobs of a kind that have ended: keys at once, all else after `keep_s` seconds.
 
-    Gives those of which nothing is left. `tell` is given what could not be done, in words. Blocks while the engine is
-    asked; where nothing of its jobs is here, it is not.
+    Yields those of which nothing is left. `report` is called with a text for what could not be done. Blocks while the
+    scheduler is asked, unless there are no leftovers of its jobs here.
     """
     try:
         jobs = kept_jobs(adapter.folder(), kind)
     except OSError as error:
-        tell(f"{kind}: {error}")
+        report(f"{kind}: {error}")
         return
     for job in jobs.values():
         try:
             if _tidied(adapter, job, keep_s):
                 yield job
-        except Exception as error:  # the engine's own
-            tell(f"{kind} job {job.job[:8]} stays as it is: {error}")
+        except Exception as error:  # of the scheduler
+            report(f"{kind} job {job.job[:8]} stays as it is: {error}")
     _sweep_half_made(adapter.folder())
 
 
@@ -81,14 +81,14 @@ def _tidied(adapter: JobAdapter, job: Running, keep_s: float) -> bool:
         if time.time() - newest(folder) < keep_s:
             (folder / "key").unlink(missing_ok=True)
             return False
-        adapter.kill(job)  # what its engine and its machines still have of it
+        adapter.kill(job)  # what its scheduler and its machines still have of it
         shutil.rmtree(folder, ignore_errors=True)
         return True
 
 
 @contextlib.contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Whether no process uses a job; none begins to within."""
+    """Yields whether no process uses a job; none can begin to within."""
     try:
         fd = os.open(folder / _USED, _OPEN, 0o600)
     except OSError:
@@ -99,7 +99,7 @@ def _unused(folder: Path) -> Iterator[bool]:
         free = True
     except BlockingIOError:
         free = False
-    except OSError:  # there are no locks on that file system
+    except OSError:  # no locks on that file system
         free = time.time() - newest(folder) > KEPT_S
     try:
         yield free
@@ -108,7 +108,7 @@ def _unused(folder: Path) -> Iterator[bool]:
 
 
 def newest(folder: Path) -> float:
-    """When something in a folder was last written, other than the lock."""
+    """Returns the time of the last change in a folder, other than of the lock."""
     times = [folder.stat().st_mtime]
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Jobs by name: what `monarch.toml` says of them, and what makes one of a kind and plain arguments."""
+"""Jobs by name: those of `monarch.toml`, and jobs made from a kind and plain arguments."""
 
 import atexit
 import inspect
@@ -43,11 +43,11 @@ _MORE = more("guides/jobs.md#in-a-notebook")
 
 
 class JobsFileError(ValueError):
-    """A monarch.toml that cannot be read, or that describes no job; the text says where and what."""
+    """A monarch.toml that cannot be read, or that describes no job; the text has where and what."""
 
 
 def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
-    """The monarch.toml of a folder, or of one above it; None if there is none."""
+    """Returns the monarch.toml of a folder, or of one above it, or None."""
     place = Path(start or ".").absolute()
     return next((folder / FILE for folder in (place, *place.parents) if (folder / FILE).is_file()), None)
 
@@ -89,7 +89,7 @@ def job_named(name: str, file: Path | None = None) -> JobTrait:
 
 
 def job_file(name: str) -> str:
-    """Where a job of that name is saved, so that other processes find it: beside monarch.toml, else in this folder."""
+    """Returns where a job of that name is saved, for other processes: beside monarch.toml, else in this folder."""
     file = find_file()
     return str((file.parent if file is not None else Path()) / ".monarch" / "jobs" / f"{name}.json")
 
@@ -119,7 +119,7 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
 
 
 def arguments_of(kind: str) -> frozenset[str]:
-    """The names of the arguments that jobs of a kind take, beside their meshes."""
+    """Returns the names of the arguments that jobs of a kind take, beside their meshes."""
     if kind == "kubernetes":
         found = {
             *inspect.signature(KubernetesJob).parameters,

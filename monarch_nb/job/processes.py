@@ -1,4 +1,4 @@
-"""Processes of this machine as the hosts of jobs: what starts, finds and ends them."""
+"""Processes of this machine as the hosts of jobs: starting, finding and ending them."""
 
 import contextlib
 import os
@@ -28,10 +28,10 @@ from monarch_nb.job.report import read_report
 _ENDING_S = 2.0  # for a worker to end all that is on it, which it does at once; then it is killed itself
 
 
-class Processes(JobAdapter):
-    """Each agent has a process of its own as its worker. Their ids are `process id @ when that process began`."""
+class ProcessAdapter(JobAdapter):
+    """Each agent has a process of its own as its worker. Their ids are `process id @ start time of that process`."""
 
-    watch_s = 0.0  # the system tells of the end of an agent on this machine
+    watch_s = 0.0  # the system reports the end of an agent on this machine
 
     def __init__(self) -> None:
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # workers that this process has started
@@ -89,13 +89,13 @@ class Processes(JobAdapter):
         pid = process_of(agent)[0]
         if not self._alive(agent):
             return Seen("ended", f"(process {pid}) has ended{log_words(self.lines(job, name, ALL_LINES))}")
-        told = None if not job.folder else read_report(Path(job.folder, f"{name}.json"))
-        joins = (agent.join,) if agent.join else told.joins if told is not None else ()
-        return Seen("running", f"process {pid}", joins, None if told is None else told.gpus,
-                    "" if told is None else told.host)  # fmt: skip
+        report = None if not job.folder else read_report(Path(job.folder, f"{name}.json"))
+        joins = (agent.join,) if agent.join else report.joins if report is not None else ()
+        return Seen("running", f"process {pid}", joins, None if report is None else report.gpus,
+                    "" if report is None else report.host)  # fmt: skip
 
     def kill(self, job: Running) -> None:
-        """Ends workers with all that is on their hosts: not by SIGTERM, which would be notice of their end."""
+        """Ends workers with all that is on their hosts, without SIGTERM, which would be a notice."""
         self.end(job.agents)
 
     def end(self, agents: Agents, patience: float | None = None, first: Sequence[int] = (END,)) -> None:

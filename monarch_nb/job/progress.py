@@ -1,4 +1,4 @@
-"""How far a job's hosts have come, for people."""
+"""The progress of a job's hosts, for people."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,9 +9,9 @@ _NAMED = 4
 
 
 class Progress(NamedTuple):
-    """So many of `wanted` hosts have joined; `missing` says of each of the others what it waits for.
+    """So many of `wanted` hosts have joined; `missing` has, for each of the others, what it waits for.
 
-    Spares are counted for themselves: nobody waits for them.
+    Spares are counted separately: nobody waits for them.
     """
 
     wanted: int
@@ -24,20 +24,20 @@ class Progress(NamedTuple):
         head = f"{len(self.joined)}/{counted(self.wanted, 'host')} joined"
         if self.wanted_spares:
             head += f", {len(self.spares)}/{counted(self.wanted_spares, 'spare')}"
-        by_story: dict[str, list[str]] = {}
-        for name, story in self.missing.items():
-            by_story.setdefault(story, []).append(name)
-        parts = [f"{shortened(names)} {story}" for story, names in by_story.items()]
+        by_description: dict[str, list[str]] = {}
+        for name, description in self.missing.items():
+            by_description.setdefault(description, []).append(name)
+        parts = [f"{shortened(names)} {description}" for description, names in by_description.items()]
         more = f"; and {len(parts) - _NAMED} other reasons" if len(parts) > _NAMED else ""
         return f"{head}. Missing: {'; '.join(parts[:_NAMED])}{more}" if parts else head
 
     def bar(self, width: int = 20) -> str:
-        """The same with a bar before it."""
+        """Returns the text with a bar before it."""
         full = width * len(self.joined) // max(1, self.wanted)
         return f"[{'#' * full}{'.' * (width - full)}] {self}"
 
 
 def shortened(names: Sequence[str]) -> str:
-    """These names, the first of them where there are many."""
+    """Joins names, or the first of many."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

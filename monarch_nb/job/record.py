@@ -1,4 +1,4 @@
-"""Jobs as text: what is kept of a job in a file, and who may have written that file. No pickles."""
+"""Jobs as text: the saved content of a job's file, and who may have written that file. No pickles."""
 
 import importlib
 import json
@@ -8,13 +8,16 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from monarch_nb._private import write_private
+from monarch_nb.connect.routes import HostRoutes, Tunnel
+from monarch_nb.job.adapter import Running
+from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import json_decoder
 
 FORMAT = "monarch-nb job 1"
@@ -22,11 +25,11 @@ _LARGEST = 1 << 20
 
 
 class JobFileError(RuntimeError):
-    """A file that should hold a job and does not, or that others could have written; the text says what to do."""
+    """A file that should hold a job and does not, or that others could have written; the text has what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class JobOrigin:
     """Who started a job."""
 
     pid: int
@@ -35,13 +38,13 @@ class Origin:
     machine: str
 
     @classmethod
-    def here(cls) -> "Origin":
+    def here(cls) -> "JobOrigin":
         """This process."""
         command = " ".join(sys.orig_argv)
         return cls(os.getpid(), command if len(command) <= 200 else f"{command[:197]}...", os.getcwd(), _machine())
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job in a file."""
 
     format: str
@@ -49,15 +52,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fields: dict[str, Any]
     apply_id: str | None = None
     started: float = 0.0  # wall clock, seconds
-    origin: Origin | None = None
+    origin: JobOrigin | None = None
 
 
 def _machine() -> str:
     return socket.gethostname()
 
 
-def encode(record: Record, what: str) -> bytes:
-    """A record as JSON. Raises TypeError, naming the attribute, for what is no plain data."""
+def encode(record: JobRecord, what: str) -> bytes:
+    """Formats a record as JSON. Raises TypeError, naming the attribute, for anything but plain data."""
     for name, value in record.fields.items():
         try:
             json.dumps(value)
@@ -69,15 +72,15 @@ def encode(record: Record, what: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def decode(data: bytes, where: str) -> Record:
-    """The record in a file. Raises JobFileError."""
+def decode(data: bytes, where: str) -> JobRecord:
+    """Reads the record in a file. Raises JobFileError."""
     if data[:1] == b"\x80":
         raise JobFileError(
             f"{where} is a pickle, as torchmonarch writes. Opening it would run what is in it, so it is not opened; "
             "remove it, or choose another path"
         )
     try:
-        record = json_decoder(Record).decode(data)
+        record = json_decoder(JobRecord).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise JobFileError(f"{where} holds no job: {error}. Remove it, or choose another path") from None
     if record.format != FORMAT:
@@ -86,7 +89,7 @@ def decode(data: bytes, where: str) -> Record:
 
 
 def find_class(kind: str, *, load: bool) -> Any:
-    """The class a record names; its module is imported only with `load`. Raises JobFileError."""
+    """Returns the class a record names; its module is imported only with `load`. Raises JobFileError."""
     module, _, path = kind.partition(":")
     try:
         definition: Any = importlib.import_module(module) if load else sys.modules[module]
@@ -100,7 +103,7 @@ def find_class(kind: str, *, load: bool) -> Any:
 
 
 def read(path: str) -> bytes:
-    """A job's file. Raises FileNotFoundError, and JobFileError for one that others could have written."""
+    """Reads a job's file. Raises FileNotFoundError, and JobFileError for one that others could have written."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
@@ -125,7 +128,7 @@ def write(path: str, data: bytes) -> None:
 
 
 def ago(then: float) -> str:
-    """A moment, for people: the local time and how long ago that is."""
+    """Formats a moment for people: the local time and how long ago that is."""
     seconds = max(0.0, time.time() - then)
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
@@ -136,8 +139,8 @@ def ago(then: float) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(then))} ({elapsed} ago)"
 
 
-def origin_text(origin: Origin | None) -> str:
-    """Who started a job, for people."""
+def origin_text(origin: JobOrigin | None) -> str:
+    """Describes who started a job, for people."""
     if origin is None:
         return "by an unknown process"
     where = "" if origin.machine == _machine() else f" on {origin.machine}"
@@ -145,5 +148,19 @@ def origin_text(origin: Origin | None) -> str:
 
 
 def plain(fields: Mapping[str, Any], transient: frozenset[str]) -> dict[str, Any]:
-    """The attributes that are saved."""
+    """Returns the attributes that are saved."""
     return {name: value for name, value in fields.items() if name not in transient}
+
+
+class TunnelRecord(msgspec.Struct, frozen=True):
+    """The tunnel to one host of a job."""
+
+    job: Running
+    name: str  # of the host
+    joins: tuple[str, ...]  # its addresses in its own network
+
+
+def opened_here(endpoint: str, job: Running, name: str, joins: tuple[str, ...], tunnel: Tunnel) -> None:
+    """Registers an endpoint of this machine that leads to a host: others cannot dial it, but can open a tunnel."""
+    written = msgspec.json.encode(TunnelRecord(job, name, joins)).decode()
+    current_runtime().part(HostRoutes).tunnels[endpoint] = replace(tunnel, written=written)

@@ -1,30 +1,31 @@
-"""Jobs of another process, had again in this one: ways to their hosts, and hosts for meshes that came from there."""
+"""Jobs of another process, reopened in this one: tunnels to their hosts, and hosts for meshes that came from there."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from monarch_nb.job.adapted import AdapterJob, WrittenHosts, jobs_here
 from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.elastic import JobHosts
 from monarch_nb.job.kinds import adapter_of
-from monarch_nb.job.record import JobFileError
+from monarch_nb.job.record import JobFileError, TunnelRecord
 from monarch_nb.job.trait import job_from, load_file
-from monarch_nb.job.tunnels import TunnelRecord
 from monarch_nb.lifecycle.elastic import source_of_mesh
 from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.transport import knock
 from monarch_nb.wire import json_decoder, kind_of
 
 _KNOCK_S = 1.0
-_COME_S = 5.0  # for hosts that no mesh is on to be attached
+_COME_S = 5.0  # for hosts without a mesh to be attached
 
 
 def opened(written: str) -> str:
-    """Opens such a way, and gives the endpoint of this machine; blocks. It stays for as long as this process.
+    """Opens a recorded tunnel, and returns its endpoint on this machine; blocks. It lives as long as this process.
 
-    Raises EngineError, in the words of the engine.
+    Raises EngineError with the scheduler's message.
     """
     try:
         tunnel = json_decoder(TunnelRecord).decode(written)
@@ -40,9 +41,9 @@ def opened(written: str) -> str:
 
 
 def hosts_again(written: str) -> JobHosts:
-    """What gives a mesh its hosts, of what another process has written down. Blocks while its hosts are looked for.
+    """Returns the source of a mesh's hosts from another process's record. Blocks while its hosts are looked for.
 
-    Raises NoMoreHostsError where the job is not to be had here.
+    Raises NoMoreHostsError if the job cannot be loaded here.
     """
     try:
         wanted = json_decoder(WrittenHosts).decode(written)
@@ -62,9 +63,9 @@ def hosts_again(written: str) -> JobHosts:
 
 
 def job_of(mesh: Any) -> AdapterJob:
-    """The job that gives the hosts of a mesh, also of one that was attached. Blocks for some seconds at first.
+    """Returns the job that gives the hosts of a mesh, also of an attached one. Blocks for some seconds at first.
 
-    Raises LookupError for a mesh whose hosts are of no job, NoMoreHostsError where the job is not to be had here.
+    Raises LookupError for a mesh whose hosts belong to no job, NoMoreHostsError if the job cannot be loaded here.
     """
     source = source_of_mesh(mesh)
     if not isinstance(source, JobHosts) or not isinstance(source.job, AdapterJob):
@@ -78,3 +79,33 @@ def _is_at(path: str, job: AdapterJob) -> bool:
         return os.path.exists(path) and load_file(path).apply_id == job.apply_id
     except (OSError, JobFileError):
         return False
+
+
+class HostOfJob(Struct, frozen=True):
+    """One host according to its scheduler."""
+
+    name: str
+    runs: bool
+    description: str  # of the scheduler
+    addresses: tuple[str, ...]  # where this process would reach it; empty while unknown
+    key: Path | None  # of the job
+    wrong: str = ""  # with the tunnel to it
+
+
+def hosts_of_job(job: AdapterJob) -> list[HostOfJob]:
+    """Returns all of them. Blocks; opens the job's tunnels. Raises EngineError if the scheduler cannot be asked."""
+    running, found = job._job, []
+    key = Path(running.folder, "key")
+    job._adapter.hold(running, True)
+    for name, seen in job._adapter.look(running).items():
+        joins: tuple[str, ...] = ()
+        wrong = ""
+        if seen.state == "running" and seen.joins:
+            try:
+                joins = tuple(job._adapter.join(running, name, seen.joins))
+            except EngineError as error:
+                wrong = str(error)
+        found.append(
+            HostOfJob(name, seen.state == "running", seen.description, joins, key if key.exists() else None, wrong)
+        )
+    return found

@@ -1,4 +1,4 @@
-"""What the agent of a job tells of itself, in a file or to whoever has started it."""
+"""The report of a job's agent on itself, in a file or for its starter."""
 
 import os
 import platform
@@ -14,12 +14,12 @@ from monarch_nb.lifecycle.devices import devices
 from monarch_nb.wire import json_decoder
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """One agent that listens."""
 
     host: str  # the id of its host
     pid: int  # of its worker
-    joins: tuple[str, ...]  # where it may be met, the likeliest first
+    joins: tuple[str, ...]  # addresses to reach it, the likeliest first
     machine: str
     boot: str  # the same for all that runs on one machine
     python: str
@@ -27,36 +27,36 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
 
 
-def report(host: str, joins: tuple[str, ...]) -> Report:
-    """The report of an agent on this machine, whose worker is this process."""
-    return Report(host=host, pid=os.getpid(), joins=joins, machine=platform.node(), boot=boot_id(),
+def report(host: str, joins: tuple[str, ...]) -> AgentReport:
+    """Returns the report of an agent on this machine, whose worker is this process."""
+    return AgentReport(host=host, pid=os.getpid(), joins=joins, machine=platform.node(), boot=boot_id(),
                   python=sys.version.split()[0], version=__version__, gpus=len(devices()))  # fmt: skip
 
 
-def write_report(path: Path, told: Report) -> None:
-    """Puts a report in a file, at once: a reader finds the whole of it or nothing."""
+def write_report(path: Path, content: AgentReport) -> None:
+    """Writes a report to a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(told))
+    draft.write_bytes(msgspec.json.encode(content))
     draft.replace(path)
 
 
-def read_report(path: Path) -> Report | None:
-    """The report in a file; None while there is none."""
+def read_report(path: Path) -> AgentReport | None:
+    """Reads the report in a file; None while there is none."""
     try:
-        return json_decoder(Report).decode(path.read_bytes())
+        return json_decoder(AgentReport).decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
 
 
 def own_addresses(port: int, known_as: str = "") -> tuple[str, ...]:
-    """Where others may reach a port of this machine: by the name it is known as, its own name, and its addresses."""
+    """Returns where others may reach a port of this machine: the name it is known as, its own name, its addresses."""
     names = [known_as, socket.getfqdn(), platform.node(), *_numbers()]
     good = [name for name in names if name and not name.startswith(("localhost", "127.")) and name != "::1"]
     return tuple(f"tcp://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(good))
 
 
 def _numbers() -> list[str]:
-    """IP addresses from which this machine would speak to others. Nothing is sent for that."""
+    """Returns IP addresses from which this machine would connect to others. Nothing is sent for that."""
     found = []
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:

@@ -1,4 +1,4 @@
-"""What the hosts of one mesh of a job must have."""
+"""Requirements for the hosts of one mesh of a job."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from monarch_nb.wire import converted
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One mesh of a job: `hosts` machines, each with at least so much; what is left open is the engine's default.
+    """One mesh of a job: `hosts` machines with at least these resources; what is left open is the scheduler's default.
 
     A job may have hosts of several kinds: `{"trainers": Role(hosts=4, gpus=8), "loaders": Role(hosts=2, cpus=16)}`.
-    Not all engines know all of these; one that does not refuses the job.
+    Not all schedulers know all of these; one that does not refuses the job.
     """
 
     hosts: int = 1
-    spares: int = 0  # hosts more that join, and wait to take the place of one that is lost
+    spares: int = 0  # additional hosts that join, and wait to replace lost ones
     gpus: int | None = None  # on each host; the host is looked at when it joins, and one with fewer is refused
     cpus: int | None = None  # on each host
-    memory: str = ""  # on each host, in the engine's own words: 64G
+    memory: str = ""  # on each host, in the scheduler's notation: 64G
     image: str = ""  # the container image of an engine that runs such
     env: dict[str, str] = {}  # laid over the environment of its hosts
 
 
 def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
-    """The roles of a job's meshes, for which a number of hosts is enough. Raises ValueError."""
+    """Returns the roles of a job's meshes, for which a number of hosts is enough. Raises ValueError."""
     roles = {}
     for name, wanted in meshes.items():
         if not isinstance(name, str) or not name.isidentifier():
@@ -40,11 +40,11 @@ def read_roles(meshes: "Mapping[str, int | Role]") -> dict[str, Role]:
 
 
 def saved_roles(roles: Mapping[str, Role]) -> dict[str, Any]:
-    """Roles as plain data."""
+    """Returns roles as plain data."""
     data: dict[str, Any] = msgspec.to_builtins(dict(roles))
     return data
 
 
 def loaded_roles(data: Mapping[str, Any]) -> dict[str, Role]:
-    """Roles from plain data. Raises ValueError."""
+    """Restores roles from plain data. Raises ValueError."""
     return converted(dict(data), dict[str, Role])

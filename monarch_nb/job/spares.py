@@ -1,4 +1,4 @@
-"""Hosts that a job keeps besides those of a mesh: they have joined, and wait to take the place of one that is lost."""
+"""Spare hosts of a job's mesh, which have joined and wait to replace lost ones."""
 
 import threading
 import time
@@ -12,17 +12,17 @@ from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents
 from monarch_nb.runtime import Future, current_runtime, when_done
 from monarch_nb.supervision import Intensity
 
-_ASKED, _WITHIN_S = 3, 600.0  # so often in so long another one is asked for in place of one that came to nothing
+_ASKED, _WITHIN_S = 3, 600.0  # limits how often a failed spare is replaced
 
 
 class Spares:
-    """Those of one mesh. They are part of no host mesh: that one of them dies fails nothing."""
+    """The spares of one mesh. They belong to no host mesh, so that the death of one fails nothing."""
 
     def __init__(
         self, mesh: str, known_as: str, *, start: Callable[[int], dict[str, Arrival]],
         drop: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`start` asks the engine for so many hosts, which then come; `drop` gives one up, by name."""
+        """`start` requests so many hosts, which then come; `drop` gives one up, by name."""
         self._mesh, self._known_as, self._start, self._drop = mesh, known_as, start, drop
         self._lock = threading.RLock()
         self._coming: dict[str, Arrival] = {}  # by name; they have joined, or may yet

@@ -38,9 +38,9 @@ class JobState:
         return sorted({*super().__dir__(), *self._hosts})
 
     def __repr__(self) -> str:
-        return f"JobState({', '.join(_told(name, mesh) for name, mesh in self._hosts.items())})"
+        return f"JobState({', '.join(_mesh_text(name, mesh) for name, mesh in self._hosts.items())})"
 
 
-def _told(name: str, mesh: HostMesh) -> str:
+def _mesh_text(name: str, mesh: HostMesh) -> str:
     spares = len(mesh.spares)
     return f"{name}={counted(len(mesh), 'host')}" + (f" and {counted(spares, 'spare')}" if spares else "")

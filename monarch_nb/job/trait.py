@@ -1,4 +1,4 @@
-"""What all jobs have in common: they are applied, give their state, are found again by a file, and are ended."""
+"""Common behaviour of all jobs: they are applied, give their state, are found again by a file, and are ended."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from typing import ClassVar
 import msgspec
 
 from monarch_nb.job import record as files
-from monarch_nb.job.record import JobFileError, Origin, Record
+from monarch_nb.job.record import JobFileError, JobOrigin, JobRecord
 from monarch_nb.job.state import JobState
 from monarch_nb.job.upstream import UpstreamServices
 from monarch_nb.wire import converted
@@ -26,18 +26,18 @@ _OWN = frozenset({"_applied", "_cached"})
 
 @dataclass
 class Applied:
-    """What has become of a job; empty before it is applied, and after it was ended."""
+    """The record of an applied job; empty before it is applied, and after it was ended."""
 
     apply_id: str | None = None  # another one each time
     started: float = 0.0  # wall clock, seconds
-    origin: Origin | None = None
+    origin: JobOrigin | None = None
     path: str | None = None  # the file it was saved in
 
 
 class JobTrait(UpstreamServices, ABC):
     """Machines wanted for a program, and once applied, the machines there are.
 
-    A subclass says how: `_create` asks for them, `_state` connects to them, `can_run` tells whether a job that runs
+    A subclass defines how: `_create` requests them, `_state` connects to them, `can_run` decides whether a running job
     already will do for another's wishes, `_kill` ends it. Its attributes are saved as JSON; those in `_transient` are
     not, and `_restored` is called where it is read again. Fields of `_form` are checked against its types when they are
     read; other attributes are plain data.
@@ -52,9 +52,9 @@ class JobTrait(UpstreamServices, ABC):
 
     def _fresh(self) -> None:
         self._applied = Applied()
-        self._cached: JobTrait | None = None  # the job that is used in place of this one
+        self._cached: JobTrait | None = None  # the job that is used instead of this one
 
-    # -- what a subclass says
+    # -- for subclasses to define
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
@@ -73,22 +73,22 @@ class JobTrait(UpstreamServices, ABC):
         """Gives the machines back."""
 
     def _lost(self) -> str:
-        """What of an applied job is gone, in words; empty while it runs."""
+        """Returns what of an applied job is gone, for people; empty while it runs."""
         return "" if self.can_run(self) else "it does not run any more"
 
     def _wishes(self) -> str:
-        """What is asked for, in a few words."""
+        """Returns what is requested, in a few words."""
         return ""
 
     def _restored(self) -> None:
         """Called after the saved attributes are set."""
 
-    # -- what users do
+    # -- for users
 
     def apply(self, client_script: str | None = None) -> None:
         """Brings the job into existence, if it is not there; with `client_script`, it gets that for its client."""
         if self._running is None:
-            self._applied = Applied(str(uuid.uuid4()), time.time(), Origin.here())
+            self._applied = Applied(str(uuid.uuid4()), time.time(), JobOrigin.here())
             try:
                 self._create(client_script)
             except BaseException:
@@ -147,7 +147,7 @@ class JobTrait(UpstreamServices, ABC):
         """The job as JSON. Raises TypeError, naming the attribute, for a job with attributes that are no plain data."""
         job = self._running or self
         cls = type(job)
-        record = Record(
+        record = JobRecord(
             format=files.FORMAT,
             kind=f"{cls.__module__}:{cls.__qualname__}",
             fields=files.plain(vars(job), _OWN | cls._transient),
@@ -205,14 +205,14 @@ class JobTrait(UpstreamServices, ABC):
 
 
 def _started_by() -> JobTrait | None:
-    """The job of which this program is a client script."""
+    """Returns the job of which this program is a client script."""
     path = os.environ.get(BATCH_FILE)
     if not path:
         return None
     try:
         job = load_file(path)
     except FileNotFoundError:
-        return None  # it was ended
+        return None  # ended
     logger.info("the hosts are those of the job that has started this program: %s", job._described())
     return job
 

@@ -1,6 +1,6 @@
-"""What torchmonarch adds to a job that is not about machines: telemetry, an admin server, a profiler, mounts.
+"""Methods of torchmonarch's jobs that are not about machines: telemetry, an admin server, a profiler, mounts.
 
-Programs call these, so they are there: what does no harm is accepted and said once, the rest says that it is missing.
+Programs call these, so they exist: harmless ones are accepted with one notice, the others raise.
 """
 
 import logging
@@ -45,7 +45,7 @@ class UpstreamServices:
         _say_once(
             "enable_telemetry: accepted; there is no telemetry server here, so telemetry_url and dashboard_url stay "
             "None. Spans and measurements go to OpenTelemetry where the program sets that up; %meshes, %failures and "
-            "mesh.logs() tell of the meshes"
+            "mesh.logs() describe the meshes"
         )
         return self
 

@@ -1,4 +1,4 @@
-"""One host of a job: a process that keeps a host agent at an address, or at any port, which it tells."""
+"""One host of a job: a process that runs a host agent at an address, or at any port, which it reports."""
 
 import argparse
 import os
@@ -48,9 +48,11 @@ class Wanted(msgspec.Struct, frozen=True):
 def main(argv: Sequence[str]) -> int:
     """Be a worker until the host is shut down, or killed."""
     parser = argparse.ArgumentParser(prog="python -m monarch_nb.job.worker", description=__doc__)
-    parser.add_argument("address", nargs="?", default=ANY, help="where to listen (default: any port, which is told)")
+    parser.add_argument(
+        "address", nargs="?", default=ANY, help="where to listen (default: any port, which is reported)"
+    )
     parser.add_argument("--key", help="the file with the job's key; - reads it from stdin")
-    parser.add_argument("--report", type=Path, help="the file in which to tell where this agent is met")
+    parser.add_argument("--report", type=Path, help="the file for the report of where this agent is reached")
     parser.add_argument("--folder", type=Path, help="the job's folder, which all hosts share: it has the key")
     parser.add_argument("--wanted", default="wanted.json", help="the file in it that lists the hosts by rank")
     parser.add_argument("--rank-from", default="", help="environment variables that may say which of them this is")
@@ -58,15 +60,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", type=float, help="end once no program has used this host for so many seconds")
     parser.add_argument("--bound", action="store_true", help="end with the process that has started this one")
     given = parser.parse_args(argv)
-    key, told = given.key, given.report
+    key, report_file = given.key, given.report
     if given.folder is not None:
         rank = next(int(os.environ[name]) for name in given.rank_from.split(",") if name in os.environ)
         me = json_decoder(list[Wanted]).decode((given.folder / given.wanted).read_bytes())[rank]
         os.environ.update(me.env)
-        key, told = given.folder / "key", given.folder / f"{me.name}.json"
+        key, report_file = given.folder / "key", given.folder / f"{me.name}.json"
     if given.bound or given.folder is not None:
         threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
-    _work(given.address, _secret(key), told, os.path.expandvars(given.known_as), given.keep)
+    _work(given.address, _secret(key), report_file, os.path.expandvars(given.known_as), given.keep)
     return 0
 
 
@@ -87,7 +89,7 @@ def _secret(key: "str | Path | None") -> bytes | Path | None:
     return path.read_bytes() if path.is_symlink() else path
 
 
-def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: str, keep: float | None) -> None:
+def _work(address: str, key: bytes | Path | None, report_file: Path | None, known_as: str, keep: float | None) -> None:
     host, _, port = address.rpartition(":")
     joins: tuple[str, ...] = (address,)
     if port == "0":
@@ -96,15 +98,15 @@ def _work(address: str, key: bytes | Path | None, told: Path | None, known_as: s
     elif host.startswith("tcp://"):
         joins = own_addresses(int(port), known_as)
 
-    def tell(host: str) -> None:
-        if told is not None:
-            write_report(told, report(host, joins))
+    def ready(host: str) -> None:
+        if report_file is not None:
+            write_report(report_file, report(host, joins))
 
-    run_worker_until_killed(address, key, ready=tell, unused_s=keep, find_out=_of_engine)
+    run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
 
 
 def _of_engine() -> PreemptionNotice:
-    """The notice that this process has just been given; asks Slurm, if that has started it, for a few seconds."""
+    """Returns the notice that this process has just been given; asks Slurm, if that has started it."""
     number, begun = os.environ.get("SLURM_JOB_ID", ""), time.monotonic()
     known = grace(os.environ)
     if number and known is None:
@@ -117,7 +119,7 @@ def _of_engine() -> PreemptionNotice:
 
 
 def of_slurm(number: str, job: str, settings: str, now: float, since: float = 0.0) -> PreemptionNotice:
-    """The notice of a Slurm job, as `scontrol` tells of it and of its `settings`; empty texts where it does not.
+    """Returns the notice of a Slurm job according to `scontrol` and its `settings`; empty texts for what is unknown.
 
     While Slurm says that the job runs, it does until its end time: that of a preemption with a grace time, or the time
     limit that SIGTERM was asked for ahead of. Else Slurm has ended it, and kills what is left KillWait after its

@@ -184,7 +184,8 @@ def _to_ask(
     fates = giver.fate(lost)
     stay = [host for host in lost if not fates[host].ended]
     lines = [
-        f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].story}" for host in stay
+        f"host {host_name(host)} is lost, and may come back, as {giver} says: {fates[host].description}"
+        for host in stay
     ]
     if lines:
         name = state.name
@@ -192,7 +193,7 @@ def _to_ask(
             f"heal_mesh({name}) starts again what was there once it is back; heal_mesh({name}, replace=True) asks for "
             "another host at once"
         )
-    ended = {host: fates[host].story.partition("\n")[0] for host in lost if fates[host].ended}
+    ended = {host: fates[host].description.partition("\n")[0] for host in lost if fates[host].ended}
     return list(ended), ended, "\n".join(lines)
 
 

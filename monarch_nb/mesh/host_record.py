@@ -20,7 +20,7 @@ class Fate(NamedTuple):
     """What becomes of a host that cannot be reached, as who started its agent says."""
 
     ended: bool  # it does not come back
-    story: str  # in words
+    description: str  # in words
 
 
 class HostSource(Protocol):

@@ -217,7 +217,7 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
 def test_the_states_of_pods_are_told_in_words() -> None:
     def told(status: dict[str, Any], **metadata: Any) -> str:
         seen = seen_of({"metadata": {"name": "t-0", **metadata}, "spec": {"nodeName": "n1"}, "status": status}, 26600)
-        return f"{seen.state}: {seen.story} {' '.join(seen.joins)}".strip()
+        return f"{seen.state}: {seen.description} {' '.join(seen.joins)}".strip()
 
     image = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image x"}}}
     crash = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},

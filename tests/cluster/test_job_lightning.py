@@ -181,7 +181,7 @@ def test_refusals_of_lightning_and_a_waiting_machine_are_reported(service: Servi
         machine.pending = True
         [seen] = other._adapter.look(other._job).values()
         assert (seen.state, seen.joins) == ("waiting", ())
-        assert seen.story.endswith("is Pending")
+        assert seen.description.endswith("is Pending")
     finally:
         machine.pending = False
         other.kill()

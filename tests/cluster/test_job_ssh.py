@@ -268,7 +268,7 @@ def test_the_last_machine_is_a_spare_that_replaces_a_lost_one(
         until(lambda: hosts.spares, "the spare")
         [spare] = hosts.spares
         worker = next(
-            each for each in workers_of(server) if str(each) in job.adapter.look(job._job)["trainers_0"].story
+            each for each in workers_of(server) if str(each) in job.adapter.look(job._job)["trainers_0"].description
         )
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(SupervisionError):

@@ -14,9 +14,9 @@ ENGINE = """
 import os
 from monarch.actor import Actor, endpoint
 from monarch.job import AdapterJob, Seen, register_job
-from monarch_nb.job.processes import Processes
+from monarch_nb.job.processes import ProcessAdapter
 
-class Late(Processes):
+class Late(ProcessAdapter):
     late, pids = False, set()
 
     def add(self, job, wanted):

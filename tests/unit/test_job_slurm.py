@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.job.adapter import Agent, Running, said_once
+from monarch_nb.job.adapter import Agent, Running, deduplicated
 from monarch_nb.job.arrival import HostsMissingError
 from monarch_nb.job.batch import slurm
 
@@ -32,14 +32,14 @@ def test_hosts_of_a_completing_job_are_lost_for_the_jobs_reason(
     text = json.dumps({"jobs": [{"job_id": 7, "job_state": states, "state_reason": reason}]})
     monkeypatch.setattr(slurm, "ask", lambda *_: text)
     seen = slurm.Slurm().look(Running("trainers", str(tmp_path), {"trainers_0": Agent("7/0")}))["trainers_0"]
-    assert (seen.state, seen.story) == ("ended", f"is gone: Slurm job 7 {words}")
+    assert (seen.state, seen.description) == ("ended", f"is gone: Slurm job 7 {words}")
 
 
 def test_the_last_lines_of_a_batch_job_are_shown_once() -> None:
     words = "is gone: Slurm job 5 was cancelled\n  | slurmstepd: error\n  | bye"
     other = "is gone: Slurm job 6 was cancelled\n  | bye"
     missing = {"a_0": words, "a_1": words, "a_2": other, "a_3": "is gone", "a_4": "is gone", "a_5": words}
-    assert said_once(missing) == {
+    assert deduplicated(missing) == {
         "a_0": words,
         "a_1": "is gone: Slurm job 5 was cancelled, as a_0 is",
         "a_2": other,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.job.ssh.machine import Standing
+from monarch_nb.job.ssh.machine import ConnectionState
 from monarch_nb.job.ssh.places import addresses
 
 
 def test_a_cut_connection_is_retried_at_growing_intervals_with_its_error() -> None:
-    standing = Standing()
+    standing = ConnectionState()
     assert (standing.cut, standing.trouble(5.0)) == (False, "")
     standing.lost(10.0, "no answer to keepalives")
     assert standing.cut

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from monarch_nb.job.ssh.adapter import LoopThread
+from monarch_nb.job.ssh.adapter import SSHLoop
 
 pytestmark = pytest.mark.timeout(30)
 UNREAD = b"x" * (64 << 20)  # more than two sockets take
@@ -14,7 +14,7 @@ UNREAD = b"x" * (64 << 20)  # more than two sockets take
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closing", "forgotten"])
 def test_a_connection_whose_peer_does_not_read_ends_with_the_thread(closes: bool) -> None:
-    loops = LoopThread("test-loop")
+    loops = SSHLoop("test-loop")
     [thread] = [each for each in threading.enumerate() if each.name == "test-loop"]
 
     async def write() -> asyncio.StreamWriter:

@@ -8,7 +8,7 @@ from pathlib import Path
 from monarch_nb.host.preemption import END
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
 from monarch_nb.job.batch.shared import last_lines, look_again, prepare, seen_of, worker_line
-from monarch_nb.job.processes import Processes
+from monarch_nb.job.processes import ProcessAdapter
 
 _FILE = "wanted.json"
 _RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}
@@ -17,15 +17,15 @@ _PATIENCE_S = 3  # for a rank to end all that is on its host, before Open MPI ki
 
 
 class MPI(JobAdapter):
-    """`mpirun` is a process of this machine, and stays one: its end is that of all agents."""
+    """`mpirun` is a process of this machine, and remains one: its end is that of all agents."""
 
     watch_s = 2.0
 
     def __init__(self) -> None:
-        self._processes = Processes()
+        self._processes = ProcessAdapter()
 
     def start(self, wanted: AgentsWanted) -> Agents:
-        """Starts mpirun, with one rank for each agent. Raises EngineError where it cannot be run."""
+        """Starts mpirun, with one rank for each agent. Raises EngineError if it cannot be run."""
         prepare(wanted, wanted.names, _FILE)
         line = [
             *shlex.split(str(wanted.options.get("launcher", "mpirun"))), "-n", str(len(wanted.names)),
@@ -44,13 +44,13 @@ class MPI(JobAdapter):
         )
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """As mpirun is; and where they listen, as they have told."""
+        """Returns mpirun's state for all agents, with the addresses that they have reported."""
         look_again(job.folder)
         launcher = Running(job.job, job.folder, {_LOG: next(iter(job.agents.values()))})
         now = self._processes.look(launcher)[_LOG]
         if now.state == "ended":
-            return {name: Seen("ended", f"is gone: its mpirun {now.story}") for name in job.agents}
-        return {name: seen_of(job, name, f", mpirun {now.story}") for name in job.agents}
+            return {name: Seen("ended", f"is gone: its mpirun {now.description}") for name in job.agents}
+        return {name: seen_of(job, name, f", mpirun {now.description}") for name in job.agents}
 
     def kill(self, job: Running) -> None:
         """Ends the ranks, by a signal that mpirun passes on to them; else mpirun, which ends them."""
@@ -58,9 +58,9 @@ class MPI(JobAdapter):
         self._processes.end(launcher, 2 * _PATIENCE_S, (END, signal.SIGTERM))
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "mpi")
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """What mpirun has passed on, of all ranks."""
+        """Returns the output that mpirun has passed on, of all ranks."""
         return last_lines([Path(job.folder, f"{_LOG}.log")], count)

@@ -1,4 +1,4 @@
-"""A job's folder, which all its hosts share: the secret, who is who, and what each agent tells of itself."""
+"""The folder of a job that all its hosts share: the secret, the list of hosts, and the report of each agent."""
 
 import os
 import shlex
@@ -16,8 +16,8 @@ _SECONDS = 60.0
 
 
 def prepare(wanted: AgentsWanted, names: Sequence[str], file: str) -> None:
-    """Puts the secret there, and the list of these hosts by rank, with their environments; for this user alone."""
-    wanted.secret  # noqa: B018 - it is made now
+    """Writes the secret and the list of these hosts by rank, with their environments; for this user alone."""
+    wanted.secret  # noqa: B018 - makes the file
     hosts = [Wanted(name, wanted.environment_of(name)) for name in names]
     path = wanted.folder / file
     path.touch(0o600)
@@ -25,7 +25,7 @@ def prepare(wanted: AgentsWanted, names: Sequence[str], file: str) -> None:
 
 
 def worker_line(wanted: AgentsWanted, file: str, rank_from: str, known_as: str = "") -> str:
-    """The shell command that is an agent of the job, wherever it is run."""
+    """Returns the shell command of an agent of the job, the same for all hosts."""
     port = int(wanted.options.get("port", 0))
     bind = wanted.options.get("bind_to") or "0.0.0.0"
     words = [
@@ -37,15 +37,15 @@ def worker_line(wanted: AgentsWanted, file: str, rank_from: str, known_as: str =
 
 
 def seen_of(job: Running, name: str, where: str) -> Seen:
-    """An agent that its engine says runs, with what it has told of itself."""
-    told = read_report(Path(job.folder, f"{name}.json"))
-    if told is None:
-        return Seen("running", f"runs{where}, and has not told yet where it listens")
-    return Seen("running", f"on {told.machine}{where}", told.joins, told.gpus, told.host)
+    """Returns the state of an agent that its scheduler lists as running, with its own report."""
+    report = read_report(Path(job.folder, f"{name}.json"))
+    if report is None:
+        return Seen("running", f"runs{where}, and has not reported yet where it listens")
+    return Seen("running", f"on {report.machine}{where}", report.joins, report.gpus, report.host)
 
 
 def look_again(folder: str) -> None:
-    """Has a network file system see what is new in a folder."""
+    """Has a network file system refresh a folder."""
     try:
         os.listdir(folder)
     except OSError:
@@ -53,7 +53,7 @@ def look_again(folder: str) -> None:
 
 
 def last_lines(paths: Sequence[Path], count: int) -> list[str]:
-    """The last lines of the first of these files that has any."""
+    """Returns the last lines of the first of these files that has any."""
     for path in paths:
         try:
             lines = path.read_text(errors="replace").strip().splitlines()
@@ -67,9 +67,9 @@ def last_lines(paths: Sequence[Path], count: int) -> list[str]:
 def ask(
     line: Sequence[str], package: str, stdin: str = "", env: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> str:
-    """What a command of the engine answers. Raises EngineError, with its words.
+    """Returns the output of a scheduler's command. Raises EngineError with its message.
 
-    Ctrl-C in a terminal does not reach the command. It is done whole, whatever stops the wait for it.
+    Ctrl-C in a terminal does not reach the command, which runs to its end whatever stops the wait for it.
     """
     try:
         process = subprocess.Popen(

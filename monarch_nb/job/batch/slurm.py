@@ -43,9 +43,9 @@ _ENDS = {
     "COMPLETING": "is ending",
     "FAILED": "has failed",
 }
-# A job that is being tidied up may be told as COMPLETING alone: the reason then says how it ended.
+# A job that is being cleaned up may be reported as COMPLETING alone: the reason then has how it ended.
 _WHY = {"NonZeroExitCode": "FAILED", "TimeLimit": "TIMEOUT", "OutOfMemory": "OUT_OF_MEMORY", "NodeFail": "NODE_FAIL"}
-# Reasons that time alone does not take away: what somebody has to do.
+# Reasons that time alone does not remove: what somebody has to do.
 _STUCK = {
     "PartitionConfig": "partition {partition} does not have {nodes} like that: ask for fewer or smaller ones, or "
     "name another partition",
@@ -65,11 +65,11 @@ _STUCK = {
 }
 _LIMITS = re.compile(r"(Assoc|QOS)(Max\w*PerJob|\w*(PerJobLimit|MaxWallDurationPerJobLimit|MinCpuNotSatisfied))")
 _KILL_S = 10.0
-_TIDY_S = 3.0  # for agents that were told to end
+_TIDY_S = 3.0  # for agents that were asked to end
 _LOOK_S = 0.2
 OTHERS = "others"  # the file in a job's folder with the numbers of batch jobs that end with the one of the client
 _OPTION = re.compile(r"-[-\w]+([ =].*)?")
-# One agent a node, with all that the batch job has there; those of other nodes live on when one ends.
+# One agent per node, with all that the batch job has there; those of other nodes live on when one ends.
 _SRUN = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --wait=0 --kill-on-bad-exit=0 --label"
 
 
@@ -98,16 +98,16 @@ class Slurm(JobAdapter):
         return agents
 
     def add(self, job: Running, wanted: AgentsWanted) -> Agents:
-        """Submits one batch job more, of so many nodes, or of those that are named."""
+        """Submits one more batch job, of so many nodes, or of those that are named."""
         file = f"{wanted.names[-1]}.wanted"
         number = len({_number(agent) for agent in job.agents.values()})  # never 0, which has the client script
         prepare(wanted, wanted.names, file)
         return self._submit(wanted, wanted.names, file, number)
 
     def let_go(self, going: Running, job: Running) -> None:
-        """Cancels batch jobs of which no agent stays; has others give back the nodes of agents that go.
+        """Cancels batch jobs of which no agent remains; has others give back the nodes of agents that end.
 
-        The first node of a batch job, where its script runs, stays with the others.
+        The first node of a batch job, where its script runs, remains with the others.
         """
         stays = {name: agent for name, agent in job.agents.items() if name not in going.agents}
         kept = {_number(agent) for agent in stays.values()}
@@ -119,17 +119,17 @@ class Slurm(JobAdapter):
                                          if _number(agent) == number and (node := _node(job, name))})  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How Slurm says that they are."""
+        """Returns their states according to Slurm."""
         look_again(job.folder)
         states = {number: self._state(number) for number in dict.fromkeys(map(_number, job.agents.values()))}
         return {name: self._seen(job, name, states[_number(agent)]) for name, agent in job.agents.items()}
 
     def kill(self, job: Running) -> None:
-        """Cancels the batch jobs, and blocks until Slurm says that they end."""
+        """Cancels the batch jobs, and blocks until Slurm reports that they end."""
         numbers = list(dict.fromkeys(map(_number, job.agents.values())))
         if not numbers:
             return
-        with contextlib.suppress(EngineError):  # to agents SIGTERM would be notice
+        with contextlib.suppress(EngineError):  # SIGTERM would be a notice to the agents
             running = [number for number in numbers if self._runs(number)]
             if len(running) < len(numbers):  # Slurm would try for minutes to signal one that waits
                 ask(["scancel", "--quiet", *(number for number in numbers if number not in running)], _PACKAGE)
@@ -140,18 +140,18 @@ class Slurm(JobAdapter):
         self._await_end(numbers, _WAITING | _RUNNING, _KILL_S)
 
     def running(self) -> Mapping[str, Running]:
-        """Those whose folders this machine has."""
+        """Returns the jobs whose folders are on this machine."""
         return living_jobs(self, "slurm")
 
     def lines(self, job: Running, name: str, count: int) -> list[str]:
-        """What all hosts of the batch job have written, as srun prefixes it with their ranks."""
+        """Returns what all hosts of the batch job have written, with srun's rank prefixes."""
         number, _, rank = job.agents[name].id.partition("/")
         lines = last_lines(_logs(job, number), ALL_LINES)
         mine = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].strip() == rank]
         return (mine or lines)[-count:]
 
     def shell(self, job: Running, name: str) -> list[str]:
-        """A step of the same batch job, on the node of the agent."""
+        """Returns a step of the same batch job, on the node of the agent."""
         line = ["srun", f"--jobid={_number(job.agents[name])}", "--overlap", "--pty", "--ntasks=1"]
         node = _node(job, name)
         return [*line, *([f"--nodelist={node}"] if node else []), "bash", "-i"]
@@ -181,7 +181,7 @@ class Slurm(JobAdapter):
             time.sleep(_LOOK_S)
 
     def _state(self, number: str) -> dict[str, Any]:
-        """What squeue says of a batch job; nothing if it knows none of that number."""
+        """Returns squeue's entry of a batch job; empty if it knows none of that number."""
         try:
             text = ask(["squeue", "--json", "--states=all", f"--jobs={number}"], _PACKAGE)
             found: list[dict[str, Any]] = json.loads(text).get("jobs", [])
@@ -201,8 +201,10 @@ class Slurm(JobAdapter):
         if states[0] in _WAITING:
             again = " again, after it was requeued" if state.get("restart_cnt") else ""
             reason, stuck = _why_it_waits(number, state)
-            story = f"waits in Slurm's queue{again} (job {number}: {reason})"
-            return Seen("waiting", f"{story}, and will for ever: {stuck}" if stuck else story, stuck=bool(stuck))
+            description = f"waits in Slurm's queue{again} (job {number}: {reason})"
+            if stuck:
+                description = f"{description}, and will for ever: {stuck}"
+            return Seen("waiting", description, stuck=bool(stuck))
         if states[0] in _RUNNING and "COMPLETING" not in states:
             return seen_of(job, name, f", Slurm job {number}")
         reason = str(state.get("state_reason") or "")
@@ -219,13 +221,13 @@ def _number(agent: Agent) -> str:
 
 
 def _node(job: Running, name: str) -> str:
-    """Slurm's name of the node of an agent, as that has told it; empty if it has told nothing."""
-    told = read_report(Path(job.folder, f"{name}.json"))
-    return "" if told is None else told.joins[0].removeprefix("tcp://").rpartition(":")[0]
+    """Returns Slurm's name of an agent's node, from the agent's report; empty if there is none."""
+    report = read_report(Path(job.folder, f"{name}.json"))
+    return "" if report is None else report.joins[0].removeprefix("tcp://").rpartition(":")[0]
 
 
 def _why_it_waits(number: str, state: Mapping[str, Any]) -> tuple[str, str]:
-    """Slurm's reason; and where that does not pass by itself, what it means and what to do."""
+    """Returns Slurm's reason and, if it does not pass by itself, what it means and what to do."""
     reason = str(state.get("state_reason") or "None")
     if reason == "None":
         return "Slurm has given no reason yet", ""
@@ -254,7 +256,7 @@ def _logs(job: Running, number: str) -> list[Path]:
 
 
 def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) -> str:
-    """The text for sbatch, for hosts that are alike."""
+    """Returns the script for sbatch, for hosts that are alike."""
     given, role = wanted.options, wanted.role(names[0])
     logs = given.get("log_dir") or wanted.folder
     options = {
@@ -274,14 +276,14 @@ def _script(wanted: AgentsWanted, names: Sequence[str], file: str, number: int) 
     }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{name}={_plain(name, value)}" for name, value in options.items() if value is not None]
-    # A job that begins anew has other hosts, and one lost node is no reason to take the others away.
+    # A requeued job has other hosts, and one lost node is no reason to take the others away.
     lines += ["#SBATCH --no-requeue", "#SBATCH --no-kill"]
     lines += ["#SBATCH --exclusive"] if given.get("exclusive", True) else []
     lines += [f"#SBATCH {_plain('slurm_args', word)}" for word in given.get("slurm_args", ()) if _OPTION.match(word)]
     work = f"{_SRUN.format(nodes=len(names))} {worker_line(wanted, file, 'SLURM_PROCID', '$SLURMD_NODENAME')}"
     client = given.get("client_script")
     if client is None or number:
-        # SIGTERM is for the agents, which Slurm sends it as well: srun would answer it by killing them at once.
+        # SIGTERM is for the agents, to which Slurm sends it as well: srun would react by killing them at once.
         return "\n".join([
             *lines,
             "set -m; trap : TERM",

@@ -28,7 +28,7 @@ from monarch_nb.job.adapter import (
 from monarch_nb.job.kubernetes import template as make
 from monarch_nb.job.kubernetes.config import api_client
 from monarch_nb.job.kubernetes.template import RANK_LABEL
-from monarch_nb.job.tunnels import opened_here
+from monarch_nb.job.record import opened_here
 from monarch_nb.runtime import current_runtime
 
 _KILL_S = 1
@@ -184,7 +184,7 @@ class Kubernetes(JobAdapter):
         if not known:
             self._lives[(job.job, name)] = life
         elif life != known and seen.state != "ended":
-            return Seen("ended", f"is gone: its pod has ended. In its place: {seen.story}")
+            return Seen("ended", f"is gone: its pod has ended. In its place: {seen.description}")
         return seen
 
     def kill(self, job: Running) -> None:
@@ -226,10 +226,10 @@ class Kubernetes(JobAdapter):
         return [*_kubectl(job.options), "exec", "-it", self._pod(job, name), "--", "sh"]
 
     def _pod(self, job: Running, name: str) -> str:
-        story = self.look(job)[name].story
-        before, _, rest = story.partition("pod ")
+        description = self.look(job)[name].description
+        before, _, rest = description.partition("pod ")
         if not rest or before.startswith("waits: there"):
-            raise LookupError(f"{name} {story}")
+            raise LookupError(f"{name} {description}")
         return rest.split()[0].rstrip(":")
 
     def _provision(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Agents on the machines of Lightning jobs, as Lightning's SDK tells of them."""
+"""Agents on the machines of Lightning jobs, by Lightning's SDK."""
 
 import os
 import shlex
@@ -94,7 +94,7 @@ class Lightning(JobAdapter):
                  command=_command(wanted), env=wanted.environment_of(names[0]) or None, **asked)  # fmt: skip
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How Lightning says that the machines are."""
+        """Returns the states of the machines according to Lightning."""
         port, found, seen = job.options["port"], dict[str, list[Any]](), {}
         for name, agent in job.agents.items():
             called, _, rank = agent.id.partition("/")
@@ -166,7 +166,7 @@ def _machines(job: Running, called: str) -> list[Any]:
     try:
         return list(found.machines) if found.num_machines > 1 else [found]
     except Exception as error:
-        raise EngineError(f"Lightning does not tell of the machines of {called}: {error}") from error
+        raise EngineError(f"Lightning does not report the machines of {called}: {error}") from error
 
 
 def _job(job: Running, called: str) -> Any:

@@ -1,4 +1,4 @@
-"""Agents on the nodes of a Ray cluster: one actor of Ray's on each, which starts and keeps an agent beside itself."""
+"""Agents on the nodes of a Ray cluster: a Ray actor on each, which starts an agent beside itself."""
 
 import inspect
 import os
@@ -11,7 +11,7 @@ import msgspec
 
 from monarch_nb.connect import UNUSED_WORDS
 from monarch_nb.job.adapter import Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen, living_jobs
-from monarch_nb.job.helper import Answer, Ask
+from monarch_nb.job.helper import Ask, HelperReply
 from monarch_nb.wire import counted, json_decoder
 
 _SPACE = "monarch-nb"  # Ray's namespace of these actors
@@ -23,7 +23,7 @@ _INSTALL = "pip install 'monarch-nb[ray]'"
 
 
 class Keeper:
-    """What runs inside Ray's actor: a helper, which has started the agent before it answers anything."""
+    """Runs inside the Ray actor: a helper, which has started the agent before it answers anything."""
 
     def __init__(self, request: bytes, group: str) -> None:
         from monarch_nb.job.helper import Helper
@@ -38,7 +38,7 @@ class Keeper:
         while True:
             time.sleep(_PULSE_S)
             seen = self._helper.answer(Ask(do="look", job=self._job.job)).seen.values()
-            if all(one.state == "ended" and UNUSED_WORDS in one.story for one in seen):
+            if all(one.state == "ended" and UNUSED_WORDS in one.description for one in seen):
                 _leave_ray(self._group)
 
     def ask(self, request: bytes) -> bytes:
@@ -138,8 +138,8 @@ class Ray(JobAdapter):
                 )
                 continue
             try:
-                told = json_decoder(Answer).decode(ray.get(answer))
-                seen[name] = told.seen.get(name, Seen("ended", told.error or "did not start"))
+                reply = json_decoder(HelperReply).decode(ray.get(answer))
+                seen[name] = reply.seen.get(name, Seen("ended", reply.error or "did not start"))
             except ray.exceptions.RayError as error:
                 words = str(error).strip().splitlines()
                 seen[name] = Seen("ended", f"is gone: {words[0] if words else type(error).__name__}")
@@ -180,7 +180,7 @@ def _group(name: str, agent: Agent) -> str:
 
 
 def _groups(ray: Any, job: Running) -> list[dict[str, Any]]:
-    """What Ray tells of the placement groups of a job."""
+    """Returns Ray's entries of the placement groups of a job."""
     groups = [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
     return [each for each in groups if each["name"].partition("+")[0] == job.job]
 
@@ -206,8 +206,8 @@ def _lacks(ray: Any, job: Running) -> dict[str, Seen]:
             why = f"{counted(len(bundles), 'node')}, and the cluster has {len(nodes)} (strategy='PACK' shares them)"
         else:
             continue
-        story = f"waits for {why}. It will wait for ever, unless Ray gets such nodes"
-        found[group["name"]] = Seen("waiting", story, stuck=True)
+        description = f"waits for {why}. It will wait for ever, unless Ray gets such nodes"
+        found[group["name"]] = Seen("waiting", description, stuck=True)
     return found
 
 

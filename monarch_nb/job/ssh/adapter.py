@@ -1,4 +1,4 @@
-"""Agents on machines reached by SSH: what starts, finds and ends them."""
+"""Agents on machines reached by SSH: starting, finding and ending them."""
 
 import asyncio
 import concurrent.futures
@@ -17,10 +17,10 @@ from monarch_nb.job.adapter import (
     living_jobs,
     mesh_of,
 )
-from monarch_nb.job.helper import Answer, Ask
-from monarch_nb.job.ssh.machine import Machine
+from monarch_nb.job.helper import Ask, HelperReply
+from monarch_nb.job.record import opened_here
+from monarch_nb.job.ssh.machine import SSHMachine
 from monarch_nb.job.ssh.places import addresses, listed, places_at_first, read_machine, refusal, unused
-from monarch_nb.job.tunnels import opened_here
 from monarch_nb.transport import knock
 
 _LONGEST_S = 240.0
@@ -28,15 +28,15 @@ _KNOCK_S = 0.7
 _CLOSING_S = 2.0
 
 
-class LoopThread:
-    """Runs until it is told to end, which leaves no thread and no descriptor."""
+class SSHLoop:
+    """Runs until `stop`, which leaves no thread and no descriptor."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def end(self) -> None:
-        """Ends it, after what was asked of it before. Does not block."""
+        """Ends it after its earlier tasks. Does not block."""
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _run(self) -> None:
@@ -49,7 +49,7 @@ class LoopThread:
 
 
 async def _finish() -> None:
-    """Lets what still closes end, for a moment; the rest is cancelled."""
+    """Gives closing connections a moment; the rest is cancelled."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_CLOSING_S)
@@ -71,8 +71,8 @@ class SSH(JobAdapter):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._thread: LoopThread | None = None
-        self._machines: dict[tuple[str, str], Machine] = {}
+        self._thread: SSHLoop | None = None
+        self._machines: dict[tuple[str, str], SSHMachine] = {}
         self._held: dict[str, int] = {}  # jobs that connections are kept for
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -122,15 +122,15 @@ class SSH(JobAdapter):
         self._let_go(going, going.agents, forgive=False)
 
     def look(self, job: Running) -> Mapping[str, Seen]:
-        """How the agents are, as the helpers on their machines say."""
+        """Returns the states of the agents from the helpers on their machines."""
         machines = dict.fromkeys(agent.id for agent in job.agents.values())
         answers = self._ask(job, {machine: Ask(do="look", job=job.job) for machine in machines})
         seen = {}
         for name, agent in job.agents.items():
             answer = answers[agent.id]
-            if isinstance(answer, Answer):
+            if isinstance(answer, HelperReply):
                 now = answer.seen.get(name, Seen("ended", "is not known there any more"))
-                seen[name] = now._replace(story=f"on {agent.id}, {now.story}")
+                seen[name] = now._replace(description=f"on {agent.id}, {now.description}")
             else:
                 seen[name] = Seen("unknown", str(answer))
         return seen
@@ -214,24 +214,24 @@ class SSH(JobAdapter):
     def _loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._thread is None:
-                self._thread = LoopThread("monarch-ssh")
+                self._thread = SSHLoop("monarch-ssh")
             return self._thread.loop
 
-    def _machine(self, job: Running, name: str) -> Machine:
+    def _machine(self, job: Running, name: str) -> SSHMachine:
         given = {option: value for option, value in job.options.items() if option not in ("machines", "more")}
         with self._lock:
-            machine = self._machines.setdefault((name, repr(sorted(given.items()))), Machine(name, given))
+            machine = self._machines.setdefault((name, repr(sorted(given.items()))), SSHMachine(name, given))
             machine.jobs.add(job.job)
             return machine
 
-    def _ask(self, job: Running, requests: Mapping[str, Ask]) -> dict[str, Answer | EngineError]:
-        async def one(machine: Machine, request: Ask) -> Answer | EngineError:
+    def _ask(self, job: Running, requests: Mapping[str, Ask]) -> dict[str, HelperReply | EngineError]:
+        async def one(machine: SSHMachine, request: Ask) -> HelperReply | EngineError:
             try:
                 return await machine.ask(request)
             except EngineError as error:
                 return error
 
-        async def all_of_them(machines: Sequence[Machine]) -> list[Answer | EngineError]:
+        async def all_of_them(machines: Sequence[SSHMachine]) -> list[HelperReply | EngineError]:
             return await asyncio.gather(*(one(*each) for each in zip(machines, requests.values(), strict=True)))
 
         with self._lock:
@@ -265,8 +265,8 @@ class SSH(JobAdapter):
         answers = self._ask(job, requests)
         wrong = {machine: str(each) for machine, each in answers.items() if isinstance(each, EngineError)}
         for machine, answer in answers.items():
-            if isinstance(answer, Answer):
-                dead = [f"{name} {seen.story}" for name, seen in answer.seen.items() if seen.state == "ended"]
+            if isinstance(answer, HelperReply):
+                dead = [f"{name} {seen.description}" for name, seen in answer.seen.items() if seen.state == "ended"]
                 wrong.update({machine: f"{machine}: {'; '.join(dead)}"} if dead else {})
         return wrong
 

@@ -14,7 +14,7 @@ import asyncssh
 import msgspec
 
 from monarch_nb.job.adapter import EngineError
-from monarch_nb.job.helper import HELLO, Answer, Ask
+from monarch_nb.job.helper import HELLO, Ask, HelperReply
 from monarch_nb.job.ssh.places import read_machine
 from monarch_nb.wire import json_decoder
 
@@ -22,7 +22,7 @@ _CONNECT_S = 20.0
 _AGAIN_S = 5.0  # the same, until it answers at all, of one that did before: it may be back a moment later
 _HELLO_S = 60.0  # for an interpreter on a slow file system
 _ANSWER_S = 120.0
-_BEAT_S, _BEATS = 5.0, 3  # a connection on which nothing is heard for so long is given up
+_BEAT_S, _BEATS = 5.0, 3  # after which a silent connection is given up
 _FOR_ASYNCSSH = ("username", "client_keys", "known_hosts", "config", "tunnel")
 _LINES = 5
 _FIRST_S, _LAST_S = 0.5, 3.0  # between attempts to have it again
@@ -32,8 +32,8 @@ _AT_ONCE = 1 << 18  # bytes
 _THERE = "127.0.0.1"
 
 
-class Standing:
-    """Of one connection. Times are those of a monotonic clock, in seconds; no I/O."""
+class ConnectionState:
+    """The state of one connection. Times are those of a monotonic clock, in seconds; no I/O."""
 
     def __init__(self) -> None:
         self._cut_at: float | None = None
@@ -43,34 +43,34 @@ class Standing:
 
     @property
     def cut(self) -> bool:
-        """Whether it was there and is not now."""
+        """Whether it has broken."""
         return self._cut_at is not None
 
     def lost(self, now: float, why: str) -> None:
-        """It has broken."""
+        """Records that it has broken."""
         if self._cut_at is None:
             self._cut_at, self._cut_by, self._failure, self._pause = now, why, "", _FIRST_S
 
     def failed(self, why: str) -> None:
-        """An attempt to have it again came to nothing."""
+        """Records a failed attempt to restore it."""
         self._failure = why
         self._pause = min(1.5 * self._pause, _LAST_S)
 
     def back(self) -> None:
-        """It stands."""
+        """Records that it stands."""
         self._cut_at = None
 
     @property
     def pause(self) -> float:
-        """Seconds until the next attempt."""
+        """Returns the seconds until the next attempt."""
         return self._pause
 
     def trouble(self, now: float) -> str:
-        """Why nothing passes; "" while it stands."""
+        """Returns why nothing passes; "" while it stands."""
         if self._cut_at is None:
             return ""
-        told = f"the SSH connection is cut for {max(0, round(now - self._cut_at))} s ({self._cut_by})"
-        return f"{told}; the last attempt to have it again: {self._failure}" if self._failure else told
+        text = f"the SSH connection is cut for {max(0, round(now - self._cut_at))} s ({self._cut_by})"
+        return f"{text}; the last attempt to have it again: {self._failure}" if self._failure else text
 
 
 class Meant(NamedTuple):
@@ -101,13 +101,13 @@ def meant(name: str, given: dict[str, Any]) -> Meant:
 
 
 def _reason(error: BaseException) -> str:
-    """Its text without numbers that nobody knows, or the name of its class."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return told.strip() or type(error).__name__
+    """Returns its text without unhelpful numbers, or the name of its class."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.strip() or type(error).__name__
 
 
 def advice(error: BaseException, to: Meant, seconds: float) -> str:
-    """What went wrong with a connection that was tried for so long, and what to do."""
+    """Describes a failed connection and what to do."""
     alone = read_machine(to.name)
     by_hand = (
         f"ssh {'-p ' + alone.port + ' ' if alone.port else ''}{alone.user + '@' if alone.user else ''}{alone.host}"
@@ -140,10 +140,10 @@ def advice(error: BaseException, to: Meant, seconds: float) -> str:
     return f"no connection to {to}: {_reason(error)}"
 
 
-class Way:
-    """Listens here for as long as it is wanted, also while the connection is cut: who dials it is hung up on then.
+class PortForward:
+    """Listens here for as long as it is wanted; while the SSH connection is cut, clients are disconnected at once.
 
-    So that a refusal is never one of this end. Used on one event loop alone.
+    So a refusal is never one of this end. Used on one event loop alone.
     """
 
     def __init__(self, port: int, connection: Callable[[], "asyncssh.SSHClientConnection | None"]) -> None:
@@ -210,7 +210,7 @@ async def _pass(
         await writer.drain()
 
 
-class Machine:
+class SSHMachine:
     """Connected when it is first asked, and again when the connection was lost. Used on one event loop alone.
 
     While ways lead through it a connection that was lost is had again without being asked for.
@@ -226,12 +226,12 @@ class Machine:
         self._client: _Client | None = None  # of the connection that stands, or is being made
         self._connection: asyncssh.SSHClientConnection | None = None
         self._helper: asyncssh.SSHClientProcess[bytes] | None = None
-        self._standing = Standing()
+        self._standing = ConnectionState()
         self._cut = asyncio.Event()
-        self._ways: dict[int, Way] = {}  # by the ports there
+        self._ways: dict[int, PortForward] = {}  # by the ports there
         self._keeper: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Ask) -> Answer:
+    async def ask(self, request: Ask) -> HelperReply:
         """What the helper answers. Raises EngineError."""
         async with self._one:
             for attempt in (0, 1):
@@ -242,7 +242,7 @@ class Machine:
                     line = await asyncio.wait_for(helper.stdout.readline(), _ANSWER_S)
                     if not line:
                         raise ConnectionError("the connection was closed")
-                    answer = json_decoder(Answer).decode(line)
+                    answer = json_decoder(HelperReply).decode(line)
                 except (OSError, asyncssh.Error, TimeoutError, msgspec.MsgspecError) as error:
                     self._dismiss()
                     if fresh or attempt or request.do == "start":
@@ -262,7 +262,7 @@ class Machine:
             await self._connected()
             way = self._ways.get(port)
             if way is None:
-                way = Way(port, lambda: self._connection)
+                way = PortForward(port, lambda: self._connection)
                 try:
                     await way.knock()
                     await way.open()
@@ -367,7 +367,7 @@ class Machine:
         return connection
 
     def _lost(self, client: "_Client", error: Exception | None) -> None:
-        """The connection has ended, by itself or as it was told to."""
+        """Handles the end of the connection, by itself or by request."""
         if client is self._client and self._connection is not None:
             self._standing.lost(time.monotonic(), _reason(error) if error is not None else "the other end closed it")
             self._client = self._connection = self._helper = None

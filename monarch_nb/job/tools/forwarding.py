@@ -31,7 +31,7 @@ class _Connection:
     ) -> None:  # fmt: skip
         self._reader, self._writer, self._to, self._of = reader, writer, to, of
         self._window = asyncio.Semaphore(_WINDOW)
-        self._heard_all = asyncio.Event()
+        self._input_ended = asyncio.Event()
 
     async def run(self) -> None:
         """Until both directions have ended, or one is cut."""
@@ -58,7 +58,7 @@ class _Connection:
 
     async def _done(self) -> None:
         await self._outward()
-        await self._heard_all.wait()
+        await self._input_ended.wait()
 
     async def _outward(self) -> None:
         while True:
@@ -69,7 +69,7 @@ class _Connection:
                 return
 
     async def _inward(self) -> None:
-        """Never ends well: after the end of its data the other may still tell what it has written of ours."""
+        """Never ends without an error: after its data ends the other side may still report what it has written."""
         while True:
             message = await self._of.recv()
             if message is None:
@@ -81,7 +81,7 @@ class _Connection:
             if not message:
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
-                self._heard_all.set()
+                self._input_ended.set()
                 continue
             self._writer.write(message)
             await self._writer.drain()
@@ -172,7 +172,7 @@ class SourceActor(Actor):
         to, of = Channel[Message].open()
         try:
             there = (await self._destination.open.call(quiet(to))).values()[0]
-        except Exception as error:  # nobody listens over there; the one who came hears it as such
+        except Exception as error:  # nobody listens there, which the client gets as an error
             self.logger.warning("a forwarded connection could not be made: %s", error)
             writer.transport.abort()
             return

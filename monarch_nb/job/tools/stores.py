@@ -93,8 +93,8 @@ class StoreJob(JobTrait):
             store.set(f"{_PREFIX}workers/{host}", msgspec.json.encode(met))
         if mine != 0:
             return None
-        told = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // each)]
-        job = cls([_reached(met, f"{name}_{host}") for host, met in enumerate(told)], name)
+        met_at = [json_decoder(_Met).decode(store.get(f"{_PREFIX}workers/{host}")) for host in range(world // each)]
+        job = cls([_reached(met, f"{name}_{host}") for host, met in enumerate(met_at)], name)
         job._key = key
         return job
 
@@ -119,7 +119,7 @@ class StoreJob(JobTrait):
         return False
 
     def _lost(self) -> str:
-        return ""  # calls on its hosts tell
+        return ""  # calls on its hosts fail if they are lost
 
     def _kill(self) -> None:
         pass
@@ -162,9 +162,9 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
     folder = run_folder_for(new_host_id())  # is removed by a later program where this one is killed
     make_run_folder(folder)
     address = f"ipc://{folder}/{name}" if key is None else f"tcp://0.0.0.0:{port}"
-    told, log = folder / "report.json", folder / "worker.log"
+    report_file, log = folder / "report.json", folder / "worker.log"
     line = command(
-        "monarch_nb.job.worker", address, "--report", told, "--bound", *([] if key is None else ["--key", "-"])
+        "monarch_nb.job.worker", address, "--report", report_file, "--bound", *([] if key is None else ["--key", "-"])
     )
     with log.open("wb") as out:
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
@@ -175,7 +175,7 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(key or b"")
     until = time.monotonic() + _READY_S
-    while (report := read_report(told)) is None and process.poll() is None and time.monotonic() < until:
+    while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < until:
         time.sleep(_LOOK_S)
     if report is None:
         process.kill()
