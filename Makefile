@@ -94,6 +94,8 @@ compare: setup ## five small programs on ours, torchmonarch, Ray, Dask, ipyparal
 
 test-clusters: setup ## the tests of jobs on real servers, which it installs with apt-get where it can; KINDS='ssh' for some
 	scripts/ensure-clusters $(if $(KINDS),network $(KINDS))
+	$(PY) -m pip install --quiet --disable-pip-version-check kubernetes-validate kubeflow-trainer-api
+	$(PY) scripts/check-kubernetes
 	$(PY) -m pytest -m clusters --timeout 600 $(if $(KINDS),$(wildcard $(foreach kind,$(KINDS),tests/cluster*/test_*$(kind)*.py)),tests) $(PYTEST_ARGS)
 
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)

@@ -72,10 +72,7 @@ class _AliasFinder:
         if spec is None or isinstance(spec.loader, _AliasLoader):  # the latter from the last finder
             return self._elsewhere(fullname)
         return ModuleSpec(
-            fullname,
-            _AliasLoader(real),
-            origin=spec.origin,
-            is_package=spec.submodule_search_locations is not None,
+            fullname, _AliasLoader(real), origin=spec.origin, is_package=spec.submodule_search_locations is not None
         )
 
     @staticmethod

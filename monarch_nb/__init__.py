@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from monarch_nb.config import (
-        clear_runtime_config,
-        configure,
-        configured,
-        get_global_config,
-        get_runtime_config,
-    )
+    from monarch_nb.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
     from monarch_nb.connect.mesh_attach import attach
     from monarch_nb.connect.stored_results import results
     from monarch_nb.distributed import (
@@ -81,18 +75,7 @@ _HOMES = {
 
 # Public modules, also reached as attributes without an import of their own.
 _MODULES = frozenset(
-    {
-        "actor",
-        "config",
-        "data",
-        "debug",
-        "distributed",
-        "exceptions",
-        "job",
-        "rdma",
-        "spmd",
-        "testing",
-    }
+    {"actor", "config", "data", "debug", "distributed", "exceptions", "job", "rdma", "spmd", "testing"}
 )
 
 

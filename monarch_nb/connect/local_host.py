@@ -129,13 +129,14 @@ class LocalHost:
     def _lose(self) -> None:
         if self._ended.is_set() or self.runtime.closed:
             return
-        self.lost = f"its host agent (process {self.pid}) has ended"
+        words = self.runtime.part(ProcessWatcher).end_of(self.host)
+        self.lost = f"its host agent (process {self.pid}) has ended{f': {words}' if words else ''}"
         if self._leaving:
             fail_requests(self.runtime, (agent_of(self.host),), self.lost)
             if self._killed:
                 self._forget("it was killed")
             return
-        loss = self.runtime.part(ProcessWatcher).host_lost(self.host, self.lost, self.incarnation)
+        loss = self.runtime.part(ProcessWatcher).hosts_lost({self.host: self.incarnation}, self.lost)
         self._forget(self.lost)
         self.runtime.part(HostRoutes).announce_lost(self.host, self.lost, self.incarnation, loss)
 

@@ -555,7 +555,7 @@ def _lose(runtime: Runtime, mesh: MeshFile, failures: Mapping[str, str]) -> None
     routes, ways = runtime.part(HostRoutes), {way.host: way for way in mesh.ways}
     for host, why in failures.items():
         reason = f"it could not be reached when {mesh.name} was attached: {why}"
-        loss = runtime.part(ProcessWatcher).host_lost(host, reason, 0, reported=True)
+        loss = runtime.part(ProcessWatcher).hosts_lost({host: 0}, reason, reported=True)
         routes.announce_lost(host, reason, 0, loss)
         remote = None if host not in ways else _remote(runtime, mesh, ways[host])
         if remote is not None:

@@ -159,7 +159,9 @@ class LocalAgents:
             runtime.part(HostRoutes).local.pop(handle.host, None)
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             reason = f"its host agent (process {handle.pid}) ended with {how}"
-            loss = runtime.part(ProcessWatcher).host_lost(handle.host, reason, handle.incarnation)
+            if words := runtime.part(ProcessWatcher).end_of(handle.host):
+                reason = f"{reason}: {words}"
+            loss = runtime.part(ProcessWatcher).hosts_lost({handle.host: handle.incarnation}, reason)
             runtime.part(HostRoutes).announce_lost(handle.host, reason, handle.incarnation, loss)
             if handle.host == runtime.host:
                 clear_run_folder(handle.run_folder, keep=parse_address(runtime.address).name)

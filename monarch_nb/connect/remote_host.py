@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from monarch_nb.connect.routes import ExternalHost, HostRoutes, Tunnel, is_loopback
+from monarch_nb.connect.routes import ExternalHost, HostLosses, HostRoutes, Tunnel, is_loopback
 from monarch_nb.host import find_run_folder, verbs
 from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
@@ -16,7 +16,7 @@ from monarch_nb.mesh.mesh_events import HostBack, MeshEvents
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.runtime import Future, Runtime, when_done
 from monarch_nb.transport import DescriptorLimitError, Keys, TransportError, knock, lost_here
-from monarch_nb.wire import Done, Header, agent_of, host_name, host_of
+from monarch_nb.wire import Done, Header, agent_of, host_of
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class RemoteHost:
         self.insecure = insecure
         self.lease = lease or state.lease_s  # seconds without a connection after which the host counts as lost
         self.lost = ""  # the reason, while it is lost
+        self.has_engine = False  # which will say why it has ended
         self._wanted_lease = lease
         self._ended = LazyEvent()
         self._lock = threading.Lock()
@@ -164,6 +165,7 @@ class RemoteHost:
     def end(self) -> None:
         """Stops watching it."""
         self._ended.set()
+        self.runtime.part(HostLosses).clear(self.host)
 
     def give_up(self, reason: str) -> None:
         """Called when its agent is about to be killed by whoever started it: no failure, but pending requests fail.
@@ -182,7 +184,11 @@ class RemoteHost:
         An agent that answers is not lost: a scheduler may report its end some seconds early.
         """
         self._end_reason = reason
-        self.cut()
+        if self.lost:
+            self.lost = reason
+            self.runtime.part(HostLosses).explain(self.host, reason)
+        else:
+            self.cut()
 
     def await_return(self, seconds: float) -> None:
         """Blocks while the host is still marked as lost although its restarted agent is there."""
@@ -192,6 +198,8 @@ class RemoteHost:
 
     def cut(self) -> None:
         """Handles a broken connection to it; reading thread."""
+        if not self.lost and not self._ended.is_set():
+            self.runtime.part(HostLosses).suspect(self.host)
         with self._lock:
             self._cut_at = self._cut_at or time.monotonic()
             if self._patrol is None and not self._ended.is_set():
@@ -259,9 +267,13 @@ class RemoteHost:
                 self._returning = threading.Event()
                 self._lose(f"its agent{self._at} was restarted, and everything that ran there is gone")
                 return
-            if self._end_reason and not self._connected():  # a machine under load may need long for an answer
-                self._lose(self._end_reason)
-                return
+            if not self._connected():  # a machine under load may need long for an answer
+                if self._end_reason:
+                    self._lose(self._end_reason)
+                    return
+                if words := self.runtime.part(ProcessWatcher).end_of(self.host):
+                    self._lose(f"its agent{self._at} has ended: {words}")
+                    return
             if route_lost := self._route_lost():
                 self._lose(route_lost)
                 return
@@ -276,14 +288,15 @@ class RemoteHost:
         """Ends the outage, unless the connection has broken again meanwhile."""
         with self._lock:
             self._cut_at = 0.0 if self._connected() else since
+        if not (self._cut_at or self._end_reason):
+            self.runtime.part(HostLosses).clear(self.host)
 
     def _lose(self, reason: str) -> None:
         if self._ended.is_set():
             return
         self.lost = reason
-        log.warning("host %s is lost: %s", host_name(self.host), reason)
-        loss = self.runtime.part(ProcessWatcher).host_lost(self.host, reason, self.incarnation)
-        self.runtime.part(HostRoutes).announce_lost(self.host, reason, self.incarnation, loss)
+        explained = bool(self._end_reason) or not self.has_engine
+        self.runtime.part(HostLosses).lost(self.host, reason, self.incarnation, explained=explained)
 
     def _until_back(self) -> None:
         """Returns when the host can be used again, for processes that are spawned or healed from now on."""

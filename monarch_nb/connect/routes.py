@@ -2,9 +2,10 @@
 
 import contextlib
 import ipaddress
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +14,14 @@ from monarch_nb.host import verbs
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, Runtime
+from monarch_nb.supervision import hosts_text
 from monarch_nb.transport import Keys, split
-from monarch_nb.wire import Done, agent_of
+from monarch_nb.wire import Done, agent_of, host_name
 
+logger = logging.getLogger(__name__)
+
+GATHER_S = 2.0  # at most, from the first loss on
+_QUOTED = 4  # of different reasons
 _PATIENCE_S = 1.0
 _TOGETHER_S = 0.02  # losses within that time go into one message
 
@@ -245,3 +251,99 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
+
+
+class HostLosses:
+    """Gathers the losses of one job for as long as other hosts of it may be lost, too, and reports them together."""
+
+    def __init__(
+        self,
+        job_of: Callable[[str], str],
+        report: Callable[[Mapping[str, int], str], object],
+        seconds: float = GATHER_S,
+    ) -> None:
+        """`job_of` names the job of a host, "" for none. `report` gets agents' incarnations by host, and the reason."""
+        self._job_of = job_of
+        self._report = report
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._uncertain: set[str] = set()
+        self._unexplained: set[str] = set()
+        self._events: dict[str, _Event] = {}  # by job
+
+    def suspect(self, host: str) -> None:
+        """The connection to a host is cut, or its engine says that it has ended: it is lost, or stays."""
+        with self._changed:
+            self._uncertain.add(host)
+
+    def clear(self, host: str) -> None:
+        """A host is there again, or its loss would be no failure."""
+        with self._changed:
+            self._uncertain.discard(host)
+            self._unexplained.discard(host)
+            for event in self._events.values():
+                event.reasons.pop(host, None)
+            self._changed.notify_all()
+
+    def explain(self, host: str, reason: str) -> None:
+        """Replaces the reason of a loss that is not reported: the engine of its job knows more."""
+        with self._changed:
+            self._unexplained.discard(host)
+            for event in self._events.values():
+                if host in event.reasons:
+                    event.reasons[host] = reason
+            self._changed.notify_all()
+
+    def awaits(self, host: str) -> bool:
+        """Whether the engine of its job is to look at a host: it is out of touch, or its loss is not explained."""
+        return host in self._uncertain or host in self._unexplained
+
+    def lost(self, host: str, reason: str, incarnation: int, *, explained: bool = True) -> None:
+        """Blocks until the loss of a host is reported, with those that belong to the same event.
+
+        A reason that is not `explained` may be replaced meanwhile.
+        """
+        job = self._job_of(host)
+        with self._changed:
+            self._uncertain.discard(host)
+            if not explained:
+                self._unexplained.add(host)
+            event = self._events.get(job)
+            first = event is None
+            if event is None:
+                event = self._events[job] = _Event()
+            event.reasons[host], event.agents[host] = reason, incarnation
+            self._changed.notify_all()
+            if first:
+                self._changed.wait_for(lambda: not self._expects_more(job), self._seconds)
+                del self._events[job]
+                self._unexplained.difference_update(event.reasons)
+        if not first:
+            event.reported.wait()
+            return
+        try:
+            if event.reasons:
+                reason = _reason(event.reasons)
+                logger.warning("%s lost: %s", hosts_text(tuple(event.reasons)), reason)
+                self._report({host: event.agents[host] for host in event.reasons}, reason)
+        finally:
+            event.reported.set()
+
+    def _expects_more(self, job: str) -> bool:
+        return any(self._job_of(host) == job for host in self._uncertain | self._unexplained)
+
+
+class _Event:
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}  # by host
+        self.agents: dict[str, int] = {}  # their incarnations
+        self.reported = threading.Event()
+
+
+def _reason(reasons: Mapping[str, str]) -> str:
+    """The reason of several losses: one text if all are alike, else one line for each host, or for the first few."""
+    if len(set(reasons.values())) == 1:
+        return next(iter(reasons.values()))
+    lines = [f"{host_name(host)}: {reason}" for host, reason in list(reasons.items())[:_QUOTED]]
+    more = [f"and {len(reasons) - _QUOTED} more"] if len(reasons) > _QUOTED else []
+    return "\n".join(["for several reasons", *(f"  {line}" for line in (*lines, *more))])

@@ -216,13 +216,7 @@ def on_change(listener: Callable[[str, Stopped], None]) -> Callable[[], None]:
 
 
 def set_breakpoint(
-    where: str,
-    mesh: Any,
-    *,
-    condition: str = "",
-    hit_condition: str = "",
-    log: str = "",
-    temporary: bool = False,
+    where: str, mesh: Any, *, condition: str = "", hit_condition: str = "", log: str = "", temporary: bool = False
 ) -> Breakpoint:
     """A breakpoint in actors that run already: `where` is "train.py:42" or a function, "Trainer.step" or "step", or by
     its full name any other, whose module is imported there. In a mesh of processes it holds in cells and in all actors.

@@ -45,18 +45,5 @@ PDB = Verb("debug.pdb", m.Pdb, m.CommandAnswer, doc="a line in the language of p
 
 COMMANDS: dict[type[m.Command], Verb[Any, Any]] = {
     verb.request: verb
-    for verb in (
-        GO,
-        JUMP,
-        QUIT,
-        RELEASE,
-        SELECT,
-        EVALUATE,
-        VARIABLES,
-        SCOPES,
-        ASSIGN,
-        SOURCE,
-        BREAKPOINTS,
-        PDB,
-    )
+    for verb in (GO, JUMP, QUIT, RELEASE, SELECT, EVALUATE, VARIABLES, SCOPES, ASSIGN, SOURCE, BREAKPOINTS, PDB)
 }

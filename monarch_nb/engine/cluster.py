@@ -406,7 +406,7 @@ class Cluster:
 
     def _lose(self, name: str, reason: str) -> None:
         self._lost.add(name)
-        loss = self._runtime.part(ProcessWatcher).host_lost(name, reason, 0)
+        loss = self._runtime.part(ProcessWatcher).hosts_lost({name: 0}, reason)
         for other in self._hosts:
             if other != name and other not in self._lost:
                 with contextlib.suppress(TransportError):

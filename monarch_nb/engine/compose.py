@@ -1,12 +1,12 @@
 """One process: its parts, each made with what it needs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.connect.mesh_detach import Detacher
-from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.connect.routes import HostLosses, HostRoutes
 from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
@@ -20,6 +20,7 @@ from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.forwarding import Forwarding
 from monarch_nb.mesh.cells import run_in_actor
+from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.own_proc import ThisProc
@@ -113,12 +114,19 @@ def compose(
         root_id=role.root_id,
         is_worker=role.is_worker,
     )
-    parts.add(HostRoutes, HostRoutes(runtime, _open_tunnel))
+    routes = parts.add(HostRoutes, HostRoutes(runtime, _open_tunnel))
     logs = parts.add(MeshLogs, MeshLogs(runtime, set_log_level))
     logs.present(Forwarding(logs))
     events = parts.add(MeshEvents, MeshEvents(logs.happened))
     notices = parts.add(HostNotices, HostNotices(runtime, driver, events.publish, role.notice))
     watcher = parts.add(ProcessWatcher, ProcessWatcher(runtime, driver, events.publish, notices))
+
+    def report_lost(agents: Mapping[str, int], reason: str) -> None:
+        loss = watcher.hosts_lost(agents, reason)
+        for host, incarnation in agents.items():
+            routes.announce_lost(host, reason, incarnation, loss)
+
+    parts.add(HostLosses, HostLosses(giver_of, report_lost))
     versions = parts.add(ClassVersions, ClassVersions(runtime))
     updates = parts.add(ReferenceUpdates, ReferenceUpdates(runtime, driver, watcher, versions))
     registry = parts.add(

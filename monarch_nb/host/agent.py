@@ -215,12 +215,19 @@ class HostAgent:
             seconds=time.monotonic() - child.requested_at))  # fmt: skip
 
     def exited(self, child: Child) -> None:
-        """Reports the end of a process, or its failure to start, to its watchers at once."""
+        """Reports at once to its watchers that a process has ended, or never came to be.
+
+        If the host ends with it, messages to it are left unanswered: their senders learn of the loss of the host.
+        """
         assert child.exit is not None
-        self._caster.proc_gone(child.address, child.exit.reason)  # first: what is cast after the report is sent back
+        if self._ending and child.evicted:
+            child.exit = msgspec.structs.replace(child.exit, host_ends=True)
+        else:
+            self._caster.proc_gone(child.address, child.exit.reason)  # first: later casts are sent back
         self._sender.post_all(self._children.staying(child.watchers), PROC_EXITED, child.exit)
-        self._node.forget(child.address, child.exit.reason)
-        folders.remove_socket(self._folder, child.address)  # a killed process could not
+        if not child.exit.host_ends:
+            self._node.forget(child.address, child.exit.reason)
+        folders.remove_socket(self._folder, child.address)  # one that was killed could not
         self._logs.ended(child.address)
         self._service.keeper.exited(child)
         self._service.owner_gone(child.address, child.exit.reason)

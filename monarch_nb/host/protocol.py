@@ -103,6 +103,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     oom: bool = False
     expected: bool = False  # whether its end was requested
     evicted: bool = False  # whether its agent has ended it without its owner's request
+    host_ends: bool = False  # whether its agent ends as well, and with it the host
     at: float = 0.0  # wall clock, seconds
     log_bytes: int = 0  # how much of its output the agent may still have
 

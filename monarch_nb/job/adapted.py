@@ -243,9 +243,10 @@ class AdapterJob(JobTrait):
     def _present(self) -> Progress:
         """Returns the current progress, with hosts that came later and those that have gone since."""
         attached = current_runtime().part(HostRoutes).attached
-        there, descriptions = dict[str, str](), dict[str, str]()
+        there, descriptions, ends = dict[str, str](), dict[str, str](), dict[str, str]()
         for arrival in self.arrivals:
             there.update(arrival.joined)
+            ends.update(arrival.ends)
             descriptions.update(arrival.progress.missing)
         joined, missing = list[str](), dict[str, str]()
         agents, spares = self.agents, set(self.spare_agents)
@@ -254,7 +255,7 @@ class AdapterJob(JobTrait):
             if agents[name].join == HERE or (host in attached and not attached[host].lost):
                 joined.append(name)
             elif host in attached:
-                missing[name] = f"is lost: {attached[host].lost}"
+                missing[name] = ends.get(name) or f"is lost: {attached[host].lost}"
             elif host:
                 missing[name] = "was let go"
             else:

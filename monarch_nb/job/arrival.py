@@ -12,9 +12,9 @@ from msgspec import structs
 from monarch_nb._about import more
 from monarch_nb.connect import AttachError, attach, attach_to_workers
 from monarch_nb.connect.remote_host import RemoteHost
-from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.connect.routes import HostLosses, HostRoutes
 from monarch_nb.job.adapter import EngineError, JobAdapter, Running, Seen, deduplicated, mesh_of
-from monarch_nb.job.progress import Progress, shortened
+from monarch_nb.job.progress import Progress, sentence
 from monarch_nb.job.role import Role
 from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.mesh import HostMesh, give_up
@@ -27,6 +27,7 @@ _LOOK_S, _LOOK_MAX_S = 0.02, 2.0  # between checks of the agents while hosts are
 _KNOCK_S = 1.0
 _AT_ONCE = 32
 _TICK_S = 0.5
+_CUT_LOOK_S = 1.0  # the same while a host that has joined is out of touch
 _UNKNOWN = Seen("ended", "is not known to its engine any more")
 
 _MORE = more("guides/jobs.md#which-addresses-must-be-open")
@@ -67,6 +68,7 @@ class Arrival:
         self._gateways: dict[str, str] = {}  # the address of the agent that leads to the others
         self._watched = 0.0  # monotonic: the last wait for changes of the progress
         self._warned: set[str] = set()  # descriptions
+        self.ends: dict[str, str] = {}  # what the scheduler says of the ends of hosts that had joined, by name
         self._parts: list[HostMesh] = []
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -178,7 +180,7 @@ class Arrival:
             if description not in self._warned:
                 self._warned.add(description)
                 if not watched:
-                    show_host_message(f"{self._what}: {shortened(names)} {description}")
+                    show_host_message(f"{self._what}: {sentence(names, description)}")
 
     def _withdraw(self, descriptions: Mapping[str, str]) -> dict[str, str]:
         """Withdraws agents that nobody waits for any more, so that none starts later."""
@@ -225,6 +227,9 @@ class Arrival:
                 self._foreign_addresses.add(address)
             else:
                 right[name] = host
+        for host in right.values() if self._adapter.watch_s else ():
+            if (remote := self._remote_of(host)) is not None:
+                remote.has_engine = True
         self._came(right)  # before anybody can use them, and lose them
         for name, host in right.items():
             failed.update(self._register(name, host))
@@ -315,24 +320,34 @@ class Arrival:
 
     def _watch(self) -> None:
         """Gives up hosts that the scheduler has ended and whose agents do not answer, before their lease is over."""
-        seconds, reported, last = self._adapter.watch_s, set[str](), time.monotonic()
+        seconds, last = self._adapter.watch_s, time.monotonic()
         while seconds and not self._ended.wait(min(seconds, _TICK_S)) and not self._runtime.closed:
-            if time.monotonic() - last < seconds or len(reported) == len(self._joined):
+            pause = min(seconds, _CUT_LOOK_S) if self._awaited() else seconds
+            if time.monotonic() - last < pause or len(self.ends) == len(self._joined):
                 continue
             last = time.monotonic()
             try:
                 seen = self._adapter.look(self._job)
             except Exception:  # nothing is known
                 continue
-            ended = {}
-            for name, host in tuple(self._joined.items()):
+            ended: dict[str, list[str]] = {}  # the names of hosts, by what the engine says of their end
+            for name in [name for name in tuple(self._job.agents) if name in self._joined]:
                 now = seen.get(name, _UNKNOWN)
-                if now.state in ("ended", "waiting") and name not in reported:
-                    reported.add(name)
-                    ended[name] = host, now.description
-            words = deduplicated({name: description for name, (_, description) in ended.items()})
-            for name, (host, _) in ended.items():
-                remote = self._runtime.part(HostRoutes).attached.get(host)
-                # Hosts that are not among them any more were released meanwhile.
-                if isinstance(remote, RemoteHost) and name in self._joined and not self._ended.is_set():
-                    remote.ends(f"{name} {words[name]}")
+                if now.state in ("ended", "waiting") and name not in self.ends:
+                    ended.setdefault(now.description, []).append(name)
+            for end, names in ended.items():
+                self.ends.update(dict.fromkeys(names, end))
+                for name in names:
+                    remote = self._remote_of(self._joined.get(name, ""))
+                    if remote is not None and not self._ended.is_set():
+                        remote.ends(sentence(names, end))
+
+    def _awaited(self) -> bool:
+        """Whether any host is out of touch, of which the engine may know more."""
+        losses = self._runtime.part(HostLosses)
+        return any(losses.awaits(host) for name, host in tuple(self._joined.items()) if name not in self.ends)
+
+    def _remote_of(self, host: str) -> RemoteHost | None:
+        """None for a host that was let go, or that is on this machine."""
+        remote = self._runtime.part(HostRoutes).attached.get(host)
+        return remote if isinstance(remote, RemoteHost) else None

@@ -1,11 +1,14 @@
 """The progress of a job's hosts, for people."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch_nb.wire import counted
 
 _NAMED = 4
+_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait", "runs": "run", "does": "do"}
+_VERB = re.compile(rf"\b({'|'.join(_PLURALS)})\b")
 
 
 class Progress(NamedTuple):
@@ -24,10 +27,10 @@ class Progress(NamedTuple):
         head = f"{len(self.joined)}/{counted(self.wanted, 'host')} joined"
         if self.wanted_spares:
             head += f", {len(self.spares)}/{counted(self.wanted_spares, 'spare')}"
-        by_description: dict[str, list[str]] = {}
-        for name, description in self.missing.items():
-            by_description.setdefault(description, []).append(name)
-        parts = [f"{shortened(names)} {description}" for description, names in by_description.items()]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.missing.items():
+            reasons.setdefault(reason, []).append(name)
+        parts = [sentence(names, reason) for reason, names in reasons.items()]
         more = f"; and {len(parts) - _NAMED} other reasons" if len(parts) > _NAMED else ""
         return f"{head}. Missing: {'; '.join(parts[:_NAMED])}{more}" if parts else head
 
@@ -37,7 +40,10 @@ class Progress(NamedTuple):
         return f"[{'#' * full}{'.' * (width - full)}] {self}"
 
 
-def shortened(names: Sequence[str]) -> str:
-    """Joins names, or the first of many."""
+def sentence(names: Sequence[str], predicate: str) -> str:
+    """What is said of one host, such as "waits for a node", as a sentence about these hosts; many are cut short."""
     more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    subject = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if len(names) > 1:
+        predicate = _VERB.sub(lambda verb: _PLURALS[verb[0]], predicate, count=1)
+    return f"{subject} {predicate}"

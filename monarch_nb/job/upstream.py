@@ -79,11 +79,7 @@ class UpstreamServices:
         **kwargs: Any,
     ) -> NoReturn:
         """Raises NotImplementedError."""
-        refuse(
-            "remote_mount",
-            "mounts of jobs",
-            "monarch.remotemount mounts on job.state().trainers",
-        )
+        refuse("remote_mount", "mounts of jobs", "monarch.remotemount mounts on job.state().trainers")
 
     def gather_mount(
         self, remote_mount_point: str, local_mount_point: str, meshes: list[str] | None = None

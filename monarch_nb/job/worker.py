@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import pwd
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -68,8 +70,19 @@ def main(argv: Sequence[str]) -> int:
         key, report_file = given.folder / "key", given.folder / f"{me.name}.json"
     if given.bound or given.folder is not None:
         threading.Thread(target=_end_with, args=(os.getppid(),), name="monarch-launcher", daemon=True).start()
+    _name_user()
     _work(given.address, _secret(key), report_file, os.path.expandvars(given.known_as), given.keep)
     return 0
+
+
+def _name_user() -> None:
+    """Gives a user without an entry in the container's list of users what programs look up there."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", str(os.getuid()))
+        if not os.access(os.environ.get("HOME", "/"), os.W_OK):
+            os.environ["HOME"] = tempfile.gettempdir()
 
 
 def _end_with(launcher: int) -> None:

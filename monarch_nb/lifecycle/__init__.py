@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from monarch_nb.lifecycle.interrupts import interrupt
     from monarch_nb.lifecycle.unhandled import exit_on_fault, notebook_mode
 
-__all__ = [
-    "exit_on_fault",
-    "get_or_spawn_controller",
-    "heal_mesh",
-    "interrupt",
-    "notebook_mode",
-    "spawn_actors",
-]
+__all__ = ["exit_on_fault", "get_or_spawn_controller", "heal_mesh", "interrupt", "notebook_mode", "spawn_actors"]
 
 __getattr__ = lazy_names(
     __name__,

@@ -46,14 +46,18 @@ class HostNotices:
         """Returns the current notices of these hosts."""
         return [noticed for host in dict.fromkeys(hosts) if (noticed := self._published.get(host)) is not None]
 
-    def lost(self, host: str, reason: str) -> str:
-        """Ends the notice of a lost host; returns the reason of the loss with that notice."""
-        known = self._known.pop(host, None)
-        self._published.pop(host, None)
-        if known is None:
+    def lost(self, hosts: Iterable[str], reason: str) -> str:
+        """Ends the notices of hosts that are gone; returns the reason with the first notice that came before."""
+        first: tuple[p.PreemptionNotice, float] | None = None
+        for host in hosts:
+            known = self._known.pop(host, None)
+            self._published.pop(host, None)
+            first = first or known
+        if first is None:
             return reason
-        notice, since = known
-        return f"{reason}, {time.monotonic() - since:.0f} s after the notice of that ({notice.by})"
+        notice, since = first
+        line, newline, log = reason.partition("\n")
+        return f"{line}, {time.monotonic() - since:.0f} s after the notice of that ({notice.by}){newline}{log}"
 
     def give_up(self, hosts: Iterable[str]) -> None:
         """Ignores notices of hosts that this program is about to have ended."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
@@ -20,6 +20,7 @@ from monarch_nb.wire import Asker, Done, agent_of, host_of, parse_address
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2  # until an agent that could not be reached is asked again; grows to
 _AGAIN_MAX_S = 30.0
+_HOST_ENDS_S = 5.0  # after which the exit of a process counts by itself, though its host should have ended with it
 
 
 class ProcessWatcher:
@@ -35,6 +36,7 @@ class ProcessWatcher:
         self._losses: dict[str, int] = {}  # number of each host's last loss
         self._over: dict[str, int] = {}  # number of each host's last loss that is over, as new processes run there
         self._owners: set[str] = set()  # processes elsewhere that own actors here
+        self._ending: dict[str, str] = {}  # hosts whose agents end, and what for
         self._runtime.verbs.handle(verbs.PROC_STARTED, self._started)
         self._runtime.verbs.handle(verbs.PROC_EXITED, self._exited)
         self._runtime.verbs.handle(verbs.PROC_UNRESPONSIVE, self._unresponsive)
@@ -88,32 +90,40 @@ class ProcessWatcher:
     def host_back(self, host: str, loss: int) -> None:
         """Marks a loss of a host as over, as processes have been started there since."""
         self._over[host] = max(loss, self._over.get(host, 0))
+        self._ending.pop(host, None)
 
-    def host_lost(self, host: str, reason: str, incarnation: int, loss: int = 0, *, reported: bool = False) -> int:
-        """Handles the loss of a host agent, and of all processes on its host; returns the number of the loss.
+    def hosts_lost(self, agents: Mapping[str, int], reason: str, loss: int = 0, *, reported: bool = False) -> int:
+        """Reports host agents that ended for one reason, with all processes of their hosts, as one failure.
 
-        `incarnation` is the agent's, if it is known. `loss` is the number of the loss if another process has detected
-        it; else it is given one. A loss that is `reported` otherwise does not end a script.
+        `agents` has the incarnation of each by its host, 0 if it is unknown. `loss` is the number by which all
+        processes call this loss, if another process has detected it; else it is given one, which is returned.
+        With `reported` it ends no script: the caller reports it.
         """
-        late = 0 < loss <= self._over.get(host, 0)  # this process knows processes that were started since
-        loss = loss or max(new_incarnation(), self._losses.get(host, 0) + 1)
-        self._losses[host] = max(loss, self._losses.get(host, 0))
-        reason = self._notices.lost(host, reason)
-        cause = Cause(kind="host", text=reason, host=host, at=time.time(), giver=giver_of(host))
+        late = {host for host in agents if 0 < loss <= self._over.get(host, 0)}  # later processes are known there
+        loss = loss or max(new_incarnation(), *(self._losses.get(host, 0) + 1 for host in agents))
+        for host in agents:
+            self._losses[host] = max(loss, self._losses.get(host, 0))
+        reason = self._notices.lost(agents, reason)
+        giver = next(filter(None, map(giver_of, agents)), "")
+        cause = Cause(kind="host", text=reason, host=", ".join(agents), at=time.time(), giver=giver)
         procs = [state for state in tuple(self._runtime.meshes.values()) if isinstance(state, ProcState)]
-        ranks = {rank for state in procs for rank in state.layout.ranks_on(host)}
+        ranks = {rank for state in procs for host in agents for rank in state.layout.ranks_on(host)}
         driver = self._driver
         awaited, called = driver.called(*ranks)
         quiet = reported and driver.machine.root_policy == "script"
         driver.feed(
             lambda machine: [
                 action
-                for action in machine.host_lost([host], cause, awaited, called, loss)
+                for action in machine.host_lost(tuple(agents), cause, awaited, called, loss)
                 if not (quiet and isinstance(action, RootFault))
             ]
         )
-        if late:
-            return loss
+        for host, incarnation in agents.items():
+            if host not in late:
+                self._forget_host(host, reason, incarnation, procs)
+        return loss
+
+    def _forget_host(self, host: str, reason: str, incarnation: int, procs: Sequence[ProcState]) -> None:
         there = [(state, state.address(rank)) for state in procs for rank in state.layout.ranks_on(host)]
         owned = self._runtime.address  # some of the processes it has spawned may not have started
         gone = {
@@ -127,8 +137,12 @@ class ProcessWatcher:
         fail_requests(self._runtime, gone, reason)
         for address in gone:
             self._runtime.node.forget(address, reason, incarnation)
+        self._ending.pop(host, None)
         self._publish(HostLost(host))
-        return loss
+
+    def end_of(self, host: str) -> str:
+        """What for the agent of a host ends, by its own word; "" if it has given none."""
+        return self._ending.get(host, "")
 
     def found(self, started: p.StartedProc) -> None:
         """Registers a process of a mesh that this one has attached."""
@@ -153,6 +167,13 @@ class ProcessWatcher:
         self._publish(ProcStarted(started.address, started.pid, started.log))
 
     def _exited(self, gone: p.Exited, asker: Asker[None]) -> None:
+        if gone.host_ends:  # one report for the host, not one for each process
+            self._ending[gone.host] = gone.reason
+            self._runtime.later(_HOST_ENDS_S, lambda: self._take_exit(gone))
+        else:
+            self._take_exit(gone)
+
+    def _take_exit(self, gone: p.Exited) -> None:
         self.unresponsive.pop(gone.address, None)
         if gone.log_bytes:
             self._runtime.log_positions.ended(gone.address)
@@ -164,8 +185,12 @@ class ProcessWatcher:
         self._publish(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.HostsLost, asker: Asker[None]) -> None:
+        events: dict[tuple[str, int], dict[str, int]] = {}
         for host, reason in lost.hosts.items():
-            self.host_lost(host, reason, lost.incarnations.get(host, 0), lost.losses.get(host, 0))
+            loss = lost.losses.get(host, 0)
+            events.setdefault((reason, loss), {})[host] = lost.incarnations.get(host, 0)
+        for (reason, loss), agents in events.items():
+            self.hosts_lost(agents, reason, loss)
 
     def _owner_gone(self, process: str, reason: str) -> None:
         if process in self._runtime.local.away:

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-_NOT_YET = {
-    "activate": "the tensor engine",
-    "rank_tensor": "the tensor engine",
-    "rank_tensors": "the tensor engine",
-}
+_NOT_YET = {"activate": "the tensor engine", "rank_tensor": "the tensor engine", "rank_tensors": "the tensor engine"}
 
 
 class ProcMesh(Handle[ProcState]):
@@ -137,10 +133,7 @@ class ProcMesh(Handle[ProcState]):
         return cast("Future[Any]", self._console.run.call(function, args, kwargs))
 
     async def logging_option(
-        self,
-        stream_to_client: bool | None = None,
-        aggregate_window_sec: float | None = None,
-        level: int = logging.INFO,
+        self, stream_to_client: bool | None = None, aggregate_window_sec: float | None = None, level: int = logging.INFO
     ) -> None:
         """Sets how the output of these processes is shown here: not at all, or each line with the rank it comes from.
 

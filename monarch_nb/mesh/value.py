@@ -5,17 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
-from monarch_nb.shape import (
-    Extent,
-    MeshTrait,
-    Point,
-    Region,
-    Shape,
-    UnknownLabelError,
-    out_of_range,
-    places_of,
-    spans,
-)
+from monarch_nb.shape import Extent, MeshTrait, Point, Region, Shape, UnknownLabelError, out_of_range, places_of, spans
 
 from .value_text import describe
 

@@ -220,9 +220,7 @@ def _make(name: str) -> _Agent:
             nixl: Any = importlib.import_module(f"{package}._api")
             logging.getLogger("nixl").setLevel(logging.ERROR)  # it would print that all is well
             config = nixl.nixl_agent_config(
-                enable_prog_thread=False,
-                backends=["UCX"],
-                sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+                enable_prog_thread=False, backends=["UCX"], sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             )
             agent = cast("_Agent", nixl.nixl_agent(name, config))
         except Exception as error:

@@ -92,11 +92,7 @@ __getattr__ = lazy_names(
             "Transmit",
             "Unblocked",
         ),
-        "fold": (
-            "Batch",
-            "Fold",
-            "LostIndices",
-        ),
+        "fold": ("Batch", "Fold", "LostIndices"),
         "incarnations": (
             "Incarnations",
             "LinkIncarnations",
@@ -105,10 +101,6 @@ __getattr__ = lazy_names(
             "process_incarnation",
         ),
         "link": ("Link",),
-        "routes": (
-            "Hop",
-            "NoRoute",
-            "RoutingTable",
-        ),
+        "routes": ("Hop", "NoRoute", "RoutingTable"),
     },
 )

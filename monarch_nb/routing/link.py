@@ -8,16 +8,7 @@ Frames name both incarnations (`incarnation`, `to`): a peer that came back canno
 one. Only those written before its first word name none; they are never written twice, except on an unbroken connection.
 """
 
-from monarch_nb.routing.actions import (
-    PREFIX,
-    Action,
-    Deliver,
-    LinkConfig,
-    LinkState,
-    NewIncarnation,
-    PrefixKind,
-    T,
-)
+from monarch_nb.routing.actions import PREFIX, Action, Deliver, LinkConfig, LinkState, NewIncarnation, PrefixKind, T
 from monarch_nb.routing.outgoing import Outgoing
 
 __all__ = ["Link"]

@@ -88,14 +88,7 @@ class Runtime:
         self.verbs = Handlers("processes", sender.answer)
         hosting = Hosting(local, clock, self)
         arrivals = Arrivals(
-            local,
-            node,
-            self.ports,
-            self.verbs,
-            features=self.features,
-            hosting=hosting,
-            losses=losses,
-            sender=sender,
+            local, node, self.ports, self.verbs, features=self.features, hosting=hosting, losses=losses, sender=sender
         )
         # The parts' own methods: a call passes through no more of this class than its look-up.
         self.send, self.reply, self.refuse, self.check_size = (

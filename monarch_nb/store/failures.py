@@ -45,6 +45,8 @@ def title(failure: MeshFailure) -> str:
 def _who(failure: MeshFailure) -> str:
     cause, count = failure.cause, len(failure.places)
     single, several = _TITLES.get(cause.kind, _FAILED)
+    if cause.kind == "host" and ", " in cause.host:
+        several = "are lost with their hosts"
     if count > 1:
         part = "" if count == failure.size else f", {failure.where}"
         return f"{failure.mesh_name}{part}: {count} of {failure.size} ranks {several}"

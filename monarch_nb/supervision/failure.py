@@ -140,9 +140,11 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return f"{name} is being healed: wait for heal_mesh({name})"
         if kind == "undeliverable":
             return f"correct the cause and call {name} again; a message that was lost is not sent again by itself"
-        where = host_name(self.host) or "it was on"
+        several = ", " in self.host
+        where = f"host {host_name(self.host) or 'it was on'}"
         giver = self.cause.origin.giver
-        first = {"host": "" if giver else f"once host {where} is back, ", "init": "once its cause is corrected, "}
+        back = "once these hosts are back, " if several else f"once {where} is back, "
+        first = {"host": "" if giver else back, "init": "once its cause is corrected, "}
         many = len(self.places) > 1 or not self.places
         if kind in ("init", "exception", "aborted"):
             verb = f"re-creates {'them with their' if many else 'it with its'} original arguments"
@@ -150,7 +152,8 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             verb = f"brings {'them' if many else 'it'} back"
         steps = [f"{first.get(kind, '')}heal_mesh({name}) {verb}"]
         if kind == "host" and giver:
-            steps.append(f"if host {where} does not come back, {giver} is asked for another")
+            stay_away = "these hosts do" if several else f"{where} does"
+            steps.append(f"if {stay_away} not come back, {giver} is asked for {'others' if several else 'another'}")
         if self.cause.origin.oom:
             steps.insert(0, "let it hold less, or give its host more memory")
         if self.places and self.left != 0 and len(self.places) < self.size:

@@ -185,7 +185,7 @@ class SupervisionMachine:
         called: Collection[str] = (),
         loss: int = 0,
     ) -> list[Action]:
-        """Hosts are gone, with all their processes.
+        """Hosts are gone for one cause, with all their processes: one failure of each family of meshes.
 
         `loss` is the number of that loss, later ones have larger numbers: ranks that were healed after it are not
         meant. 0 means all.
@@ -193,9 +193,10 @@ class SupervisionMachine:
         actions: list[Action] = []
         self._records.losses.update({host: max(loss, self._records.losses.get(host, 0)) for host in hosts if loss})
         for procs in [mesh for mesh in self._records.meshes.values() if mesh.is_procs]:
-            for host in hosts:
-                lost = self._records.lost_with(procs, host, loss)
-                actions += self._fail(lost, msgspec.structs.replace(cause, host=host), awaited, called)
+            lost = {host: hit for host in hosts if (hit := self._records.lost_with(procs, host, loss))}
+            ranks = sorted((hit for there in lost.values() for hit in there), key=lambda hit: hit[1])
+            names = ", ".join(sorted(lost, key=lambda host: lost[host][0][1]))
+            actions += self._fail(ranks, msgspec.structs.replace(cause, host=names), awaited, called)
         return actions
 
     def preemption_announced(self, hosts: Sequence[str], cause: Cause) -> list[Action]:

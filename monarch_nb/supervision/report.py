@@ -51,9 +51,10 @@ def error_text(cause: Cause) -> str:
         case "killed":
             return f"the process this actor was running on was killed: {text}"
         case "host":
-            return f"the host {host_name(cause.host) or 'it was on'} was lost" + (
-                f": {cause.text}" if cause.text else ""
-            )
+            lost = f"the host {host_name(cause.host) or 'it was on'} was lost"
+            if ", " in cause.host:
+                lost = f"{hosts_text(cause.host.split(', '))} were lost"
+            return lost + (f": {cause.text}" if cause.text else "")
         case "preemption":
             return f"its host {host_name(cause.host)} is about to be taken away: {cause.text}"
         case "init":
@@ -92,9 +93,9 @@ def facts(cause: Cause) -> list[tuple[str, str]]:
     """Where and how it ended, one (what, value) a line; only what is known."""
     lines: list[tuple[str, str]] = []
     if cause.host or cause.pid:
-        lines.append(
-            ("host", ", ".join(filter(None, (host_name(cause.host), f"pid {cause.pid}" if cause.pid else ""))))
-        )
+        several = ", " in cause.host
+        hosts = hosts_text(cause.host.split(", ")) if several else host_name(cause.host)
+        lines.append(("host", ", ".join(filter(None, (hosts, f"pid {cause.pid}" if cause.pid else "")))))
     if cause.signal is not None:
         lines.append(("ended", f"by signal {cause.signal}{_signal_name(cause.signal)}"))
         if cause.oom:

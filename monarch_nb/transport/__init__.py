@@ -69,20 +69,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "tcp.greeting": (
-            "Unready",
-            "greet",
-            "knock",
-            "split",
-        ),
-        "keys": (
-            "Keys",
-            "require_keys",
-        ),
+        "tcp.greeting": ("Unready", "greet", "knock", "split"),
+        "keys": ("Keys", "require_keys"),
         "node": ("Node",),
-        "tcp.sockets": (
-            "Limits",
-            "bound_at",
-        ),
+        "tcp.sockets": ("Limits", "bound_at"),
     },
 )

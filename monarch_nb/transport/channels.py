@@ -98,13 +98,7 @@ class Inbound:
     __slots__ = ("_closed", "_fd", "_gone", "_lost", "_queue", "_reader", "_router", "_routing_id")
 
     def __init__(
-        self,
-        router: Socket,
-        routing_id: bytes,
-        reader: Reader,
-        *,
-        lost: Callable[[], None],
-        gone: Callable[[], None],
+        self, router: Socket, routing_id: bytes, reader: Reader, *, lost: Callable[[], None], gone: Callable[[], None]
     ) -> None:
         """`lost` tells the link that its frames are to be kept; `gone` looks for another way. Reader thread."""
         self._router, self._routing_id, self._reader = router, routing_id, reader

@@ -29,17 +29,7 @@ from monarch_nb.wire.errors import (
 from monarch_nb.wire.explain import PickleFailure, explain_unpicklable, pickle_failure
 from monarch_nb.wire.folded import Folded, fold, unfold, unfold_each
 from monarch_nb.wire.handlers import Asker, Handlers, VerbTakenError
-from monarch_nb.wire.header import (
-    CastPlan,
-    Flags,
-    Header,
-    Kind,
-    Layout,
-    Run,
-    Status,
-    decode_header,
-    encode_header,
-)
+from monarch_nb.wire.header import CastPlan, Flags, Header, Kind, Layout, Run, Status, decode_header, encode_header
 from monarch_nb.wire.hosts import begin_host_names, host_id, host_name, with_host_names
 from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
@@ -55,16 +45,7 @@ from monarch_nb.wire.texts import (
     text_of,
     type_name,
 )
-from monarch_nb.wire.verb import (
-    REPLY,
-    Done,
-    Lane,
-    MalformedMessageError,
-    Refused,
-    Verb,
-    decode_refusal,
-    encode_body,
-)
+from monarch_nb.wire.verb import REPLY, Done, Lane, MalformedMessageError, Refused, Verb, decode_refusal, encode_body
 from monarch_nb.wire.words import counted, kind_of, with_article
 
 __all__ = [

@@ -23,13 +23,7 @@ SOON = 40.0  # seconds: what takes longer has failed, on a busy machine, too
 RUNNERS = "tests.cluster.host_runners"
 EVENTS = {
     verb.name: verb
-    for verb in (
-        verbs.PROC_STARTED,
-        verbs.PROC_EXITED,
-        PROC_LOG,
-        verbs.PROC_UNRESPONSIVE,
-        verbs.PROC_RESPONSIVE,
-    )
+    for verb in (verbs.PROC_STARTED, verbs.PROC_EXITED, PROC_LOG, verbs.PROC_UNRESPONSIVE, verbs.PROC_RESPONSIVE)
 }
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)

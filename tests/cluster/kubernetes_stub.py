@@ -49,6 +49,9 @@ class Cluster:
         self.pods: dict[str, dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.held = False  # pods stay pending
+        self.nodes: list[dict[str, Any]] | None = None  # None: this user may not list them
+        self.events: dict[str, list[dict[str, Any]]] = {}  # by the selector of their object
+        self.refused = False  # the set makes no pods
         self.asked: list[str] = []
         self._made = 0  # pods
         self._lock = threading.RLock()
@@ -105,6 +108,10 @@ class Cluster:
             if verb == "DELETE" and "/pods/" in path:
                 self.delete_pod(path.rpartition("/")[2], body["gracePeriodSeconds"])
                 return 200, {"status": "Success"}
+            if path == "/api/v1/nodes":
+                return (403, {"message": "forbidden"}) if self.nodes is None else (200, {"items": self.nodes})
+            if path.endswith("/events"):
+                return 200, {"items": self.events.get(query["fieldSelector"][0].split(",")[0], [])}
             if path.endswith("/pods"):
                 return 200, {"items": self._selected(query["labelSelector"][0])}
             if path.endswith("/log"):
@@ -115,7 +122,7 @@ class Cluster:
                 self._deleted(self.objects.pop(path))
                 return 200, {"status": "Success"}
             if verb == "PATCH":
-                self._scaled(self.objects[path], body["spec"]["replicas"])
+                self.scale(self.objects[path], body["spec"]["replicas"])
             return 200, self.objects[path]
 
     def _post(self, path: str, body: Any) -> tuple[int, Any]:
@@ -126,14 +133,14 @@ class Cluster:
         spec = body.get("spec") or {}
         template = spec.get("podTemplate") or spec.get("template")
         if template:
-            self._scaled(body, spec["replicas"])
+            self.scale(body, spec["replicas"])
         return 201, body
 
-    def _scaled(self, thing: dict[str, Any], replicas: int) -> None:
+    def scale(self, thing: dict[str, Any], replicas: int) -> None:
         """As the controller of a StatefulSet does: pods come and go at the end."""
         name, spec = thing["metadata"]["name"], thing["spec"]
         spec["replicas"] = replicas
-        for rank in range(replicas):
+        for rank in range(0 if self.refused else replicas):
             if f"{name}-{rank}" not in self.pods:
                 self.add_pod(f"{name}-{rank}", rank, spec.get("podTemplate") or spec["template"])
         for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:

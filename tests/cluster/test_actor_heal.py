@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import (
-    Actor,
-    ProcMesh,
-    SupervisionError,
-    endpoint,
-    heal_mesh,
-    this_host,
-)
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, endpoint, heal_mesh, this_host
 from tests.cluster.actor_tools import SECONDS, Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]

@@ -172,9 +172,7 @@ class Sharding(Actor):
         return type(plain) is torch.Tensor and not _len_torch_dispatch_stack()
 
 
-def test_interrupting_endpoints_that_use_pytorch_leaves_its_modes_unchanged(
-    duo: ProcMesh,
-) -> None:
+def test_interrupting_endpoints_that_use_pytorch_leaves_its_modes_unchanged(duo: ProcMesh) -> None:
     actors = duo.spawn("sharding", Sharding)
     for _ in range(4):
         began, begins = Channel[None].open()

@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.actor import (
-    Actor,
-    Channel,
-    MeshFailure,
-    Port,
-    ProcMesh,
-    SupervisionError,
-    endpoint,
-    this_host,
-)
+from monarch_nb.actor import Actor, Channel, MeshFailure, Port, ProcMesh, SupervisionError, endpoint, this_host
 from tests.cluster.actor_tools import Faults
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]

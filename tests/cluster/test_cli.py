@@ -114,9 +114,7 @@ def test_doctor_fails_on_a_low_limit_and_says_what_to_do() -> None:
     assert "limits.conf" in done.stdout
 
 
-def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(
-    tmp_path: Path,
-) -> None:
+def test_agents_at_terminals_say_how_to_attach_and_end_on_interrupt(tmp_path: Path) -> None:
     address, key = f"tcp://127.0.0.1:{free_port()}", tmp_path / "job.key"
     terminal, its_end = os.openpty()
     command = [sys.executable, "-m", "monarch_nb", "agent", "--tcp", address, "--key", str(key), "--keep"]

@@ -147,9 +147,7 @@ def test_a_process_that_dies_meanwhile_is_told_of_and_healed_afterwards(place: P
 
 
 @pytest.mark.slow
-def test_a_controller_killed_in_mid_heal_leaves_a_consistent_mesh(
-    place: Path,
-) -> None:
+def test_a_controller_killed_in_mid_heal_leaves_a_consistent_mesh(place: Path) -> None:
     first = Controller(place, "fall", MONARCH_NB_MESH_KEEP="60s")
     first.until("heals")
     first.process.wait(SOON)

@@ -1,6 +1,7 @@
 """Jobs on Kubernetes, against a stub of its API whose pods are processes of this machine. NOT a real cluster."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ import pytest
 from monarch_nb.actor import Actor, SupervisionError, endpoint, heal_mesh
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import Agent, EngineError, ImageSpec, KubeConfig, KubernetesJob, job_load, running_jobs
-from monarch_nb.job.kubernetes.adapter import rank_of, seen_of
-from monarch_nb.job.kubernetes.template import pod_template, secret
+from monarch_nb.job.kubernetes.template import pod_template, rank_of, secret, seen_of
 from tests.cluster.engine_tools import none_alive
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.kubernetes_stub import Cluster
@@ -212,6 +212,45 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     from monarch_nb.connect import shutdown
 
     shutdown()  # a gateway is for good
+
+
+@pytest.mark.parametrize("operator", [False], ids=["StatefulSet"], indirect=True)
+def test_what_pods_wait_for_and_what_never_comes_is_said(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.held, cluster.refused = True, True
+    quota = {"type": "Warning", "reason": "FailedCreate", "message": "forbidden: exceeded quota: gpus, requested: 4"}
+    cluster.events["involvedObject.name=trainers"] = [quota]
+    cluster.nodes = [{"status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": gpus}}} for gpus in ("2", "1")]
+    job = job_on(cluster)
+    job.add_mesh("trainers", 2, image_spec=IMAGE)
+    try:
+        job.state(cached_path=None)
+        until(lambda: "(FailedCreate: forbidden: exceeded quota" in str(job.progress), "why there are no pods")
+        assert not caplog.records, "the quota may become free"
+        cluster.refused = False
+        [made] = [thing for thing in cluster.objects.values() if thing["kind"] == "StatefulSet"]
+        cluster.scale(made, 2)
+        never = (
+            "waits: pod trainers-0 is Pending (Unschedulable: 0/4 nodes have GPUs), and will for ever unless the "
+            "cluster gets other nodes: it asks for nvidia.com/gpu=4, and of 2 nodes none has more than 2"
+        )
+        until(lambda: never in str(job.progress), "what no node has")
+        until(lambda: [each for each in caplog.messages if never in each], "it is said, though nobody asks")
+        kubelet = {"type": "Warning", "reason": "FailedMount", "message": "MountVolume.SetUp failed for monarch-key"}
+        cluster.events["involvedObject.name=trainers-1"] = [kubelet]
+        cluster.pods["trainers-1"]["status"]["conditions"] = []
+        until(lambda: "trainers-1 is Pending (FailedMount: MountVolume" in str(job.progress), "the event of a pod")
+    finally:
+        job.kill()
+
+
+def test_an_api_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, operator=True)
+    cluster.close()
+    job = job_on(cluster)
+    job.add_mesh("trainers", 1, image_spec=IMAGE)
+    with pytest.raises(EngineError) as caught:
+        job.apply()
+    assert re.fullmatch(r"the Kubernetes API at \S+ does not answer: Connection refused", str(caught.value))
 
 
 def test_the_states_of_pods_are_told_in_words() -> None:

@@ -43,9 +43,7 @@ def end(pid: int) -> None:
     until(lambda: not alive(pid), "its end")
 
 
-def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     job, other = ProcessJob({"trainers": 1}), ProcessJob({"loaders": 1})
     try:
         job.apply()
@@ -72,9 +70,7 @@ def test_leftovers_of_an_ended_job_are_tidied_unless_still_in_use(
         job.kill()
 
 
-def test_the_job_of_a_killed_program_can_be_loaded_and_tidied(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_job_of_a_killed_program_can_be_loaded_and_tidied(capsys: pytest.CaptureFixture[str]) -> None:
     env = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, env=env, timeout=SOON)
     worker = int(done.stdout)

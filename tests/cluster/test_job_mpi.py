@@ -10,7 +10,7 @@ from monarch_nb.actor import Actor, endpoint
 from monarch_nb.exceptions import NoMoreHostsError
 from monarch_nb.job import HostsMissingError, MPIJob, running_jobs
 from tests.cluster.engine_tools import PYTHON, needs, none_alive
-from tests.cluster.fault_tools import SOON
+from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 needs("mpirun", package="openmpi-bin")
@@ -66,8 +66,8 @@ def test_a_mesh_shrinks_under_its_mpirun_and_grows_onto_another() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_outlives_an_mpirun_that_was_killed(shown: list[Any]) -> None:
-    job = MPIJob({"trainers": 2}, PYTHON, ARGS, env=LIGHT)
+def test_nothing_outlives_an_mpirun_whose_end_is_one_report(shown: list[Any]) -> None:
+    job = MPIJob({"trainers": 3}, PYTHON, ARGS, env=LIGHT)
     try:
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
         pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
@@ -75,16 +75,12 @@ def test_nothing_outlives_an_mpirun_that_was_killed(shown: list[Any]) -> None:
         assert none_alive(pids)
         with pytest.raises(RuntimeError, match=r"trainers_0 is gone: its mpirun \(process \d+\) has ended"):
             job.state(None)
-    finally:
-        job.kill()
-
-
-def test_an_mpirun_that_ends_is_told_with_its_words() -> None:
-    job = MPIJob({"trainers": 1}, "/no/such/python", ARGS)
-    try:
-        state = job.state(cached_path=None)
-        with pytest.raises(HostsMissingError, match=r"(?s)trainers_0 is gone: its mpirun .*/no/such/python"):
-            state.trainers.initialized.get(SOON)
+        until(lambda: len(str(job.progress).split("trainers_0, trainers_1, trainers_2 are gone: its mpirun")) == 2,
+              "the loss is known")  # fmt: skip
+        until(lambda: shown, "the report")
+        [failure] = shown
+        assert failure.crashed_ranks == [0, 1, 2]
+        assert failure.report().count("its mpirun") == 1
     finally:
         job.kill()
 

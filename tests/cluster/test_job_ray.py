@@ -117,7 +117,7 @@ if __name__ == "__main__":
         try:
             procs.grow(hosts=2, timeout=5)
         except NoMoreHostsError as error:
-            print("waits", "waits for a node of Ray's" in str(error), *groups(), flush=True)
+            print("waits", "wait for a node of Ray's" in str(error), *groups(), flush=True)
         procs.grow(hosts=1, timeout=60)
         found = where.where.call().get(30).values()
         print("all", [mark for mark, _ in found], *groups(), flush=True)
@@ -166,7 +166,7 @@ def test_each_bundle_of_a_placement_group_is_a_host(tmp_path: Path) -> None:
         "waiting True",
         "never large_0 waits for 1 CPU, 8 GPU on one node, and of 1 node none has that (the most: 3 CPU, 0 GPU). It "
         "will wait for ever, unless Ray gets such nodes",
-        "never far_0, far_1 waits for 2 nodes, and the cluster has 1 (strategy='PACK' shares them). It will wait for "
+        "never far_0, far_1 wait for 2 nodes, and the cluster has 1 (strategy='PACK' shares them). It will wait for "
         "ever, unless Ray gets such nodes",
         "listed True",
         "lost True False True",

@@ -99,7 +99,7 @@ def test_a_mesh_grows_by_another_batch_job_and_gives_nodes_back(
         assert [(node, mark) for node, mark, _ in found] == [(node, LIGHT["MARK"]) for node in ("n1", "n2", "n4")]
         assert used().split() == ["n[1-2]", "n4"]
         with pytest.raises(
-            NoMoreHostsError, match=r"no 2 more hosts within 4 s: .*waits in Slurm's queue \(job \d+: Res"
+            NoMoreHostsError, match=r"no 2 more hosts within 4 s: .*wait in Slurm's queue \(job \d+: Res"
         ):
             procs.grow(hosts=2, timeout=4)
         assert used().split() == ["n[1-2]", "n4"], "nothing of it waits any longer"
@@ -138,7 +138,7 @@ def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCl
     try:
         state = more.state(cached_path=None)
         assert state.others.initialized.get(SOON) is True  # its nodes are other ones: a batch job of its own
-        until(lambda: re.search(r"1/3 hosts joined.*waits in Slurm's queue \(job \d+: \w+\)", str(more.progress)),
+        until(lambda: re.search(r"1/3 hosts joined.*waits? in Slurm's queue \(job \d+: \w+\)", str(more.progress)),
               "Slurm's reason")  # fmt: skip
         job.kill()
         more.wait(SOON)
@@ -149,37 +149,30 @@ def test_hosts_that_wait_in_the_queue_are_told_with_slurms_reason(slurm: SlurmCl
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_ends_is_told_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
-    job = SlurmJob({"trainers": 1}, PYTHON, env=LIGHT)
+def test_a_job_that_slurm_ends_is_one_report_in_its_words(slurm: SlurmCluster, shown: list[Any]) -> None:
+    job = SlurmJob({"trainers": 3}, PYTHON, env=LIGHT)
     try:
         where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        _, _, pid = where.where.call_one().get(SOON)
+        pids = [pid for _, _, pid in where.where.call().get(SOON).values()]
         notices: list[str] = []
         current_runtime().part(HostNotices).present(lambda event: notices.append(event.text))
         slurm.ask("scancel", slurm_id(job))
         until(lambda: notices, "the notice")
         told = rf"\(Slurm job {slurm_id(job)} (is being ended|was cancelled)\), in 2 s"
         assert re.search(told, notices[0]), "for KillWait"
-        assert where.where.call_one().get(SOON)[2] == pid, "it goes on for that time"
-        with pytest.raises(SupervisionError):
-            until(lambda: where.where.call_one().get(SOON) is None, "its end")
+        assert [pid for _, _, pid in where.where.call().get(SOON).values()] == pids, "it goes on for that time"
+        until(lambda: shown, "its end is shown, though no call waits for it")
+        assert shown[0].crashed_ranks == [0, 1, 2]
+        assert shown[0].report().count(f"trainers_0, trainers_1, trainers_2 are gone: Slurm job {slurm_id(job)}") == 1
+        with pytest.raises(SupervisionError, match=r"3 hosts .* were lost: trainers_0"):
+            where.where.call().get(SOON)
         until(lambda: "cancel" in job._lost(), "Slurm says so")
         with pytest.raises(RuntimeError, match=rf"is gone: Slurm job {slurm_id(job)} was cancelled"):
             job.state(None)
-        assert none_alive([pid])
+        assert none_alive(pids)
+        assert len(shown) == 1
     finally:
         current_runtime().part(HostNotices).present(None)
-        job.kill()
-
-
-@pytest.mark.slow
-def test_a_job_past_its_time_limit_is_told(slurm: SlurmCluster, shown: list[Any]) -> None:
-    job = SlurmJob({"trainers": 1}, PYTHON, time_limit="0:01", env=LIGHT)
-    try:
-        where = job.state(cached_path=None).trainers.spawn_procs().spawn("where", Where)
-        where.where.call_one().get(SOON)
-        until(lambda: "reached its time limit" in job._lost(), "Slurm says so", 130)
-    finally:
         job.kill()
 
 
@@ -226,7 +219,8 @@ def test_a_client_script_runs_inside_the_allocation_which_ends_with_it(
     try:
         job.apply(str(tmp_path / "client.py"))
         until(result.exists, "the script has run", 60)
-        until(lambda: json.loads(result.read_text() or "[]") == ["n1", "n2", "n3"], "its result", 60)
+        until(result.read_text, "its result", 60)
+        assert len(set(json.loads(result.read_text()))) == 3, "nodes of its own"
         until(lambda: slurm.ask("squeue", "-h") == "", "the end of both allocations")
     finally:
         print(*job._adapter.lines(job._job, "trainers_0", 20), sep="\n")

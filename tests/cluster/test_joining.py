@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import connect
-from monarch_nb.actor import (
-    MeshFailure,
-    SupervisionError,
-    accept_hosts,
-    attach_hosts,
-    shutdown_context,
-    this_host,
-)
+from monarch_nb.actor import MeshFailure, SupervisionError, accept_hosts, attach_hosts, shutdown_context, this_host
 from monarch_nb.connect import AttachError
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.host.bootstrap import command

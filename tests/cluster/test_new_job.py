@@ -209,11 +209,7 @@ def test_hosts_taken_back_are_lost_in_the_words_of_their_engine(racks: Racks, sh
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_killing_a_loaded_job_gives_up_its_hosts_first(
-    racks: Racks,
-    shown: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    forgotten: bool,
+    racks: Racks, shown: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, forgotten: bool
 ) -> None:
     def kill(job: Running) -> None:  # as Slurm does: SIGTERM is notice to a host that somebody uses
         for agent in job.agents.values():

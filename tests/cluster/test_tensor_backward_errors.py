@@ -25,10 +25,7 @@ RAISED = {
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.backward_programs"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "tests.cluster.backward_programs"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.returncode} after:\n{done.stdout}\n{done.stderr[-4000:]}"
     return done.stdout.splitlines()

@@ -74,9 +74,7 @@ def test_writes_to_views_are_seen_in_their_tensor_and_other_views(mesh: Mesh) ->
     assert column.tolist() == expected[:, 1].tolist()
 
 
-def test_a_write_to_an_expanded_tensor_counts_once_per_memory_cell(
-    mesh: Mesh,
-) -> None:
+def test_a_write_to_an_expanded_tensor_counts_once_per_memory_cell(mesh: Mesh) -> None:
     def writes(t: Any, mask: Any) -> None:
         twice = t.unsqueeze(0).expand(2, 5, 3)
         twice[:, 1:][0, 0].add_(50)

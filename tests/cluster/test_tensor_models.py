@@ -22,10 +22,7 @@ from tests.models.page import PAGE, read
 from tests.models.training import PARALLEL, compared
 from tests.models.zoo import MODELS
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning"),
-]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")]
 
 R = Replicate()
 DAILY = {("llama", "data + tensor"), ("LSTM", "tensor"), ("attention", "tensor")}

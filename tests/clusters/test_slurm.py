@@ -112,7 +112,7 @@ def test_a_job_that_waits_goes_out_of_the_queue_at_once(slurm: SlurmCluster, con
 
 
 def test_requests_that_slurm_can_never_grant_are_refused_with_its_reason(slurm: SlurmCluster, console: Console) -> None:
-    many = r"many_0, .* waits in Slurm's queue \(job \d+: PartitionConfig\), and will for ever: partition all does not"
+    many = r"many_0, .* wait in Slurm's queue \(job \d+: PartitionConfig\), and will for ever: partition all does not"
     shut = r"shut_0 waits in Slurm's queue \(job \d+: PartitionDown\), and will for ever: partition closed starts no"
     asked = {"{'many': 9}": many, "{'shut': 1}, partition='closed'": shut}
     for wanted, words in asked.items():

@@ -131,7 +131,7 @@ def as_at_first(job: Job, engine: Engine) -> bool:
 
 def test_hosts_that_are_late_are_released_with_the_reason(hosts: JobHosts, job: Job, engine: Engine) -> None:
     with pytest.raises(NoMoreHostsError, match=r"TestJob 7 has given fleet no 2 more hosts within 0.2 s: 0/2 hosts.*"
-                                               r"fleet_2.*waits for a node.* monarch-nb job ls"):  # fmt: skip
+                                               r"fleet_2.*wait for a node.* monarch-nb job ls"):  # fmt: skip
         hosts.more(2, 0.2)
     assert as_at_first(job, engine)
     with pytest.raises(NoMoreHostsError):

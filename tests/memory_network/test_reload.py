@@ -6,15 +6,7 @@ import types
 import pytest
 
 import monarch_nb.actor
-from monarch_nb.actor import (
-    Actor,
-    ActorError,
-    SupervisionError,
-    endpoint,
-    heal_mesh,
-    reload_mesh,
-    this_host,
-)
+from monarch_nb.actor import Actor, ActorError, SupervisionError, endpoint, heal_mesh, reload_mesh, this_host
 from monarch_nb.wire import register_pickle_by_value, unregister_pickle_by_value
 
 pytestmark = pytest.mark.timeout(120)

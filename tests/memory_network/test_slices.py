@@ -43,10 +43,7 @@ def test_dimensions_are_those_of_the_host_then_those_requested(grid: ProcMesh, p
 
 def test_a_slice_knows_its_own_points(places: Any) -> None:
     row = places.slice(rows=1)
-    assert row.message.call().get(20).values() == [
-        ("{'gpus': 0/2}", {"gpus": 2}, 2),
-        ("{'gpus': 1/2}", {"gpus": 2}, 3),
-    ]
+    assert row.message.call().get(20).values() == [("{'gpus': 0/2}", {"gpus": 2}, 2), ("{'gpus': 1/2}", {"gpus": 2}, 3)]
     column = places.slice(gpus=slice(1, 2))
     assert column.message.call().get(20).values() == [
         ("{'rows': 0/2, 'gpus': 0/1}", {"rows": 2, "gpus": 1}, 1),

@@ -267,9 +267,7 @@ def test_the_bug_button_shows_earlier_stops_but_vs_code_does_not(notebook: Noteb
     debugger.off()
 
 
-def test_stops_are_resumed_by_button_or_prompt_while_a_cell_asks(
-    notebook: Notebook,
-) -> None:
+def test_stops_are_resumed_by_button_or_prompt_while_a_cell_asks(notebook: Notebook) -> None:
     notebook.run("import monarch.debug\nb = monarch.debug.set_breakpoint('Trainer.learn', t.slice(gpus=1))").ok()
     debugger = Debugger(notebook)
 

@@ -40,9 +40,7 @@ class Looper(Actor):
 """
 
 
-def test_a_breakpoint_in_an_async_endpoint_steps_over_awaits(
-    debugger: Debugger,
-) -> None:
+def test_a_breakpoint_in_an_async_endpoint_steps_over_awaits(debugger: Debugger) -> None:
     code = LOOPER
     debugger.finish(debugger.start(code)).ok()
     debugger.finish(debugger.start("loop = w.slice(gpus=0).spawn('loop', Looper)")).ok()
@@ -58,9 +56,7 @@ def test_a_breakpoint_in_an_async_endpoint_steps_over_awaits(
     debugger.finish(debugger.start("loop.stop().get()")).ok()
 
 
-def test_actors_reloaded_while_stopped_end_and_stop_in_new_code(
-    debugger: Debugger,
-) -> None:
+def test_actors_reloaded_while_stopped_end_and_stop_in_new_code(debugger: Debugger) -> None:
     before = named("Stale")
     debugger.finish(debugger.start(before)).ok()
     debugger.finish(debugger.start("stale = w.slice(gpus=0).spawn('stale', Stale)")).ok()
@@ -83,9 +79,7 @@ def test_actors_reloaded_while_stopped_end_and_stop_in_new_code(
     debugger.finish(debugger.start("stale.stop().get()")).ok()
 
 
-def test_hanging_reprs_and_huge_values_are_bounded_and_tensors_summarised(
-    debugger: Debugger,
-) -> None:
+def test_hanging_reprs_and_huge_values_are_bounded_and_tensors_summarised(debugger: Debugger) -> None:
     code = TRAINER.replace("doubled = self.learn(loss)", "hang, many = Hang(), list(range(1_000_000))").replace(
         "return doubled", "return len(many)"
     )

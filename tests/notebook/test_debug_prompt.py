@@ -32,17 +32,7 @@ def nb(kernel: Debugged) -> Iterator[Debugged]:
 
 def test_eight_stopped_ranks_are_listed_focused_stepped_and_resumed(nb: Debugged) -> None:
     talk = nb.talk(
-        ALL_STOPPED,
-        "ranks",
-        "p loss",
-        "n",
-        "focus 3",
-        "p loss",
-        "n",
-        "@gpus=0:2 p rank * 2",
-        "focus all",
-        "p x",
-        "c",
+        ALL_STOPPED, "ranks", "p loss", "n", "focus 3", "p loss", "n", "@gpus=0:2 p rank * 2", "focus all", "p x", "c"
     )
     assert talk.cell.error is None
     assert "8 of 8  at Cell In[3]:17 in Trainer.step  trainers gpus=0-7  breakpoint()" in talk.before[0]
@@ -190,9 +180,7 @@ def test_a_rank_killed_externally_during_the_prompt_ends_the_cell(nb: Debugged) 
     nb.run("%heal w").ok()
 
 
-def test_front_ends_without_subshells_see_stops_and_steps_of_the_prompt(
-    nb: Debugged,
-) -> None:
+def test_front_ends_without_subshells_see_stops_and_steps_of_the_prompt(nb: Debugged) -> None:
     view = ViewClient(nb, subshell=False)
     view.send(type="watch", topic="debug", id="D")
     view.until(lambda view: bool(view.of("debug")))

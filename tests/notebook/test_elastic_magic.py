@@ -59,9 +59,7 @@ def pids_of(nb: Notebook) -> set[int]:
     return {int(pid) for pid in nb.run("print(*engine.pids)").ok().stdout.split()}
 
 
-def test_hosts_come_and_go_and_an_interrupt_ends_the_wait(
-    notebook: Notebook,
-) -> None:
+def test_hosts_come_and_go_and_an_interrupt_ends_the_wait(notebook: Notebook) -> None:
     nb = notebook
     try:
         grown = nb.run("%mesh elastic hosts=+1").ok()

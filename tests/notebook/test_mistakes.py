@@ -9,10 +9,7 @@ pytestmark = pytest.mark.timeout(120)
 MISTAKES = {
     "an unknown dimension": ("w.slice(gpu=1)", "DimensionError: mesh has no dimension 'gpu'"),
     "too large an index": ("w.slice(gpus=9)", "OutOfRangeError: index out of range: gpus=9"),
-    "an unpicklable argument": (
-        "import threading\na.work.call(threading.Lock()).get()",
-        "`seconds` of a.work",
-    ),
+    "an unpicklable argument": ("import threading\na.work.call(threading.Lock()).get()", "`seconds` of a.work"),
     "wrong arguments": ("a.work.call(nothing=3).get()", "got an unexpected keyword argument 'nothing'"),
     "an unknown endpoint": ("a.wrok.call().get()", "has no endpoint 'wrok'"),
     "an awaited call": ("await a.work.call(1, 2, 3, 4, 5)", "too many positional arguments"),

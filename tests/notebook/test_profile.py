@@ -39,9 +39,7 @@ def test_the_panel_lists_profiles_newest_first(nb: Notebook) -> None:
         view.close()
 
 
-def test_the_underscore_has_the_profile_beside_loops_and_functions_named_so(
-    nb: Notebook,
-) -> None:
+def test_the_underscore_has_the_profile_beside_loops_and_functions_named_so(nb: Notebook) -> None:
     nb.run("for _ in range(5): pass").ok()
     nb.run("%%prof a\nfor _ in range(2):\n    a.work.call(0.05).get()").ok()
     assert nb.run("type(_).__name__").ok().text == "'Profile'"

@@ -14,10 +14,7 @@ SHRUNK = 3  # failures of one reason that are made smaller: others are likely th
 
 
 def reports(
-    seeds: Iterable[int],
-    fleet: Fleet,
-    meshes: Sequence[tuple[int, ...]],
-    shrink: bool = True,
+    seeds: Iterable[int], fleet: Fleet, meshes: Sequence[tuple[int, ...]], shrink: bool = True
 ) -> Iterable[Report]:
     seen: dict[str, int] = {}
     for seed in seeds:

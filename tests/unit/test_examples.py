@@ -30,9 +30,7 @@ def test_a_notebook_says_at_its_top_how_long_it_takes(notebook: dict[str, Any]) 
     assert DURATION.search("".join(notebook["cells"][0]["source"]))
 
 
-def test_a_notebook_ran_in_order_and_only_intended_cells_raised(
-    notebook: dict[str, Any],
-) -> None:
+def test_a_notebook_ran_in_order_and_only_intended_cells_raised(notebook: dict[str, Any]) -> None:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     raised = {cell["id"] for cell in code if any(each["output_type"] == "error" for each in cell["outputs"])}

@@ -175,9 +175,7 @@ def test_a_silent_process_without_a_signal_is_reported_in_the_end(world: World) 
     assert world.told == ["proc.unresponsive"]
 
 
-def test_many_silent_processes_are_one_message_to_their_owner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_silent_processes_are_one_message_to_their_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     world = made(monkeypatch, 256)
     world.deaf = True
     world.clock.run(30)

@@ -191,12 +191,7 @@ def test_nothing_is_available_that_is_there_in_name_only() -> None:
     assert issubclass(rdma.RDMATcpFallbackWarning, Warning)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "BatchJob()",
-    ],
-)
+@pytest.mark.parametrize("use", ["BatchJob()"])
 def test_using_a_placeholder_name_says_what_to_do_instead(use: str) -> None:
     from monarch._src.job.job import BatchJob
 
@@ -235,10 +230,7 @@ def test_a_placeholder_job_is_a_job_class() -> None:
         pass
 
     assert issubclass(Mine, JobTrait)
-    with pytest.raises(
-        NotImplementedError,
-        match="Mine is not part of Monarch-NB yet: it belongs to batch jobs",
-    ):
+    with pytest.raises(NotImplementedError, match="Mine is not part of Monarch-NB yet: it belongs to batch jobs"):
         Mine()
 
 

@@ -74,9 +74,7 @@ def test_different_lines_are_bounded_equal_ones_counted_and_quiet_ranks_shown() 
     assert set(shown_of(Pacing(), same, {}).values()) == {250}
 
 
-def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flooding_rank_shows_nothing_until_it_has_been_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("monarch_kernel.output.pacing.time.monotonic", lambda: clock[0])
     pacing, held = Pacing(), dict[str, HeldLines]()

@@ -55,9 +55,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @settings(max_examples=80, deadline=None)
 @given(layouts())
-def test_every_rank_holds_what_dtensor_gives_it(
-    layout: Layout,
-) -> None:
+def test_every_rank_holds_what_dtensor_gives_it(layout: Layout) -> None:
     shape, sizes, kinds = layout
     placement = placed(shape, *kinds, sizes=sizes)
     for rank in range(math.prod(sizes)):
@@ -83,9 +81,7 @@ def test_parts_that_are_cut_one_by_one_are_dtensors_strided_shards(
 
 @settings(max_examples=60, deadline=None)
 @given(layouts())
-def test_the_picture_has_every_block_once_at_its_place(
-    layout: Layout,
-) -> None:
+def test_the_picture_has_every_block_once_at_its_place(layout: Layout) -> None:
     shape, sizes, kinds = layout
     placement = placed(shape, *kinds, sizes=sizes)
     grid = grid_of(placement)

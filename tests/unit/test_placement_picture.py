@@ -127,9 +127,7 @@ class Left(HTMLParser):
 
 
 @placements
-def test_without_style_sheets_and_svg_images_show_the_drawing_alone(
-    placement: Placement,
-) -> None:
+def test_without_style_sheets_and_svg_images_show_the_drawing_alone(placement: Placement) -> None:
     left = Left(placement_html(placement, "t"))
     tensor, mesh = (base64.b64decode(image.partition(";base64,")[2]).decode() for image in left.images)
     assert tensor.count("<rect") == len(tensor_drawing(placement, "t").pieces)

@@ -1,13 +1,13 @@
 """Functions that are written as `async def` and give a Future."""
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -259,17 +259,28 @@ def test_tasks_that_the_body_leaves_behind_are_ended() -> None:
     assert seen == ["True", "ended"]
 
 
-@pytest.mark.parametrize("under_a_loop", [False, True])
-def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None:
-    seen: list[str] = []
+@contextlib.contextmanager
+def interrupted(seen: list[str]) -> Iterator[None]:
+    """Ctrl-C comes once something was seen, and ends what is run here."""
 
     def strike() -> None:
         while not seen:
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    striker = threading.Thread(target=strike)
+    striker.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    striker.join()
+
+
+@pytest.mark.parametrize("under_a_loop", [False, True])
+def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None:
+    seen: list[str] = []
+
     def wait() -> None:
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(seen):
             forever(seen).get(20)
 
     async def main() -> None:
@@ -279,11 +290,10 @@ def test_an_interrupt_cancels_the_body_and_is_raised(under_a_loop: bool) -> None
         finally:
             signal.signal(signal.SIGINT, handler)
 
-    run: Callable[[], Any] = (lambda: asyncio.run(main())) if under_a_loop else wait
-    striker = threading.Thread(target=strike)
-    striker.start()
-    run()
-    striker.join()
+    if under_a_loop:
+        asyncio.run(main())
+    else:
+        wait()
     assert double(1).get() == 2
 
 
@@ -296,17 +306,9 @@ def test_an_interrupt_is_raised_at_once_and_ends_a_blocking_body() -> None:
         time.sleep(20)  # noqa: ASYNC251 - what is tested
         seen.append("not reached")
 
-    def strike() -> None:
-        while not seen:
-            time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
     future = blocking()
-    striker = threading.Thread(target=strike)
-    striker.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(seen):
         future.get(25)
-    striker.join()
     assert seen == ["begun"]
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
@@ -327,17 +329,9 @@ def test_an_interrupted_body_may_clean_up_and_get_then_says_cancelled() -> None:
             seen.append("tidied up")
         return 0
 
-    def strike() -> None:
-        while not seen:
-            time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
     future = tidy()
-    striker = threading.Thread(target=strike)
-    striker.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(seen):
         future.get()
-    striker.join()
     assert seen == ["begun", "tidied up"]
     with pytest.raises(asyncio.CancelledError):
         future.get(1)

@@ -42,10 +42,7 @@ def test_contains_exactly_the_ranks_it_iterates_over(ranks: NDSlice) -> None:
     assert {rank for rank in range(700) if rank in ranks} == {rank for rank in ranks if rank < 700}
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=3),
-    st.integers(0, 4),
-)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=3), st.integers(0, 4))
 def test_finds_ranks_even_when_strides_interleave_or_stand_still(dims: list[tuple[int, int]], offset: int) -> None:
     ranks = NDSlice(offset, [size for size, _ in dims], [stride for _, stride in dims])
     held = set(ranks)

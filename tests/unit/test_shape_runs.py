@@ -19,10 +19,7 @@ def expanded(some: Iterable[Run]) -> list[tuple[int, int]]:
     )
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
-    st.integers(0, 9),
-)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4), st.integers(0, 9))
 def test_expanding_runs_gives_back_every_index_and_rank_once(dims: list[tuple[int, int]], offset: int) -> None:
     ranks = NDSlice(offset, [size for size, _ in dims], [stride for _, stride in dims])
     region = Region([f"d{at}" for at in range(len(dims))], ranks)

@@ -149,13 +149,7 @@ def test_a_failed_rank_is_healing_then_idle_in_its_next_incarnation() -> None:
 def test_an_actor_in_the_debugger_is_paused_with_its_proc() -> None:
     made = cluster(e.SessionOpened("s1", "a1", 3, 5.0, {"file": "train.py", "line": 42}))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("paused", "paused")
-    assert made.document["sessions"]["s1"] == {
-        "mesh": "a1",
-        "rank": 1,
-        "since": 5.0,
-        "file": "train.py",
-        "line": 42,
-    }
+    assert made.document["sessions"]["s1"] == {"mesh": "a1", "rank": 1, "since": 5.0, "file": "train.py", "line": 42}
     made.fold(e.SessionClosed("s1", 6.0))
     assert (state(made, "a1", 1), state(made, "p1", 3)) == ("idle", "idle")
     assert made.document["sessions"] == {}
@@ -272,9 +266,7 @@ EVENTS = st.one_of(
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
-def test_any_snapshot_with_the_deltas_after_it_gives_the_state(
-    steps: list[tuple[e.Event, int]],
-) -> None:
+def test_any_snapshot_with_the_deltas_after_it_gives_the_state(steps: list[tuple[e.Event, int]]) -> None:
     made = ClusterState()
     seen: list[dict[str, object]] = []  # views that came at different times, delta by delta
     for event, what in steps:

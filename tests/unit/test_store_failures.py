@@ -112,13 +112,7 @@ def test_equal_last_lines_are_told_once_and_others_by_rank() -> None:
 def test_other_causes_later_times_and_repeats_are_separate_failures() -> None:
     made = cluster()
     for number, (rank, cause, at) in enumerate(
-        [
-            (0, left(0), 10.0),
-            (1, Cause(kind="exit", exitcode=8), 10.0),
-            (2, left(2), 13.0),
-            (2, left(2), 13.1),
-        ],
-        1,
+        [(0, left(0), 10.0), (1, Cause(kind="exit", exitcode=8), 10.0), (2, left(2), 13.0), (2, left(2), 13.1)], 1
     ):
         made.fold(failed(number, rank, cause, at))
     assert [one["ranks"] for one in made.document["failures"].values()] == [[0], [1], [2], [2]]

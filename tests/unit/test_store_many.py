@@ -52,12 +52,7 @@ def failed(rank: int, why: str = "it ended by signal 9 (SIGKILL)") -> e.Turned:
 def test_equal_ranks_are_one_row_worst_first_with_their_positions() -> None:
     view = view_of(*(busy(rank) for rank in range(9_000)), *(failed(rank, "killed") for rank in (4242, 4243, 8001)))
     assert kind_rows(view) == [
-        (
-            "3",
-            "failed",
-            "killed",
-            "hosts=530 gpus=2-3; hosts=1000 gpus=1 on node0530, node1000",
-        ),
+        ("3", "failed", "killed", "hosts=530 gpus=2-3; hosts=1000 gpus=1 on node0530, node1000"),
         ("8,997", "busy", "step", ""),
         ("1,000", "idle", "", "hosts=1125-1249 gpus=0-7 on 125 hosts"),
     ]

@@ -122,6 +122,10 @@ def test_a_lost_host_is_told_once_with_all_its_ranks() -> None:
     assert (failure.mesh_name, failure.crashed_ranks, failure.host) == ("a", [2, 3], "h1")
     assert supervised.check("A", range(2)) is None
     assert supervised.host_lost({"h1"}, Cause(kind="host")) == []
+    both = only(machine().host_lost(("h1", "h0"), Cause(kind="host", text="the job ended")), Supervise).failure
+    assert (both.crashed_ranks, both.host) == ([0, 1, 2, 3], "h0, h1")
+    assert "2 hosts (h0, h1) were lost: the job ended" in both.report()
+    assert "once these hosts are back, heal_mesh(a) brings them back" in both.report()
 
 
 def test_a_host_loss_known_after_the_heal_affects_only_unhealed_ranks() -> None:

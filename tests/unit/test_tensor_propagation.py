@@ -95,9 +95,7 @@ def test_lists_are_flattened_and_returned_as_lists(propagator: Propagator) -> No
     assert plan.build(["a", "b"], tensors) == ["a", "b"]
 
 
-def test_a_view_shares_memory_along_whole_dimensions_and_copies_sharded_ones(
-    propagator: Propagator,
-) -> None:
+def test_a_view_shares_memory_along_whole_dimensions_and_copies_sharded_ones(propagator: Propagator) -> None:
     rows = meta(6, 4, placed=ROWS)
     along, _, _ = propagator.plan(aten.select.int, (rows, 1, 0))
     across, _, _ = propagator.plan(aten.select.int, (rows, 0, 0))
@@ -173,9 +171,7 @@ def test_ranks_with_different_shards_draw_different_numbers(propagator: Propagat
     assert [plan.program.seeded for plan in (sharded, whole, fixed)] == [(0,), (), None]
 
 
-def test_propagation_leaves_the_processes_own_group_alone(
-    propagator: Propagator,
-) -> None:
+def test_propagation_leaves_the_processes_own_group_alone(propagator: Propagator) -> None:
     assert not dist.is_initialized()
     store = dist.HashStore()
     dist.init_process_group("gloo", rank=0, world_size=1, store=store)
@@ -206,9 +202,7 @@ def test_a_view_of_a_copied_view_is_a_copy_too() -> None:
 
 
 @pytest.mark.slow
-def test_remembered_ways_between_placements_equal_those_of_a_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_remembered_ways_between_placements_equal_those_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     plane = MeshLayout((2, 2), ("data", "model"))
 
     def planned() -> list[object]:
@@ -311,9 +305,7 @@ def test_the_gradient_of_an_empty_mean_loss_has_a_plan(propagator: Propagator, l
         assert [one.shape for one in plan.made] == [(0, 2)]
 
 
-def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(
-    propagator: Propagator,
-) -> None:
+def test_a_write_to_overlapping_elements_is_refused_before_it_is_sent(propagator: Propagator) -> None:
     for placed in (ROWS, WHOLE):
         plan, _, _ = propagator.plan(aten.expand.default, (meta(4, 1, placed=placed), [4, 3]))
         (spread,) = plan.made
@@ -358,9 +350,7 @@ def test_batch_norm_statistics_are_written_however_its_input_is_cut(propagator: 
         assert plan.writes == ((1, 2) if training else ())
 
 
-def test_ctrl_c_during_planning_comes_later_and_leaves_pytorch_intact(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_during_planning_comes_later_and_leaves_pytorch_intact(monkeypatch: pytest.MonkeyPatch) -> None:
     propagator, pressed = Propagator(LINE), []
     enter = sharded.bounded.__wrapped__  # type: ignore[attr-defined]
 

@@ -102,10 +102,7 @@ def test_text_of_a_rank_cannot_command_the_terminal() -> None:
     assert cells(failed[0], 0)[4] == "it ended by signal 9  [31m(SIGKILL)"
 
 
-@pytest.mark.parametrize(
-    ("sort", "first"),
-    [("state", 5), ("cpu", 9), ("memory", 9), ("rate", 7)],
-)
+@pytest.mark.parametrize(("sort", "first"), [("state", 5), ("cpu", 9), ("memory", 9), ("rate", 7)])
 def test_rows_are_sorted_the_worst_and_the_most_first(sort: str, first: int) -> None:
     assert rows(filled(2).document(), ViewChoice(sort=sort))[0].key[2] == first
 

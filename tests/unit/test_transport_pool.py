@@ -11,10 +11,7 @@ from monarch_nb.transport.shared import MemoryFile, available
 from monarch_nb.wire import Pieces
 from tests.unit.transport_tools import End, ends, run_folder, wait_until
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(not available(), reason="this system has no memory files"),
-]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not available(), reason="this system has no memory files")]
 BIG = 1 << 20
 
 

@@ -17,10 +17,7 @@ from monarch_nb.wire import decode, encode
 from monarch_nb.wire.header import Header, Kind
 from tests.unit.transport_tools import End, ends, run_folder, starved
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(not available(), reason="this system has no memory files"),
-]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not available(), reason="this system has no memory files")]
 BIG = 1 << 20
 
 
@@ -69,9 +66,7 @@ def test_small_buffers_share_a_memory_file_and_are_writable_each() -> None:
             assert bytes(first[4]) + bytes(first[6]) == b"\4" * 16_384 + b"\6" * 16_384
 
 
-def test_a_body_for_many_is_written_once_and_released_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_for_many_is_written_once_and_released_last(monkeypatch: pytest.MonkeyPatch) -> None:
     written = 0
     plain = MemoryFile.append
 
@@ -132,9 +127,7 @@ def test_without_memory_files_large_buffers_travel_in_band(monkeypatch: pytest.M
             assert memory_files() == []
 
 
-def test_memory_file_senders_and_receivers_without_them_understand_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_file_senders_and_receivers_without_them_understand_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_folder() as folder:
         a = End("h/a", folder)
         monkeypatch.setenv("MONARCH_NB_PORTABLE", "1")

@@ -2,6 +2,8 @@ import os
 import queue
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,12 +38,18 @@ def test_agents_that_dial_each_other_exchange_messages_in_order() -> None:
         assert [b.get()[0].index for _ in range(300)] == list(range(300))
 
 
-def test_an_undialable_process_is_answered_over_its_own_connection() -> None:
+@contextmanager
+def undialable() -> Iterator[tuple[End, End]]:
+    """An agent that listens, and a controller that dials it."""
     keys = Keys.create()
-    listener = agent("h1", keys)
-    controller = End("h0/c", keys=keys)
+    listener, controller = agent("h1", keys), End("h0/c", keys=keys)
     controller.node.learn("h1", listener.node.tcp_endpoint)
     with ends(listener, controller):
+        yield listener, controller
+
+
+def test_an_undialable_process_is_answered_over_its_own_connection() -> None:
+    with undialable() as (listener, controller):
         controller.send("h1/agent", b"question", port=3)
         header, _ = listener.get()
         for number in range(500):
@@ -50,11 +58,7 @@ def test_an_undialable_process_is_answered_over_its_own_connection() -> None:
 
 
 def test_the_urgent_lane_of_an_undialable_process_works_both_ways() -> None:
-    keys = Keys.create()
-    listener = agent("h1", keys)
-    controller = End("h0/c", keys=keys)
-    controller.node.learn("h1", listener.node.tcp_endpoint)
-    with ends(listener, controller):
+    with undialable() as (listener, controller):
         controller.send("h1/agent", b"ping", lane=1)
         listener.get()
         listener.send("h0/c", b"pong", lane=1)
@@ -255,9 +259,7 @@ def test_heartbeats_notice_a_peer_that_vanished_without_a_word() -> None:
     proxy.close()
 
 
-def test_a_dead_connection_with_a_full_buffer_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dead_connection_with_a_full_buffer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat of libzmq's leaves after what waits to be written, and is missed only once it has left."""
     connect = sockets.connect
 

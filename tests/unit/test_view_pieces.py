@@ -176,9 +176,7 @@ def test_a_repeated_request_runs_once_and_gets_the_same_answer() -> None:
     assert replies.get(timeout=10)["result"] == {"text": "done 2"}
 
 
-def test_a_silent_page_gets_nothing_until_it_speaks_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_page_gets_nothing_until_it_speaks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster() as machines:
         runtime = current_runtime()
         sent: list[Message] = []

@@ -209,10 +209,7 @@ class DebugBridge:
         if not hasattr(self._kernel, "do_debug_request"):
             return
         self._own = OwnDebugger(self._kernel, self._own_event, self._idle)
-        self._undo = [
-            take_debug_requests(self._kernel, self.handle),
-            self._own.close,
-        ]
+        self._undo = [take_debug_requests(self._kernel, self.handle), self._own.close]
         self._adopts = self._own.started  # the bug button was pressed before the extension was loaded
 
     def uninstall(self) -> None:

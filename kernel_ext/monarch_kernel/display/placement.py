@@ -48,11 +48,7 @@ STYLE = """
 
 
 def placement_html(
-    placement: Placement,
-    name: str = "",
-    lost: Collection[int] = (),
-    *facts: str,
-    calls: Sequence[tuple[str, str]] = (),
+    placement: Placement, name: str = "", lost: Collection[int] = (), *facts: str, calls: Sequence[tuple[str, str]] = ()
 ) -> str:
     """The placement of a tensor as HTML; `lost` ranks are marked.
 

@@ -77,8 +77,5 @@ def failures(session: Session, line: str) -> Failures:
 
 
 FAILURES = LiveView(
-    name="failures",
-    **bundled("failures"),
-    shows={Failures: lambda failures: Shown(key="failures")},
-    magic=failures,
+    name="failures", **bundled("failures"), shows={Failures: lambda failures: Shown(key="failures")}, magic=failures
 )

@@ -97,10 +97,4 @@ def _shown(_: "TransferTable") -> Shown:
     return Shown({"transfers": REPORTER.update(current_runtime())}, "transfers")
 
 
-TRANSFERS = LiveView(
-    name="transfers",
-    **bundled("transfers"),
-    feed=_feed,
-    shows={TABLE: _shown},
-    magic=show_transfers,
-)
+TRANSFERS = LiveView(name="transfers", **bundled("transfers"), feed=_feed, shows={TABLE: _shown}, magic=show_transfers)

@@ -77,14 +77,7 @@ class Breakpoints:
             )
 
     def _set(self, mesh: Any, where: str, condition: str, *, number: int, **options: Any) -> Breakpoint:
-        wanted = m.Break(
-            mesh=state_of(mesh).uid,
-            rank=0,
-            number=number,
-            where=where,
-            condition=condition,
-            **options,
-        )
+        wanted = m.Break(mesh=state_of(mesh).uid, rank=0, number=number, where=where, condition=condition, **options)
         outcomes = self._send_each(mesh, wanted)
         wrong = {outcome.error for outcome in outcomes.values() if outcome.error}
         if wrong and all(outcome.error for outcome in outcomes.values()):

@@ -13,15 +13,7 @@ from monarch_nb.debug.control.breakpoints import Breakpoints
 from monarch_nb.debug.control.stopped import StoppedThreads
 from monarch_nb.debug.errors import DebugError
 from monarch_nb.debug.records import Motion, Over, Stopped, ThreadRecord
-from monarch_nb.mesh.mesh_events import (
-    Event,
-    HostLost,
-    MeshEvents,
-    MeshStopped,
-    ProcExited,
-    RankPaused,
-    RankResumed,
-)
+from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshStopped, ProcExited, RankPaused, RankResumed
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Future, ProcState, Runtime

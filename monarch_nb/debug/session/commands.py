@@ -346,11 +346,7 @@ class Commands:
     def _valued(self, command: m.Command, expression: str, value: Any, *, much: bool = False) -> m.CommandAnswer:
         reference, named, indexed = self.variables.reference(value, expression, self.standing.selected)
         return m.CommandAnswer(
-            session=command.session,
-            value=value_of(value, much=much),
-            reference=reference,
-            named=named,
-            indexed=indexed,
+            session=command.session, value=value_of(value, much=much), reference=reference, named=named, indexed=indexed
         )
 
     def _variables(self, command: m.GetVariables) -> m.CommandAnswer:

@@ -152,12 +152,7 @@ class PdbText(pdb.Pdb):
         """Ignores pdb's own table: breakpoints are the debugger's."""
 
     def set_break(
-        self,
-        filename: str,
-        lineno: int,
-        temporary: bool = False,
-        cond: str | None = None,
-        funcname: str | None = None,
+        self, filename: str, lineno: int, temporary: bool = False, cond: str | None = None, funcname: str | None = None
     ) -> str | None:
         """Sets one: what is wrong with it, if anything is."""
         try:

@@ -3,10 +3,10 @@
 import base64
 import contextlib
 import json
-import re
 import shutil
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -27,15 +27,23 @@ from monarch_nb.job.adapter import (
 )
 from monarch_nb.job.kubernetes import template as make
 from monarch_nb.job.kubernetes.config import api_client
-from monarch_nb.job.kubernetes.template import RANK_LABEL
+from monarch_nb.job.kubernetes.template import (
+    lack_of,
+    life_of,
+    rank_of,
+    seen_of,
+    unexplained,
+    unschedulable,
+    warning_of,
+)
 from monarch_nb.job.record import opened_here
 from monarch_nb.runtime import current_runtime
 
 _KILL_S = 1
 _FORWARDING = "Forwarding from 127.0.0.1:"
 _REQUEST_S = 30.0
-_ORDINAL = re.compile(r"-(\d+)$")
-_LONGEST_MESSAGE = 200  # letters of a message
+_SAME_S = 10.0  # for which events and nodes are not asked for again
+_NOT_ALLOWED = "violates PodSecurity"
 
 
 class NotThereError(EngineError):
@@ -71,11 +79,13 @@ def _request(
         url = f"{client.configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
         data = None if body is None else json.dumps(body)
         response = client.rest_client.pool_manager.request(
-            verb, url, headers=headers, body=data, timeout=_REQUEST_S, retries=1
+            verb, url, headers=headers, body=data, timeout=_REQUEST_S, retries=False
         )
         status, text = response.status, response.data.decode(errors="replace")
     except Exception as error:  # of urllib3, in many kinds
-        raise EngineError(f"the Kubernetes API does not answer: {type(error).__name__}: {error}") from None
+        raise EngineError(
+            f"the Kubernetes API at {client.configuration.host} does not answer: {_innermost(error)}"
+        ) from None
     finally:
         client.close()
     if status == 404:
@@ -83,6 +93,14 @@ def _request(
     if status >= 400:
         raise EngineError(f"Kubernetes refuses {verb} {path} ({status}): {_error_message(text)}")
     return text if plain else json.loads(text or "{}")
+
+
+def _innermost(error: BaseException) -> str:
+    """What was wrong in the end, without the wrappers of the HTTP client and the addresses of its objects."""
+    inner = getattr(error, "reason", None) or error.__cause__ or error.__context__
+    if isinstance(inner, BaseException):
+        return _innermost(inner)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _error_message(body: Any) -> str:
@@ -103,6 +121,7 @@ class Kubernetes(JobAdapter):
         self._held: Counter[str] = Counter()  # uses of jobs
         self._lives: dict[tuple[str, str], str] = {}  # which life of its pod was seen, by job and name
         self._joined: dict[tuple[str, str], str] = {}  # and which has joined
+        self._lists: dict[str, tuple[float, list[Any]]] = {}  # what the API has listed, and when
         self._lock = threading.Lock()
 
     def start(self, wanted: AgentsWanted) -> Agents:
@@ -115,7 +134,8 @@ class Kubernetes(JobAdapter):
                 else:
                     self._read_key(wanted, mesh, config)
         except BaseException:  # an interrupt too
-            self._delete(job)
+            with contextlib.suppress(EngineError):  # an API that has died is reported once
+                self._delete(job)
             raise
         return {name: Agent(f"{wanted.options['namespace']}/{name.replace('_', '/')}") for name in wanted.names}
 
@@ -171,16 +191,52 @@ class Kubernetes(JobAdapter):
             for name in names:
                 rank = _rank(job.agents[name])
                 pod = pods.get(rank)
-                none = Seen("waiting", f"waits: there is no pod of {mesh} with rank {rank} ({config['selector']})")
-                seen[name] = self._of_one_life(job, name, pod, none if pod is None else seen_of(pod, config["port"]))
+                if pod is None:
+                    text = f"waits: there is no pod of {mesh} with rank {rank} ({config['selector']})"
+                    warning = self._warning(job, mesh) if config["provisioned"] else ""
+                    now = Seen("waiting", f"{text}{warning}", stuck=_NOT_ALLOWED in warning)
+                else:
+                    now = self._explained(job, pod, seen_of(pod, config["port"]))
+                seen[name] = self._of_one_life(job, name, pod, now)
         return seen
+
+    def _explained(self, job: Running, pod: Mapping[str, Any], seen: Seen) -> Seen:
+        """Adds why a pod waits, as far as its status does not say that, and whether time alone will not help."""
+        if seen.state != "waiting":
+            return seen
+        if unexplained(pod):
+            return Seen("waiting", f"{seen.description}{self._warning(job, pod['metadata']['name'])}")
+        if unschedulable(pod) and (lack := lack_of(pod, self._nodes(job))):
+            text = f"{seen.description}, and will for ever unless the cluster gets other nodes: {lack}"
+            return Seen("waiting", text, stuck=True)
+        return seen
+
+    def _warning(self, job: Running, name: str) -> str:
+        """The last warning about an object; empty if there is none, or it may not be read."""
+        path = f"/api/v1/namespaces/{job.options['namespace']}/events"
+        return warning_of(self._listed(job, path, [("fieldSelector", f"involvedObject.name={name},type=Warning")]))
+
+    def _nodes(self, job: Running) -> list[Any]:
+        return self._listed(job, "/api/v1/nodes", [])
+
+    def _listed(self, job: Running, path: str, query: list[tuple[str, str]]) -> list[Any]:
+        """All items of a list, which may be some seconds old; none if the API refuses to give it."""
+        key = f"{job.job} {path} {query}"
+        since, items = self._lists.get(key, (0.0, []))
+        if time.monotonic() - since < _SAME_S and since:
+            return items
+        items = []
+        with contextlib.suppress(EngineError):
+            items = list(_request(job.options, "GET", path, query=query).get("items") or ())
+        self._lists[key] = time.monotonic(), items
+        return items
 
     def joined(self, job: Running, name: str) -> None:
         """A pod that is made anew, or started again, is another host from now on."""
         self._joined[(job.job, name)] = self._lives.get((job.job, name), "")
 
     def _of_one_life(self, job: Running, name: str, pod: Mapping[str, Any] | None, seen: Seen) -> Seen:
-        life, known = "" if pod is None else _life_of(pod), self._joined.get((job.job, name), "")
+        life, known = "" if pod is None else life_of(pod), self._joined.get((job.job, name), "")
         if not known:
             self._lives[(job.job, name)] = life
         elif life != known and seen.state != "ended":
@@ -355,6 +411,8 @@ class Kubernetes(JobAdapter):
         with self._lock:
             self._held.pop(job.job, None)
             mine = [key for key in self._forwards if key[0] == job.job]
+            for listed in [key for key in self._lists if key.startswith(f"{job.job} ")]:
+                del self._lists[listed]
             for lives in (self._lives, self._joined):
                 for key in [key for key in lives if key[0] == job.job]:
                     del lives[key]
@@ -382,85 +440,3 @@ def _kubectl(options: Mapping[str, Any]) -> list[str]:
     config = options.get("kubeconfig", "")
     named = ["--kubeconfig", config] if config and not config.startswith("memory:") else []
     return ["kubectl", *named, "--namespace", options["namespace"]]
-
-
-def rank_of(pod: Mapping[str, Any], label: str) -> int | None:
-    """Which pod of a mesh it is: by its label, else by the number at the end of its name, as a StatefulSet gives it."""
-    metadata = pod.get("metadata") or {}
-    text = (metadata.get("labels") or {}).get(label)
-    if text is None and label == RANK_LABEL:  # clusters before 1.28 do not set it
-        match = _ORDINAL.search(str(metadata.get("name", "")))
-        text = match[1] if match is not None else None
-    return int(text) if text is not None and str(text).isdecimal() else None
-
-
-def _port_of(pod: Mapping[str, Any], default: int) -> int:
-    """Where the worker of a pod listens: MONARCH_PORT of a container, else the default."""
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for variable in container.get("env") or ():
-            if variable.get("name") == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
-                return int(variable["value"])
-    return default
-
-
-def _life_of(pod: Mapping[str, Any]) -> str:
-    """Names a pod from one start of its worker to the next; empty where the API does not tell."""
-    uid = (pod.get("metadata") or {}).get("uid", "")
-    starts = [each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()]
-    return f"{uid}/{sum(starts)}" if uid else ""
-
-
-def seen_of(pod: Mapping[str, Any], port: int) -> Seen:
-    """How a pod is, and where its worker is met."""
-    status = pod.get("status") or {}
-    name, phase = (pod.get("metadata") or {}).get("name", "?"), status.get("phase", "Unknown")
-    node = (pod.get("spec") or {}).get("nodeName")
-    where = f"pod {name}{f' on {node}' if node else ''}"
-    if (pod.get("metadata") or {}).get("deletionTimestamp"):
-        return Seen("ended", f"is gone: {where} is being deleted")
-    if phase in ("Failed", "Succeeded"):
-        why = status.get("reason") or _terminated(status) or phase
-        message = f": {_short(status['message'])}" if status.get("message") else ""
-        return Seen("ended", f"is gone: {where} has ended ({why}{message})")
-    trouble = _waiting(status)
-    if trouble:
-        return Seen("waiting", f"waits: {where}: {trouble}")
-    if phase != "Running":
-        return Seen("waiting", f"waits: {where} is {phase}{_condition(status.get('conditions') or ())}")
-    ready = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}.get("Ready")
-    if ready == "False" or not status.get("podIP"):
-        return Seen("running", f"{where} runs, and is not ready yet")
-    address = str(status["podIP"])
-    return Seen("running", where, (f"tcp://{f'[{address}]' if ':' in address else address}:{_port_of(pod, port)}",))
-
-
-def _waiting(status: Mapping[str, Any]) -> str:
-    """What a container that does not start waits for, but for what is usual."""
-    for container in status.get("containerStatuses") or ():
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        reason = waiting.get("reason")
-        if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            ended = _terminated({"containerStatuses": [{"state": container.get("lastState") or {}}]})
-            said = _short(waiting.get("message") or container.get("image") or "")
-            return f"{reason} ({said}){f', {ended}' if ended else ''}"
-    return ""
-
-
-def _terminated(status: Mapping[str, Any]) -> str:
-    for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
-        if ended:
-            return f"{ended.get('reason') or 'ended'}, exit status {ended.get('exitCode')}"
-    return ""
-
-
-def _condition(conditions: Sequence[Mapping[str, Any]]) -> str:
-    for each in conditions:
-        if each.get("status") == "False" and each.get("message"):
-            return f" ({each.get('reason')}: {_short(each['message'])})"
-    return ""
-
-
-def _short(text: str) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_nb.job.adapted import AdapterJob
 from monarch_nb.job.kubernetes.config import KubeConfig
-from monarch_nb.job.kubernetes.template import RANK_LABEL, selector_of
+from monarch_nb.job.kubernetes.template import RANK_LABEL, USER, selector_of
 from monarch_nb.job.role import Role
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,62}")
@@ -19,13 +19,15 @@ class ImageSpec:
     """The container image of a mesh's pods, with monarch-nb in it.
 
     `resources` are requested and limits too, as `{"nvidia.com/gpu": 4}`. `enable_fuse` gives the pods /dev/fuse, for
-    which they are privileged; `shared_memory_size`, such as "16Gi", is that of /dev/shm.
+    which they are privileged; `shared_memory_size`, such as "16Gi", is that of /dev/shm. Without FUSE the pods meet the
+    pod security standard "restricted" and run as `run_as_user`; None: as the user of the image, who must not be root.
     """
 
     image: str
     resources: Mapping[str, "str | int"] | None = None
     enable_fuse: bool = False
     shared_memory_size: str | None = None
+    run_as_user: int | None = USER
 
 
 class KubernetesJob(AdapterJob):
@@ -68,6 +70,8 @@ class KubernetesJob(AdapterJob):
             raise ValueError(
                 f"{name!r} cannot name a mesh of pods: at most 63 lowercase letters and digits, a letter first"
             )
+        if image_spec is not None and image_spec.run_as_user == 0 and not image_spec.enable_fuse:
+            raise ValueError("run_as_user=0: pods of an image do not run as root; give a pod_template for such pods")
         provisioned = image_spec is not None or pod_template is not None
         if image_spec is not None and pod_template is not None:
             raise ValueError("image_spec and pod_template are two ways to say the same: give one of them")
@@ -83,7 +87,7 @@ class KubernetesJob(AdapterJob):
         }  # fmt: skip
         if image_spec is not None:
             config.update(image=image_spec.image, resources=dict(image_spec.resources or {}),
-                          enable_fuse=image_spec.enable_fuse,
+                          enable_fuse=image_spec.enable_fuse, run_as_user=image_spec.run_as_user,
                           shared_memory_size=image_spec.shared_memory_size)  # fmt: skip
         if pod_template is not None:
             config["pod_template"] = _plain(pod_template)

@@ -1,10 +1,13 @@
-"""What is asked of Kubernetes, as plain data: secrets, pods, StatefulSets, MonarchMesh resources."""
+"""Objects of Kubernetes as plain data: those that are asked for, and pods as the API describes them."""
 
 import base64
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.host.preemption import GRACE
+from monarch_nb.job.adapter import Seen
+from monarch_nb.wire import counted
 
 GROUP, VERSION, PLURAL = "monarch.pytorch.org", "v1alpha1", "monarchmeshes"
 RANK_LABEL = "apps.kubernetes.io/pod-index"
@@ -19,6 +22,18 @@ port, key = os.environ.get("MONARCH_PORT", "26600"), os.environ.get("MONARCH_KEY
 sys.exit(main([f"tcp://0.0.0.0:{{port}}", *(["--key", key] if os.path.exists(key) else [])]))
 """
 _VOLUME = "monarch-key"
+Json = Mapping[str, Any]  # an object of the API
+_ORDINAL = re.compile(r"-(\d+)$")
+_LONGEST_MESSAGE = 200  # letters of a message
+_USUAL = ("ContainerCreating", "PodInitializing")
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)")
+_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0} | {
+    f"{letter}{binary}": (1024.0 if binary else 1000.0) ** power
+    for power, letters in enumerate(("kK", "M", "G", "T", "P", "E"), start=1)
+    for letter in letters
+    for binary in ("", "i")
+}
+USER = 1000  # as whom pods run unless their image spec names another; root may not be needed
 
 
 def labels_of(mesh: str) -> dict[str, str]:
@@ -48,10 +63,19 @@ def secret(mesh: str, job: str, key: bytes, env: Mapping[str, str]) -> dict[str,
     }
 
 
-def pod_template(mesh: str, wanted: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """The pods of a mesh: the user's own template or an image, with the key mounted and a worker as their command."""
-    template: dict[str, Any] = wanted.get("pod_template") or {"spec": {"containers": [_container(wanted)]}}
+def pod_template(mesh: str, wanted: Json, env: Mapping[str, str]) -> dict[str, Any]:
+    """The pods of a mesh: the user's own template or an image, with the key mounted and a worker as their command.
+
+    Pods of an image meet the pod security standard "restricted", those with FUSE aside, which are privileged. The group
+    of a pod reads the key, as whoever its container runs.
+    """
+    template: dict[str, Any] = wanted.get("pod_template") or _pod(wanted)
     spec = dict(template.get("spec") or {})
+    spec["securityContext"] = {
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        **(spec.get("securityContext") or {}),
+    }
     worker, *others = spec.get("containers") or [{}]
     worker = dict(worker)
     if not worker.get("command"):
@@ -82,7 +106,16 @@ def pod_template(mesh: str, wanted: Mapping[str, Any], env: Mapping[str, str]) -
     return {"metadata": metadata, "spec": spec}
 
 
-def _container(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _pod(wanted: Json) -> dict[str, Any]:
+    spec: dict[str, Any] = {"containers": [_container(wanted)]}
+    if not wanted.get("enable_fuse"):
+        user = wanted.get("run_as_user", USER)
+        ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+        spec["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **ids}
+    return {"spec": spec}
+
+
+def _container(wanted: Json) -> dict[str, Any]:
     container: dict[str, Any] = {"name": "worker", "image": wanted["image"]}
     if wanted.get("resources"):
         amounts = {name: str(amount) for name, amount in wanted["resources"].items()}
@@ -90,13 +123,15 @@ def _container(wanted: Mapping[str, Any]) -> dict[str, Any]:
     if wanted.get("enable_fuse"):
         container["securityContext"] = {"privileged": True}
         container["volumeMounts"] = [{"name": "dev-fuse", "mountPath": "/dev/fuse"}]
+    else:
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     if wanted.get("shared_memory_size"):
         shared = {"name": "dev-shm", "mountPath": "/dev/shm"}
         container["volumeMounts"] = [*container.get("volumeMounts", ()), shared]
     return container
 
 
-def _volumes(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _volumes(wanted: Json) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = []
     if wanted.get("enable_fuse"):
         volumes.append({"name": "dev-fuse", "hostPath": {"path": "/dev/fuse", "type": "CharDevice"}})
@@ -106,7 +141,7 @@ def _volumes(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
     return volumes
 
 
-def monarch_mesh(mesh: str, job: str, wanted: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
+def monarch_mesh(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, Any]:
     """The resource that torchmonarch's operator makes pods of."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -116,7 +151,7 @@ def monarch_mesh(mesh: str, job: str, wanted: Mapping[str, Any], template: Mappi
     }
 
 
-def stateful_set(mesh: str, job: str, wanted: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
+def stateful_set(mesh: str, job: str, wanted: Json, template: Json) -> dict[str, Any]:
     """The same where that operator is not installed: Kubernetes makes the pods itself."""
     return {
         "apiVersion": "apps/v1",
@@ -132,7 +167,7 @@ def stateful_set(mesh: str, job: str, wanted: Mapping[str, Any], template: Mappi
     }
 
 
-def service(mesh: str, job: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def service(mesh: str, job: str, wanted: Json) -> dict[str, Any]:
     """Gives the pods names."""
     ports = [{"port": wanted["port"], "name": "monarch"}]
     return {
@@ -143,7 +178,164 @@ def service(mesh: str, job: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metadata(mesh: str, job: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(mesh: str, job: str, wanted: Json) -> dict[str, Any]:
     labels = {**(wanted.get("labels") or {}), JOB_LABEL: job}
     annotations = {"annotations": dict(wanted["annotations"])} if wanted.get("annotations") else {}
     return {"name": mesh, "labels": labels, **annotations}
+
+
+# -- pods as the API describes them
+
+
+def rank_of(pod: Json, label: str) -> int | None:
+    """Which pod of a mesh it is: by its label, else by the number at the end of its name, as a StatefulSet gives it."""
+    metadata = pod.get("metadata") or {}
+    text = (metadata.get("labels") or {}).get(label)
+    if text is None and label == RANK_LABEL:  # clusters before 1.28 do not set it
+        match = _ORDINAL.search(str(metadata.get("name", "")))
+        text = match[1] if match is not None else None
+    return int(text) if text is not None and str(text).isdecimal() else None
+
+
+def _port_of(pod: Json, default: int) -> int:
+    """Where the worker of a pod listens: MONARCH_PORT of a container, else the default."""
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable.get("name") == "MONARCH_PORT" and str(variable.get("value", "")).isdecimal():
+                return int(variable["value"])
+    return default
+
+
+def life_of(pod: Json) -> str:
+    """Names a pod from one start of its worker to the next; empty if the API gives no uid."""
+    uid = (pod.get("metadata") or {}).get("uid", "")
+    starts = [each.get("restartCount", 0) for each in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return f"{uid}/{sum(starts)}" if uid else ""
+
+
+def seen_of(pod: Json, port: int) -> Seen:
+    """How a pod is, and where its worker is met."""
+    status = pod.get("status") or {}
+    name, phase = (pod.get("metadata") or {}).get("name", "?"), status.get("phase", "Unknown")
+    node = (pod.get("spec") or {}).get("nodeName")
+    where = f"pod {name}{f' on {node}' if node else ''}"
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return Seen("ended", f"is gone: {where} is being deleted")
+    if phase in ("Failed", "Succeeded"):
+        why = status.get("reason") or _terminated(status) or phase
+        message = f": {_short(status['message'])}" if status.get("message") else ""
+        return Seen("ended", f"is gone: {where} has ended ({why}{message})")
+    trouble = _waiting(status)
+    if trouble:
+        return Seen("waiting", f"waits: {where}: {trouble}")
+    if phase != "Running":
+        return Seen("waiting", f"waits: {where} is {phase}{_condition(status) or _begins(status)}")
+    ready = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}.get("Ready")
+    if ready == "False" or not status.get("podIP"):
+        return Seen("running", f"{where} runs, and is not ready yet")
+    address = str(status["podIP"])
+    return Seen("running", where, (f"tcp://{f'[{address}]' if ':' in address else address}:{_port_of(pod, port)}",))
+
+
+def unexplained(pod: Json) -> bool:
+    """Whether a pod waits and its status does not say for what: an event may."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Pending" and not _waiting(status) and not _condition(status)
+
+
+def unschedulable(pod: Json) -> bool:
+    """Whether the scheduler has looked for a node and found none."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
+
+
+def warning_of(events: Iterable[Json]) -> str:
+    """The last warning among some events, such as " (FailedMount: ...)"; empty if there is none."""
+    warnings = [each for each in events if each.get("type") == "Warning" and each.get("message")]
+    last = max(warnings, key=_time_of, default=None)
+    return "" if last is None else f" ({last.get('reason')}: {_short(last['message'])})"
+
+
+def lack_of(pod: Json, nodes: Sequence[Json]) -> str:
+    """What a pod asks for that no node of the cluster has, even an empty one; empty if one has all of it."""
+    wanted = _requests(pod)
+    offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
+    if not nodes or any(all(quantity(o.get(name, 0)) >= need for name, (need, _) in wanted.items()) for o in offers):
+        return ""
+    of = f"of {counted(len(nodes), 'node')} none has"
+    lacks = []
+    for name, (need, text) in wanted.items():
+        largest = max((offer.get(name, 0) for offer in offers), key=quantity)
+        if quantity(largest) < need:
+            lacks.append(
+                f"it asks for {name}={text}, and {of} {f'more than {largest}' if quantity(largest) else 'any'}"
+            )
+    if lacks:
+        return "; ".join(lacks)
+    together = ", ".join(f"{name}={text}" for name, (_, text) in wanted.items())
+    return f"it asks for {together}, and {of} all of that"
+
+
+def quantity(text: object) -> float:
+    """The number that Kubernetes writes as "500m", "8" or "16Gi"; 0 for what is none."""
+    match = _QUANTITY.fullmatch(str(text))
+    try:
+        return float(match[1]) * _SUFFIXES[match[2]] if match is not None else 0.0
+    except (KeyError, ValueError):
+        return 0.0
+
+
+def _requests(pod: Json) -> dict[str, tuple[float, str]]:
+    """The sums over a pod's containers, and as text."""
+    texts: dict[str, list[str]] = {}
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            texts.setdefault(name, []).append(str(amount))
+    return {name: (sum(map(quantity, parts)), "+".join(parts)) for name, parts in texts.items()}
+
+
+def _time_of(event: Json) -> str:
+    times = (event.get("eventTime"), event.get("lastTimestamp"), (event.get("metadata") or {}).get("creationTimestamp"))
+    return max(str(time or "") for time in times)
+
+
+def _waiting(status: Json) -> str:
+    """What a container that does not start waits for, but for what is usual."""
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason and reason not in _USUAL:
+            ended = _terminated({"containerStatuses": [{"state": container.get("lastState") or {}}]})
+            said = _short(waiting.get("message") or container.get("image") or "")
+            return f"{reason} ({said}){f', {ended}' if ended else ''}"
+    return ""
+
+
+def _begins(status: Json) -> str:
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    reasons = [reason for state in states if (reason := (state.get("waiting") or {}).get("reason"))]
+    return f" ({reasons[0]})" if reasons else ""
+
+
+def _terminated(status: Json) -> str:
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if ended:
+            return f"{ended.get('reason') or 'ended'}, exit status {ended.get('exitCode')}"
+    return ""
+
+
+def _condition(status: Json) -> str:
+    """Why a pod is not scheduled, or else another condition that is false and has more to say than what is usual."""
+    false = [each for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]
+    false.sort(key=lambda each: each.get("type") != "PodScheduled")
+    for each in false:
+        if each.get("reason") != "ContainersNotReady":
+            return f" ({each.get('reason')}: {_short(each['message'])})"
+    return ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."

@@ -25,12 +25,7 @@ from monarch_nb.job.adapter import (
 _STUDIO = Path("/teamspace/studios/this_studio")  # what of a Studio goes to the machines of its jobs
 _INSTALL = "pip install 'monarch-nb[lightning]'"
 _WAITING = {"NotCreated", "Pending"}
-_ENDED = {
-    "Stopping": "is being stopped",
-    "Stopped": "was stopped",
-    "Completed": "has ended",
-    "Failed": "has failed",
-}
+_ENDED = {"Stopping": "is being stopped", "Stopped": "was stopped", "Completed": "has ended", "Failed": "has failed"}
 
 
 class Lightning(JobAdapter):

@@ -72,10 +72,7 @@ def endpoint(
         if isinstance(function, EndpointProperty):
             raise ValueError(f"{function._method.__name__} is an endpoint already")
         return EndpointProperty(
-            function,
-            propagator=propagate,
-            explicit_response_port=explicit_response_port,
-            instrument=instrument,
+            function, propagator=propagate, explicit_response_port=explicit_response_port, instrument=instrument
         )
 
     return mark if method is None else mark(method)

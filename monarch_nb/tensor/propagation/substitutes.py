@@ -136,10 +136,7 @@ def _lstm_cell_backward(
     to_c = torch.zeros_like(c) if grad_hy is None else grad_hy * o * (1 - c * c)
     if grad_cy is not None:
         to_c = to_c + grad_cy
-    gates = torch.cat(
-        [to_c * g * i * (1 - i), to_c * cx * f * (1 - f), to_c * i * (1 - g * g), to_o * o * (1 - o)],
-        1,
-    )
+    gates = torch.cat([to_c * g * i * (1 - i), to_c * cx * f * (1 - f), to_c * i * (1 - g * g), to_o * o * (1 - o)], 1)
     return gates, to_c * f, gates.sum(0) if has_bias else None
 
 
