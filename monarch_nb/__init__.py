@@ -93,8 +93,8 @@ def __getattr__(name: str) -> Any:
                 raise
     if name.startswith("_"):  # what tools look for
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    told = importlib.import_module(f"{__name__}.compat").missing_part(f"monarch.{name}")
-    raise AttributeError(told or f"module {__name__!r} has no attribute {name!r}")
+    reason = importlib.import_module(f"{__name__}.compat").missing_part(f"monarch.{name}")
+    raise AttributeError(reason or f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -250,7 +250,7 @@ class GatherMount:
             try:
                 self.refresh()
             except SupervisionError:
-                return  # the hosts are gone, which others are told
+                return  # the hosts are lost, which is reported elsewhere
             except (RuntimeError, OSError, TimeoutError) as error:
                 if not self._closed.is_set():
                     logger.info("%s: %s", self.local_mount_point, error)

@@ -148,7 +148,7 @@ def current_actor_name() -> str:
 
 
 def debug_controller() -> "DebugController":
-    """The actor, one for a program, that tells what is stopped in the debugger and takes commands for it.
+    """The actor, one for a program, that lists what is stopped in the debugger and takes commands for it.
 
     `debug_controller().list.call_one().get()`. Works in any process of the program; `monarch.debug` is the same without
     messages, for the client alone. Blocks for an answer of the client's process.

@@ -1,4 +1,4 @@
-"""The command `monarch-nb`: version, agents, jobs, meshes, top, the doctor. Its exit status tells if all is well."""
+"""The command `monarch-nb`: version, agents, jobs, meshes, top, the doctor. Its exit status says if all is well."""
 
 import argparse
 import importlib.util
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     stop = verbs.add_parser("stop", help="end the processes of a mesh")
     stop.add_argument("name", help="its name, or its id where several have that name")
-    stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is told")
+    stop.add_argument("--steal", action="store_true", help="also if a program holds it, which is notified")
     doctor = commands.add_parser("doctor", help="check this machine, its notebook kernel, and hosts; say what to do")
     doctor.add_argument("hosts", nargs="*", metavar="tcp://HOST:PORT|JOB",
                         help="hosts where monarch-nb agent runs, and jobs: each leg of the way is tried")  # fmt: skip
@@ -124,15 +124,15 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
     try:
         hosts = hosts_of_job(find_job(word))
     except (RuntimeError, LookupError, ValueError, OSError) as error:
-        told = error.args[0] if isinstance(error, LookupError) and error.args else error
-        return {word: [doctor.Finding("job", "error", str(told))]}
+        text = error.args[0] if isinstance(error, LookupError) and error.args else error
+        return {word: [doctor.Finding("job", "error", str(text))]}
     found: dict[str, list[Finding]] = {}
     for host in hosts:
         findings = [doctor.Finding("engine", "ok" if host.runs else "error", f"{host.name} {host.description}")]
         if host.wrong:
             findings.append(doctor.Finding("tunnel", "error", host.wrong))
         elif host.runs and not host.addresses:
-            findings.append(doctor.Finding("address", "warning", "its agent has not told yet where it listens"))
+            findings.append(doctor.Finding("address", "warning", "its agent has not reported its address yet"))
         tried = []
         for address in host.addresses:
             tried.append(doctor.legs(address, host.key, timeout))

@@ -75,7 +75,7 @@ class Reruns:
                 held = f", held by {', '.join(row.variables)}" if row.variables else ""
                 self._front.write(
                     f"another mesh named {row.view.name} runs already{held}: give one of them another name, so that "
-                    "what they print and magics can tell them apart\n"
+                    "what they print and magics can distinguish them\n"
                 )
         left = Counter(row.view.name for row in rows if row.view.uid in before and not row.used)
         for name, count in left.items():

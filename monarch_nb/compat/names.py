@@ -23,7 +23,7 @@ INSTEAD = {
     _SIMULATOR: "monarch.testing.in_process_host() runs actors without starting processes",
     _COMMANDS: "monarch-nb --help lists the commands there are",
     _LAUNCHERS: "spawn_procs(bootstrap_command=...) starts processes by a command of your own",
-    _SQL: "monarch.actor.span and get_meter tell OpenTelemetry, where the program sets that up",
+    _SQL: "monarch.actor.span and get_meter report to OpenTelemetry, where the program sets that up",
     _DASHBOARD: "In a notebook, %meshes and the side panel show the meshes",
 }
 

@@ -103,7 +103,7 @@ class Workspace:
 
 @dataclass
 class Config:
-    """What a job's scheduler is to be told. Nothing here schedules; programs make and pass these on."""
+    """Settings for a job's scheduler. Nothing here schedules; programs make and pass these on."""
 
     scheduler: str = NOT_SET
     scheduler_args: dict[str, Any] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class LocalHost:
     def give_up(self, reason: str) -> None:
         """Called when whoever started its agent ends it, which is no failure; pending requests fail then.
 
-        Tells the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
+        Notifies the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
         self._leaving = self._killed = True
         with contextlib.suppress(TransportError):

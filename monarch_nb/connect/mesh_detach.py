@@ -28,7 +28,7 @@ from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
-from monarch_nb.supervision.actions import Action, Tell
+from monarch_nb.supervision.actions import Action, ShowFailure
 from monarch_nb.supervision.machine import SupervisionMachine
 from monarch_nb.wire import Asker, agent_of, host_name
 
@@ -331,7 +331,7 @@ class Detacher:
 
         def report(machine: SupervisionMachine) -> list[Action]:
             failure = machine.describe(state.uid, list(state.ranks), cause)
-            return [] if failure is None else [Tell(failure)]
+            return [] if failure is None else [ShowFailure(failure)]
 
         self._runtime.part(Driver).feed(report)
         self._held.pop(state.uid, None)

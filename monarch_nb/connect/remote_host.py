@@ -170,7 +170,7 @@ class RemoteHost:
     def give_up(self, reason: str) -> None:
         """Called when its agent is about to be killed by whoever started it: no failure, but pending requests fail.
 
-        Tells the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
+        Notifies the agent that this process leaves: SIGTERM, sent by some schedulers, is no notice to an unused host.
         """
         self.end()
         with contextlib.suppress(TransportError):

@@ -28,7 +28,7 @@ _TOGETHER_S = 0.02  # losses within that time go into one message
 
 @dataclass(frozen=True)
 class Tunnel:
-    """A tunnel that a job has opened from an endpoint of this machine, which tells nothing about its far end."""
+    """A tunnel that a job has opened from an endpoint of this machine, which says nothing about its far end."""
 
     to: str  # its far end for people: the port and machine, and what carries it
     knock: Callable[[float], bool | None] | None = None  # whether the far end listens, as `transport.knock` returns it

@@ -65,7 +65,7 @@ def visit_endpoints(
 ) -> dict[str, list[Finding]]:
     """Tries each leg of the way to hosts whose agents listen at these addresses, and looks at those that are reached.
 
-    A refused connection is tried once: what starts just now is told as shut.
+    A refused connection is tried once: a host that is just starting is reported as shut.
     """
     hosts, findings = {}, {}
     for endpoint in endpoints:
@@ -130,12 +130,12 @@ def _name(host: str, port: int) -> Finding:
 
 
 def _port(endpoint: str, port: int, timeout: float) -> Finding:
-    heard = knock(endpoint, timeout)
-    if heard:
+    answered = knock(endpoint, timeout)
+    if answered:
         return Finding("port", "ok", f"{port} is open")
-    if heard is False:
+    if answered is False:
         return Finding("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
-    return Finding("port", "error", f"nothing is heard from {endpoint} within {timeout:g} s", _SILENT)
+    return Finding("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
 
 
 def _agent(endpoint: str, timeout: float) -> Finding:

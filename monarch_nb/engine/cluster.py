@@ -258,7 +258,7 @@ class Cluster:
         return HostMesh("hosts", names, host_labels(names), owned=True)
 
     def kill(self, procs: Handle[ProcState]) -> None:
-        """Ends the processes of a mesh, or of a slice, as SIGKILL does. What is told of it is on its way then."""
+        """Ends the processes of a mesh, or of a slice, as SIGKILL does. Returns while the reports are on their way."""
         state = state_of(procs)
         for rank in region_of(procs).ranks():
             host = self._hosts.get(state.layout.host_of(rank))
@@ -280,7 +280,7 @@ class Cluster:
     def preempt_host(self, number: int, seconds: float | None = None, by: str = "SIGTERM") -> None:
         """Has a host give notice that it is about to be taken away, in so many seconds; `kill_host` does it then.
 
-        Owners of what is there are told by `__supervise__`.
+        Owners of meshes there are notified by `__supervise__`.
         """
         self._notices[number] = p.PreemptionNotice(by=by, seconds=seconds, at=self.now)
         self._warn(number, self._notices[number])

@@ -46,7 +46,7 @@ class ProcessRole:
     root_id: str = "<root>"  # how code outside actors is named
     fatal: Callable[[MeshFailure], None] | None = None  # what becomes of a failure that nobody handles
     show: Callable[[MeshFailure], None] | None = None  # and of one that ends nothing
-    notice: Show = log_notice  # tells people of hosts that are about to be taken away
+    notice: Show = log_notice  # shows users hosts that are about to be taken away
     revive: Callable[[Iterable[str]], None] = lambda hosts: None  # starts dead agents of this machine again
     await_host: Callable[[str, float], None] = lambda host, seconds: None  # until one that has come back can be used
     python: str | None = None  # the interpreter it was asked to run with
@@ -71,7 +71,7 @@ class MeshEffects:
         self._parts.get(MeshHealer).recreate(uid, incarnations)
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
-        """Tells everybody who holds a reference, then runs the hooks of survivors."""
+        """Notifies all processes that hold a reference, then runs the hooks of survivors."""
         self._parts.get(MeshHealer).healed(incarnations, await_hooks)
 
     def report_to_owner(self, process: str, end: ActorEnd) -> None:

@@ -36,7 +36,7 @@ def become_controller() -> Runtime:
         on_link_failed=lambda header, parcel, reason: undelivered(runtime, header, reason),
         on_connection=lambda address, up, word: connection(runtime, address, up),
         on_first_dial=lambda address: runtime.part(ProcessWatcher).on_first_message(address),
-        config=LinkConfig(down_timeout=None),  # whether a host is lost is told by its RemoteHost
+        config=LinkConfig(down_timeout=None),  # its RemoteHost decides whether a host is lost
     )
     role = ProcessRole(
         agent_of(host),

@@ -159,7 +159,9 @@ class InlineHost:
             cell.abandon(KILLED)
         gone = p.Exited(address=address, host=self.host, reason=KILLED, pid=-1, signal=9, at=time.time())
         word = Header(Kind.CONTROL, self.runtime.address, self.address, method=verbs.PROC_EXITED.name)
-        self.runtime.handle(word, self.runtime.node.snapshot([encode_body(gone)]))  # told before anybody runs into it
+        self.runtime.handle(
+            word, self.runtime.node.snapshot([encode_body(gone)])
+        )  # before any call fails because of it
         self._gone(address, KILLED)
 
     def _gone(self, address: str, reason: str) -> None:

@@ -254,12 +254,12 @@ class MemoryHost:
             self._gone(address, KILLED, signal=9)
 
     def warn(self, notice: p.PreemptionNotice, controller: str) -> None:
-        """Its engine is about to end it: all who use it hear of that, as the controller does."""
+        """Its scheduler is about to end it: the controller and all its users are notified."""
         watching = set().union(*self._watchers.values()) - self._exits.keys()
         self._sender.post_all({controller, *watching, *self.workers}, verbs.HOST_NOTICE, notice)
 
     def die(self) -> None:
-        """The machine is gone, with all on it; nobody is told."""
+        """Takes the machine away with all on it, without any report."""
         for address, worker in tuple(self.workers.items()):
             worker.kill("its host is gone")
             del self.workers[address]

@@ -195,7 +195,7 @@ class ProcessOperations:
         return put(value)
 
     def metrics(self, mesh: Handle[Any]) -> Any:
-        """What actors have told with `monarch.telemetry.log`."""
+        """Values that actors have logged with `monarch.telemetry.log`."""
         from monarch_nb.telemetry.points import METRICS
 
         return self._runtime.feature(METRICS).of_mesh(mesh)
@@ -214,5 +214,5 @@ class ProcessOperations:
 
 
 def set_log_level(state: ProcState, rank: int, level: int) -> None:
-    """Tells one process of a mesh from which level on it writes records of `logging`. Does not block."""
+    """Sets the level from which one process of a mesh writes records of `logging`. Does not block."""
     console_of(state, Region((), NDSlice(rank, (), ()))).run.call(set_level, (level,), {})

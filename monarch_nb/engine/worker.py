@@ -1,4 +1,4 @@
-"""What a spawned process runs: it takes its place in a proc mesh, and lives until it is told to stop."""
+"""The main function of a spawned process: it joins its proc mesh, and runs until it is stopped."""
 
 import contextlib
 import os

@@ -90,7 +90,7 @@ class Handover:
         missed = tuple(
             p.UndeliveredReply(mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, at=one.at,
                      well=one.status == Status.VALUE, kept=one.frames is not None, error=one.error)
-            for one in local.unheard.news(meshes)
+            for one in local.stored_answers.take_new(meshes)
         )  # fmt: skip
         now, wall = time.monotonic(), time.time()
         running = tuple(
@@ -105,19 +105,19 @@ class Handover:
         return p.Welcome(missed, running, actors, self._never_set_up())
 
     def _results(self, wanted: WantedResults, asker: Asker[StoredResults]) -> StoredResults:
-        unheard = self._runtime.local.unheard
-        unheard.forget(wanted.forget)
+        stored = self._runtime.local.stored_answers
+        stored.forget(wanted.forget)
         return StoredResults(
             tuple(
                 StoredResult(number=one.number, mesh=one.mesh, rank=one.rank, endpoint=one.endpoint, call=one.call,
                      index=one.index, extent=one.extent, at=one.at, size=one.size, kept=one.frames is not None,
                      error=one.error)
-                for one in unheard.of(wanted.meshes)
+                for one in stored.of(wanted.meshes)
             )
         )  # fmt: skip
 
     def _result(self, wanted: WantedResult, asker: Asker[ResultBody]) -> ResultBody:
-        frames = self._runtime.local.unheard.body(wanted.number)
+        frames = self._runtime.local.stored_answers.body(wanted.number)
         return ResultBody(None if frames is None else tuple(frames))
 
     def _never_set_up(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which proc meshes this process has, and who wants to hear of new ones."""
+"""The active proc meshes of this process, and callbacks for new ones."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def unregister_proc_mesh_spawn_callback(callback: Callback) -> None:
 
 
 def announce(mesh: ProcMesh) -> None:
-    """Calls those who want to hear of it; one that fails is logged, for the processes are there all the same."""
+    """Runs the callbacks; an error in one is logged, since the processes exist all the same."""
     for callback in tuple(_callbacks):
         try:
             callback(mesh)

@@ -31,7 +31,7 @@ class ActorMesh(Handle[ActorState], Generic[A]):
             raise AttributeError(name)
         if declared is not None and callable(declared):
             return NotAnEndpoint(self, name, declared)
-        if name == "metrics":  # what they have told with `monarch.telemetry.log`; an endpoint of that name goes before
+        if name == "metrics":  # values logged with `monarch.telemetry.log`; an endpoint of that name goes before
             return operations().metrics(self)
         if name == "logs":  # unless the class has something of that name
             return operations().logs(self)

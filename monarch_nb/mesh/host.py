@@ -61,7 +61,7 @@ class HostMesh(MeshTrait):
 
     @property
     def host_ids(self) -> tuple[str, ...]:
-        """Host ids by base rank. Blocks while hosts that are being attached have not told theirs."""
+        """Host ids by base rank. Blocks until all hosts that are being attached have sent theirs."""
         return self._record.ids.get()
 
     def _used_hosts(self) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ def host_labels(hosts: Sequence[str]) -> Region:
 
 def _rebuilt(name: str, hosts: tuple[str, ...], region: Region, python: str | None, identity: str) -> HostMesh:
     """What arrives of a host mesh: a reference, which cannot shut its hosts down."""
-    with contextlib.suppress(UnreachableError):  # whoever uses it is told
+    with contextlib.suppress(UnreachableError):  # whoever uses it gets an error
         operations().reach(hosts, name)
     return HostMesh(name, hosts, region, python=python, owned=False, identity=identity)
 

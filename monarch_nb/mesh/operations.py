@@ -114,7 +114,7 @@ class Operations(Protocol):
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
 
     def metrics(self, mesh: Handle[Any]) -> Any:
-        """What actors have told with `monarch.telemetry.log`."""
+        """Values that actors have logged with `monarch.telemetry.log`."""
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """The processes in which the actors of a mesh, or of a slice, live."""

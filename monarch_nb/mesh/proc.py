@@ -100,7 +100,7 @@ class ProcMesh(Handle[ProcState]):
         """Spreads onto more hosts: `procs.grow(hosts=2)` takes free ones of its host mesh, then asks their job.
 
         Processes are started there, and the actors of each mesh that lies on the whole of this one are created with the
-        arguments they were spawned with; survivors are told by `__healed__`. Then this mesh and these meshes of actors,
+        arguments they were spawned with; `__healed__` notifies survivors. Then this mesh and these meshes of actors,
         wherever there are references to them, have the new places too, behind the others; slices mean the ranks they
         meant before. `hosts=` may also be a HostMesh to grow onto, or names: ids of free hosts, machines of an SSHJob,
         nodes of a SlurmJob. Blocks. Raises NoMoreHostsError where hosts have not come within `timeout` seconds,
@@ -167,7 +167,7 @@ class ProcMesh(Handle[ProcState]):
 
     @property
     def metrics(self) -> Any:
-        """What the actors on these processes have told with `monarch.telemetry.log`: steps and values by name."""
+        """Values that the actors on these processes have logged with `monarch.telemetry.log`, by name, with steps."""
         return operations().metrics(self)
 
     @property

@@ -69,7 +69,7 @@ def _record(runtime: Runtime, common: Common, record: type[S], **own: Any) -> S:
             state = runtime.meshes[uid] = record(uid, name, region, home, incarnations, version, stopped, **own)
             try:
                 operations().refer(state)
-            except BaseException:  # nobody would ever tell of it: the next reference tries again
+            except BaseException:  # nobody would ever report its end: the next reference tries again
                 del runtime.meshes[uid]
                 raise
         else:

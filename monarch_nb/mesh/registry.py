@@ -13,10 +13,10 @@ from monarch_nb.wire import Asker, Layout
 
 
 class Watcher(Protocol):
-    """Who has host agents tell of processes."""
+    """Has host agents report the ends of processes."""
 
     def watch(self, *addresses: str) -> None:
-        """Have the ends of these processes told."""
+        """Requests reports of the ends of these processes."""
 
     def forget(self, prefix: str) -> None:
         """The processes whose names begin so ended long ago."""
@@ -26,10 +26,10 @@ class Updates(Protocol):
     """Who keeps references to meshes up to date."""
 
     def subscribe(self, state: MeshState) -> None:
-        """Have the owner of a mesh tell this process of its heals and its end."""
+        """Subscribes to heals and the end of a mesh at its owner."""
 
     def forget(self, uid: str) -> None:
-        """A mesh was stopped long ago, as all who hold references have been told."""
+        """A mesh was stopped long ago, and all who hold references know."""
 
 
 class MeshRegistry:
@@ -47,7 +47,7 @@ class MeshRegistry:
         runner: str,
         python: str | None = None,
     ) -> None:
-        """`tell` is given what displays show; `revive` starts dead agents of this machine again.
+        """`publish` takes events for displays; `revive` starts dead agents of this machine again.
 
         `runner` is what new processes run, as `module:function`.
         """

@@ -85,7 +85,7 @@ def request(runtime: Runtime, dst: str, verb: Verb[Q, R], body: Q) -> "Future[R]
 
 
 def fail_requests(runtime: Runtime, dsts: Collection[str], reason: str) -> None:
-    """Those who should answer are gone: whoever waits for them is told."""
+    """Fails requests to processes that are lost."""
     for dst in dsts:
         for handler in runtime.ports.of(dst):
             if isinstance(handler, _Request):

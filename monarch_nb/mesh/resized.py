@@ -1,4 +1,4 @@
-"""What `grow` and `shrink` tell."""
+"""The result of `grow` and `shrink`."""
 
 import operator
 from collections.abc import Mapping, Sequence

@@ -159,7 +159,7 @@ def _skip(runtime: Runtime, actor: ActorState, region: Region, header: Header, r
         _send(runtime, actor, region, header, runs, runtime.node.snapshot([b""]))
     except DescriptorLimitError:  # those who are to skip them live, and wait
         runtime.later(FILL_AGAIN_S, lambda: _skip(runtime, actor, region, header, runs))
-    except Exception:  # the link itself is broken: its own failure is told by supervision
+    except Exception:  # the link itself is broken: supervision reports its failure
         return
 
 

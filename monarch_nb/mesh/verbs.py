@@ -20,7 +20,7 @@ class Subscribe(msgspec.Struct, array_like=True, frozen=True):
 class Update(msgspec.Struct, array_like=True, frozen=True):
     """What a heal has changed, or another extent. `since`: after which loss of its host each rank came, if after one.
 
-    `region`, and the `hosts` of procs, are told of meshes that are not as they were spawned.
+    `region`, and the `hosts` of procs, are set for meshes that are not as they were spawned.
     """
 
     uid: str
@@ -89,7 +89,7 @@ class ControllersReply(msgspec.Struct, frozen=True):
 
 
 class StoredResult(Harmless, frozen=True, kw_only=True):
-    """An answer that nobody was there to hear, without its body."""
+    """An answer that arrived when no controller was attached, without its body."""
 
     PROSE: ClassVar = ("error",)
 

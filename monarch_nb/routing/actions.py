@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 PREFIX = struct.Struct("<BBxxIQQQQQ")
-"""kind u8, lane u8, charge u32 (KiB), incarnation u64 (sender's), to u64 (receiver's, 0 = not heard of yet),
+"""kind u8, lane u8, charge u32 (KiB), incarnation u64 (sender's), to u64 (receiver's, 0 = not known yet),
 seq u64 (DATA, CHUNK: own number; else: the lowest number still held), ack u64 (next number expected),
 credit u64 (KiB consumed so far)."""
 PREFIX_SIZE = PREFIX.size
@@ -39,7 +39,7 @@ class PrefixKind(IntEnum):
     """What a frame on a link is."""
 
     DATA = 0  # a numbered message
-    CHUNK = 1  # a numbered piece of a large body: treated as DATA, told apart by the transport
+    CHUNK = 1  # a numbered piece of a large body: treated as DATA, distinguished by the transport
     ACK = 2  # acknowledgement and credits only
     HELLO = 3  # the dialling side after each (re)connect; answered by RESUME
     RESUME = 4  # "this is where I stand, send what I lack"

@@ -73,12 +73,12 @@ class Fold(Generic[T]):
         return len(self._seen) >= self._expected
 
     def waits_for(self, indices: Iterable[int]) -> list[int]:
-        """Those of some places that have not been heard of."""
+        """Returns those of `indices` that have neither answered nor failed."""
         return [index for index in indices if index not in self._seen]
 
     @property
     def missing(self) -> int:
-        """Places not yet heard of."""
+        """Indices that have neither answered nor failed."""
         return self._expected - len(self._seen)
 
     @property

@@ -1,7 +1,7 @@
 """The incarnations of processes, one after the other at the same address: whose a link is, and which are over. Pure.
 
 An incarnation is numbered by when it began, in milliseconds of its own machine's clock. The incarnations of its links
-hold that number, so that a link knows which process it has heard, and the word that an incarnation is over hits no
+hold that number, so that a link knows from which process a frame came, and a report that an incarnation is over hits no
 later one, however late it comes.
 """
 
@@ -48,13 +48,13 @@ class Incarnations:
         self._over: dict[str, int] = {}  # the latest incarnation that is known to be over
         self._remembered = remembered
 
-    def lost(self, address: str, incarnation: int, reason: str, heard: int = 0) -> bool:
-        """That incarnation and those before it are over (0: nobody knows which); `heard` is the latest that has spoken.
+    def lost(self, address: str, incarnation: int, reason: str, last_seen: int = 0) -> bool:
+        """That incarnation and those before are over (0: not known which). `last_seen` is the latest that sent a frame.
 
         False if a later incarnation is known: the address stays as it is.
         """
         over = self._over.get(address, 0)
-        if incarnation and (heard > incarnation or (over >= incarnation and address not in self.gone)):
+        if incarnation and (last_seen > incarnation or (over >= incarnation and address not in self.gone)):
             return False
         for known in (self.gone, self._over):
             known.pop(address, None)  # the latest last

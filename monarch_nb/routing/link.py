@@ -229,7 +229,7 @@ class Link(Outgoing[T]):
                     actions.append(self._say(_ACK))
             elif not self._dials and now - self._answered_at >= self._config.tick:
                 self._answered_at = now
-                actions.append(self._say(_PROBE))  # thought gone, yet here: its answer tells what it lacks
+                actions.append(self._say(_PROBE))  # taken for dead, yet it answers: STATE says what it lacks
         return actions
 
     def _meet(self, incarnation: int, actions: list[Action[T]]) -> None:

@@ -47,7 +47,7 @@ class Outgoing(Incoming[T]):
         super().__init__(config)
         self.incarnation = incarnation
         self.lane = lane
-        self.peer_incarnation = 0  # 0 until the peer was heard
+        self.peer_incarnation = 0  # 0 until the peer has sent a frame
         self.state = state
         self._kept: deque[tuple[T, int, int]] = deque()  # (item, charge, kind) of numbers _base.._next-1
         self._holds: list[tuple[int, T]] = []  # (number, item) of kept ones to be named in Acked: seldom any
@@ -130,7 +130,7 @@ class Outgoing(Incoming[T]):
             actions.append(Transmit(_pack(kind, lane, charge, incarnation, to, seq, expect, credit), item))
 
     def _fail(self, reason: str, limit: int, actions: list[Action[T]], charges: bool = True) -> None:
-        """Numbers below `limit` will never be sent again; tells the peer to skip them."""
+        """Numbers below `limit` will never be sent again; the peer is asked to skip them."""
         items = []
         while self._base < limit:
             item, charge, _ = self._kept.popleft()

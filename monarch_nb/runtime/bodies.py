@@ -228,7 +228,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        signature.bind(*args, **kwargs)  # wrong ones are told here
+        signature.bind(*args, **kwargs)  # wrong ones raise here
         return BodyFuture._of(functools.partial(function, *args, **kwargs), contextvars.copy_context())
 
     return call

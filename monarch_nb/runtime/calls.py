@@ -86,7 +86,7 @@ class PendingCall:
         return future
 
     def hand_out(self) -> Future[Any]:
-        """Its future, for somebody who may drop it: an error is told even so."""
+        """Returns its future to a caller that may discard it: an error is reported even so."""
         future = self._future or self.future
         future._hand_out()
         self._handed, self._future = weakref.ref(future), None
@@ -210,11 +210,11 @@ class PendingCall:
         self.close()
         future = self.future
         if self._handed is not _nobody:
-            self._future = None  # what nobody has kept goes now, and its error is told
+            self._future = None  # a discarded future reports its error now
         return future._set_lazy(self._result, failed=bool(self._raised))
 
     def _result(self) -> Any:
-        if self._raised:  # the first cause is raised, the others are told with it
+        if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
             raise self._actor_error(raised, self.size, missing)
@@ -271,7 +271,7 @@ class PendingCall:
             where = RankNames(self._process.meshes.get(self.mesh), self._ranks())
             for place, one in tuple(raised.items())[:1]:
                 others = f", and {len(raised) - 1} more ranks had" if len(raised) > 1 else ""
-                error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.story.line}{others}")
+                error.add_note(f"Before that, {self.title} had raised on {where([place])}: {one.text.line}{others}")
         self.fail(error)
 
     def cancel(self, _: Future[Any] | None = None) -> bool:

@@ -153,7 +153,7 @@ class Instance:
         self.cell.end_self(how, reason)
 
     def abort(self, reason: str | None = None) -> None:
-        """Fails this actor: its owner is told with `reason`."""
+        """Fails this actor: its owner is notified, with `reason`."""
         self._end("abort", reason)
 
     def kill(self, reason: str | None = None) -> None:

@@ -121,7 +121,7 @@ class Future(Generic[R]):
         for callback in callbacks or ():
             try:
                 callback(self)
-            except Exception:  # one that stumbles must not keep the others from hearing of it
+            except Exception:  # an error of one must not keep the others from being called
                 logger.exception("a callback of %r failed", self)
         return True
 
@@ -262,10 +262,10 @@ class Future(Generic[R]):
                     waiter.waiting(self, now - begun)
         except KeyboardInterrupt as stop:
             for say in waiting.stop_words:
-                if told := say(self):
-                    raise KeyboardInterrupt(told) from stop
-            if told := self.progress_text():
-                stop.add_note(f"stopped waiting; {told}. The future stays valid: .get() waits again")
+                if text := say(self):
+                    raise KeyboardInterrupt(text) from stop
+            if progress := self.progress_text():
+                stop.add_note(f"stopped waiting; {progress}. The future stays valid: .get() waits again")
             raise
         finally:
             self.watched -= 1
@@ -286,8 +286,8 @@ class Future(Generic[R]):
         """
         limit = _checked(timeout)
         if not self._wait(limit):
-            told = f"; {told}" if (told := self.progress_text()) else ""
-            raise TimeoutError(f"no result within {timeout:g} s{told}. The call goes on: .get() again waits longer")
+            progress = f"; {text}" if (text := self.progress_text()) else ""
+            raise TimeoutError(f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer")
         return self._outcome()
 
     result = get
@@ -342,8 +342,8 @@ class Future(Generic[R]):
 
     def __repr__(self) -> str:
         if not self._done:
-            told = f": {told}" if (told := self.progress_text()) else ""
-            return f"<Future pending{told}>"
+            progress = f": {text}" if (text := self.progress_text()) else ""
+            return f"<Future pending{progress}>"
         if self._resolve is not None and self._unread:
             try:
                 self._outcome()
@@ -380,7 +380,7 @@ def _refuses(name: str) -> Callable[..., Any]:
     return operate
 
 
-# Whoever forgets `.get()` is told so by what they do with the future, rather than that it has no such method.
+# Operations on a future whose `.get()` was forgotten raise an error that says so.
 for _name, _does in {
     "iter": "`for`, `list` and the like", "getitem": "[...]", "len": "len()", "contains": "`in`",
     **{f"{_side}{_one}": _sign for _side in ("", "r") for _one, _sign in {

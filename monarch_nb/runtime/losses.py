@@ -1,4 +1,4 @@
-"""Messages of a process that will never arrive: whoever waits for their answers is told, and what follows goes on."""
+"""Messages of a process that will never arrive: calls that wait for answers fail, later messages are delivered."""
 
 import logging
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class Losses:
         self._ports, self._supervisor = ports, supervisor
 
     def lost(self, header: Header, reason: str) -> None:
-        """A message of ours has come back, or its link failed: whoever waits for its answer is told."""
+        """A message of ours has come back, or its link failed: whoever waits for its answer gets an error."""
         kind = header.status if header.kind == Kind.RETURNED else header.kind
         if kind == Kind.CALL and header.seq >= 0:
             if header.method != SKIP:
@@ -58,17 +58,17 @@ class Losses:
             return  # whoever wanted it is gone; its port number is none of ours
         handler = self._ports.get(header.port) if header.port and kind != Kind.PORT else None
         if isinstance(handler, PendingCall):
-            self._tell_call(handler, header, reason)
+            self._fail_call(handler, header, reason)
         elif kind == Kind.CONTROL or isinstance(handler, AnswerHandler):
             logger.debug("%s to %s: %s", header.method, header.dst, reason)
-            _tell_request(handler, header, reason)
+            _fail_request(handler, header, reason)
         elif kind == Kind.PORT:
             if not header.flags & Flags.UNRETURNED and not self._local.closed:
                 self._supervisor.undeliverable(header, reason)
-        elif header.port == 0 and header.method != SKIP and not self._local.closed:  # who waits has been told
+        elif header.port == 0 and header.method != SKIP and not self._local.closed:  # whoever waits has got an error
             self._supervisor.undeliverable(header, reason)
 
-    def _tell_call(self, call: PendingCall, header: Header, reason: str) -> None:
+    def _fail_call(self, call: PendingCall, header: Header, reason: str) -> None:
         if header.kind == Kind.RETURNED and header.flags & Flags.REPORTED_ELSEWHERE:
             return
         places: Iterable[int] = [header.index] if header.plan is None else indices(header.plan.runs)
@@ -137,6 +137,6 @@ class Losses:
             self._fill(skip, Lane.URGENT, FILL_S)
 
 
-def _tell_request(handler: PortHandler | None, header: Header, reason: str) -> None:
+def _fail_request(handler: PortHandler | None, header: Header, reason: str) -> None:
     if isinstance(handler, AnswerHandler):
         handler.lost(header, reason)

@@ -81,7 +81,7 @@ class Runtime:
         self.features = Features({name: partial(load, self) for name, load in features.items()})
         self.feature = self.features.get
         self.part, self.add_part = parts.get, parts.add
-        self.on_call: list[Callable[[ActorState], None]] = []  # told of each call that begins here, on its thread
+        self.on_call: list[Callable[[ActorState], None]] = []  # called for each call that begins here, on its thread
         self.failures = FailureStore(clock.later, lambda error: self.feature(DEBUG).freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
         sender = self._sender = MessageSender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)

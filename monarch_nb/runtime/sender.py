@@ -61,7 +61,7 @@ class MessageSender:
         *,
         unanswered: frozenset[str],
     ) -> None:
-        """`lost` is told of messages for which there is nobody; those of `unanswered` methods are not sent back."""
+        """`lost` is called for messages without a receiver; those of `unanswered` methods are not sent back."""
         self._local, self._node, self._log = local, node, log
         self._supervisor, self._lost = supervisor, lost
         self._unanswered = unanswered
@@ -79,7 +79,7 @@ class MessageSender:
     def send(self, header: Header, parcel: Parcel, lane: Lane = Lane.DATA) -> None:
         """Sends from any thread; blocks, interruptibly, only while the receiver's credits are used up.
 
-        Where nobody can be reached any more, whoever waits for the answer is told, as of a death a moment later.
+        Where nobody can be reached any more, whoever waits for the answer gets an error, as of a death a moment later.
         """
         try:
             if self._inner is not None and header.dst.startswith(self._inner.host):
@@ -133,9 +133,9 @@ class MessageSender:
             return
         if (self._local.away or self._local.orphans) and self._is_away(request):
             self._local.orphans.discard(request.call)
-            self._local.unheard.keep(request, status, frames)
+            self._local.stored_answers.store(request, status, frames)
             if parse_address(request.src).is_agent:
-                self._tell_cast(request)
+                self._report_cast(request)
             return
         header = Header(
             Kind.REPLY,
@@ -152,9 +152,9 @@ class MessageSender:
         except Exception as error:
             if self._local.closed:
                 return
-            if isinstance(error, UnreachableError):  # nobody is there to hear it
+            if isinstance(error, UnreachableError):  # the receiver has left
                 if parse_address(request.src).is_controller:  # which may have left its meshes to others
-                    self._local.unheard.keep(request, status, frames)
+                    self._local.stored_answers.store(request, status, frames)
                 return
             if not isinstance(error, TransportError):
                 logger.exception("an answer to %s could not be sent", request.src)
@@ -164,11 +164,11 @@ class MessageSender:
             self.send(header, self._node.snapshot(encode_exception(unsent)))
 
     def _is_away(self, request: Header) -> bool:
-        """Whether who called has left: a cast comes from a host's agent, but its id tells whose it is."""
+        """Whether who called has left: a cast comes from a host's agent, but its id says which process called."""
         local = self._local
         return request.call in local.orphans or request.src in local.away or caller_of(request.call) in local.away
 
-    def _tell_cast(self, request: Header) -> None:
+    def _report_cast(self, request: Header) -> None:
         """The agent that gathers the answers of a cast need not wait for this one."""
         header = Header(
             Kind.RETURNED, request.src, self._local.address, port=request.port, index=request.index,
@@ -178,7 +178,7 @@ class MessageSender:
             self._node.send(header, reason_parcel("who called has left"), lane=Lane.URGENT)
 
     def refuse(self, request: Header, cause: Any) -> None:
-        """Tells the sender of a CALL that nobody will ever run it."""
+        """Reports to the sender of a CALL that it will never be run."""
         if request.port:
             self.reply(request, Status.FAILURE, [self._supervisor.encode(cause, request)])
         elif request.method not in self._unanswered:

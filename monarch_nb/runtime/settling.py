@@ -12,7 +12,7 @@ _kept: set[Future[Any]] = set()
 def pending_future(
     *, describe: Callable[[], str] | None = None, start: Callable[[], None] | None = None
 ) -> Future[Any]:
-    """A future without a result yet. `story` says what is waited for; `start` runs when somebody first looks."""
+    """A future without a result yet. `describe` says what is waited for; `start` runs when somebody first looks."""
     return Future._make(start=start, describe=describe)
 
 
@@ -52,7 +52,7 @@ def hand_out(future: Future[Any]) -> None:
 
 
 def reported_elsewhere(future: Future[Any]) -> None:
-    """An error of it that nobody looks at is not told, also where it is dropped: who asked hears of that otherwise."""
+    """Returns the future; an error that nobody retrieves is not reported, since it is reported elsewhere."""
     future._reported_elsewhere()
     _kept.add(future)  # a call that is under way would make another one in its place
     when_done(future, _kept.discard)

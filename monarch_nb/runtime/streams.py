@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Unclaimed:
-    """In the place of an answer that is an error: it does not hold the call, which may go, and tell of it then."""
+    """Placeholder of an answer that is an error, without a reference to the call, which reports it when discarded."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -9,7 +9,7 @@ from monarch_nb.runtime.meshes import MeshState
 from monarch_nb.wire import host_of
 
 if TYPE_CHECKING:
-    from monarch_nb.runtime.unheard import UnheardAnswers
+    from monarch_nb.runtime.stored_answers import StoredAnswers
 
 _making = threading.Lock()
 
@@ -24,17 +24,17 @@ class ProcessTables:
         self.calls: dict[str, PendingCall] = {}  # that wait for answers, by id
         self.cells: dict[tuple[str, int], ActorCell] = {}  # the actors here, by mesh and rank
         self.meshes: dict[str, MeshState] = {}  # owned here or referred to, by uid
-        self.away: set[str] = set()  # processes that have left meshes which live here, and hear nothing
+        self.away: set[str] = set()  # processes that have detached from meshes which live here
         self.orphans: set[str] = set()  # calls that such a process had made before it left, and came back
-        self._unheard: UnheardAnswers | None = None
+        self._stored_answers: StoredAnswers | None = None
         self.closed = False  # this process has left the cluster
 
     @property
-    def unheard(self) -> "UnheardAnswers":
+    def stored_answers(self) -> "StoredAnswers":
         """Answers that were for them."""
-        if self._unheard is None:
-            from monarch_nb.runtime.unheard import UnheardAnswers
+        if self._stored_answers is None:
+            from monarch_nb.runtime.stored_answers import StoredAnswers
 
             with _making:
-                self._unheard = self._unheard or UnheardAnswers()
-        return self._unheard
+                self._stored_answers = self._stored_answers or StoredAnswers()
+        return self._stored_answers

@@ -59,10 +59,10 @@ class Probe(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Deadlock(msgspec.Struct, array_like=True, frozen=True):
-    """A call that the receiver waits for is part of a circle of waits, and is to fail with this story."""
+    """A call that the receiver waits for is part of a circle of waits, and fails with this description."""
 
     call: str
-    story: str
+    description: str
 
 
 class Interrupt(msgspec.Struct, array_like=True, frozen=True):

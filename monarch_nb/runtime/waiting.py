@@ -1,4 +1,4 @@
-"""Who is told while threads and tasks wait for futures: progress displays, checks for deadlocks, debuggers."""
+"""Observers of threads and tasks that wait for futures: progress displays, deadlock detection, debuggers."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ Leave = Callable[[], None]  # called when a wait is over
 
 
 class Waiter(Protocol):
-    """Told while a thread blocks in `Future.get`."""
+    """Called while a thread blocks in `Future.get`."""
 
     def waiting(self, future: "Future[Any]", seconds: float) -> None:
         """Called on the waiting thread, first after `TICK` seconds and again each tick; may raise."""

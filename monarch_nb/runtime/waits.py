@@ -70,8 +70,8 @@ class DeadlockDetector:
         if call is None or call.mesh != cell.mesh or (isinstance(call, StreamCall) and call.size > 1):
             return
         if cell.rank in call.missing_ranks() and not cell.is_concurrent(call.title.rpartition(".")[2]):
-            story = _story((WaitHop(self._runtime.address, call_id, _doing(cell), call.title),))
-            call.fail(DeadlockError(story + more("manual/deadlocks.md")))
+            description = _describe((WaitHop(self._runtime.address, call_id, _doing(cell), call.title),))
+            call.fail(DeadlockError(description + more("manual/deadlocks.md")))
 
     # -- the clock's thread -----------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class DeadlockDetector:
             probe = Probe(number, call.mesh, rank, state.incarnation(rank), hops)
             try:
                 self._runtime.post(state.procs.address(rank), PROBE, probe)
-            except Exception:  # gone: who waits for it is told otherwise
+            except Exception:  # dead: whoever waits for it gets an error anyway
                 continue
 
     # -- reading thread ---------------------------------------------------------------------------------------------
@@ -146,19 +146,19 @@ class DeadlockDetector:
         victim = max(hops, key=lambda hop: hop.call)
         first = hops.index(victim)
         circle = hops[first:] + hops[:first]
-        self._runtime.post(victim.process, END, Deadlock(victim.call, _story(circle)))
+        self._runtime.post(victim.process, END, Deadlock(victim.call, _describe(circle)))
 
     def end(self, deadlock: Deadlock, asker: Asker[None]) -> None:
         """A wait of this process is part of a deadlock, and the one that ends."""
         call = self._runtime.calls.get(deadlock.call)
         if call is not None and any(waits[0] == deadlock.call for waits in tuple(self._waiting.values())):
-            call.fail(DeadlockError(deadlock.story + more("manual/deadlocks.md")))
+            call.fail(DeadlockError(deadlock.description + more("manual/deadlocks.md")))
 
 
-def _story(circle: tuple[WaitHop, ...]) -> str:
-    told = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
+def _describe(circle: tuple[WaitHop, ...]) -> str:
+    waits = ", ".join(f"{hop.who} waits for {hop.what}" for hop in circle)
     return (
-        f"deadlock: {told}, which cannot run before {circle[0].who} is done. "
+        f"deadlock: {waits}, which cannot run before {circle[0].who} is done. "
         "Make one of the endpoints a @concurrent_endpoint, or do not wait for the inner call"
     )
 

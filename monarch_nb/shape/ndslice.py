@@ -43,7 +43,7 @@ class NDSlice(Frozen):
                 f"offset, sizes and strides must not be negative, got {first}, {list(lengths)} and {list(jumps)}"
             )
         self._fill(_offset=first, _sizes=lengths, _strides=jumps)
-        # What a dimension of size 1 would step by, nobody can tell: it is not part of what the slice is.
+        # The stride of a dimension of size 1 has no meaning: it is not part of the slice.
         key = (first, lengths, tuple([jump if length > 1 else 0 for length, jump in zip(lengths, jumps, strict=True)]))
         self._fill(_len=math.prod(lengths), _steps=_steps(lengths, jumps), _key=key, _hash=hash(key))
 

@@ -19,9 +19,9 @@ def spans(numbers: Iterable[int]) -> str:
 def places(labels: Sequence[str], points: Iterable[Sequence[int]], sizes: Sequence[int] = ()) -> str:
     """Some places of a mesh with these dimensions; "" for a mesh without any.
 
-    Where `sizes` are given, dimensions of size 1 are left out as long as another one stays: they tell nobody apart.
+    Where `sizes` are given, dimensions of size 1 are left out as long as another one stays: they distinguish no ranks.
     """
-    shown_dims = _telling(sizes) if sizes else range(len(labels))
+    shown_dims = _distinguishing(sizes) if sizes else range(len(labels))
     shown = {tuple(point[dim] for dim in shown_dims) for point in points}
     return "; ".join(_places(tuple(labels[dim] for dim in shown_dims), shown))
 
@@ -38,8 +38,8 @@ def first_places_of(region: Region, ranks: Iterable[int]) -> str:
     return places(region.labels[:1], points, region.ndslice.sizes[:1])
 
 
-def _telling(sizes: Sequence[int]) -> Sequence[int]:
-    """The dimensions that tell ranks apart; the last one of a mesh with a single rank."""
+def _distinguishing(sizes: Sequence[int]) -> Sequence[int]:
+    """The dimensions that distinguish ranks; the last one of a mesh with a single rank."""
     return [dim for dim, size in enumerate(sizes) if size > 1] or range(len(sizes))[-1:]
 
 

@@ -30,7 +30,7 @@ from monarch_nb.store.failures import record
 from monarch_nb.store.pending import Pending
 from monarch_nb.store.verbs import ACTIVITY, WATCH, Activity, WatchActivity
 from monarch_nb.supervision import Driver, MeshFailure, RankStatus
-from monarch_nb.supervision.actions import OwnerSaid, RootFault, Supervise, Tell
+from monarch_nb.supervision.actions import OwnerSaid, RootFault, ShowFailure, Supervise
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker
 
@@ -209,7 +209,7 @@ class Collector:
                 self._failed(failure)
                 how = "asked" if route == "call" else "shown"
                 self._put(e.Notified(str(failure.failure_id), "a call" if route == "call" else "<root>", how))
-            case Tell(failure):
+            case ShowFailure(failure):
                 self._put(e.Notified(str(failure.failure_id), "<root>", "shown"))
             case OwnerSaid(failure_id, owner, handled):
                 self._owner(failure_id, owner, "handled" if handled else "not handled")

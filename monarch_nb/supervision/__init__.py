@@ -9,9 +9,9 @@ from .actions import (
     Recreate,
     Respawn,
     RootFault,
+    ShowFailure,
     StopOwnedMesh,
     Supervise,
-    Tell,
 )
 from .cause import ActorEnd, Cause, CauseKind
 from .driver import Driver
@@ -50,13 +50,13 @@ __all__ = [
     "RootFault",
     "RootPolicy",
     "Selection",
+    "ShowFailure",
     "State",
     "StopOwnedMesh",
     "Supervise",
     "SupervisionError",
     "SupervisionMachine",
     "SupervisorEffects",
-    "Tell",
     "UndeliverableMessage",
     "decode_failure",
     "hosts_text",

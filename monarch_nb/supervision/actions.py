@@ -41,15 +41,15 @@ class RootFault(msgspec.Struct, frozen=True):
     """A failure that nobody handled, once.
 
     'fatal': a script's fault hook runs. 'show': show it now. 'call': a call somebody waits for raises it;
-    report `told` when it did, or `unheard` when nobody waits any longer.
+    `mark_reported` follows when it did, or `report_unclaimed` when nobody waits any longer.
     """
 
     failure: MeshFailure
-    telling: Literal["fatal", "show", "call"]
+    route: Literal["fatal", "show", "call"]
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """Show a failure that was to be told by a call, but nobody waits for the call any more."""
+class ShowFailure(msgspec.Struct, frozen=True):
+    """Shows a failure that a call was to raise, since nobody waits for the call any more."""
 
     failure: MeshFailure
 
@@ -97,5 +97,14 @@ class OwnerSaid(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Supervise | FailActor | StopOwnedMesh | FailCalls | RootFault | Tell | Respawn | Recreate | Healed | HealRefused
+    Supervise
+    | FailActor
+    | StopOwnedMesh
+    | FailCalls
+    | RootFault
+    | ShowFailure
+    | Respawn
+    | Recreate
+    | Healed
+    | HealRefused
 )

@@ -43,7 +43,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     evicted: bool = False  # its host agent has ended it, for what `text` says
     oom: bool = False
     last_lines: tuple[str, ...] = ()
-    dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler tells it
+    dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler reports it
     traceback: str = ""
     at: float = 0.0
     giver: str = ""  # of a lost host: the job that gives others, as people call it
@@ -60,7 +60,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def likeness(self) -> str:
-        """The same for causes that several ranks are told to have failed of as one: numbers in texts may differ."""
+        """A key that is equal for causes that are reported as one: numbers in their texts may differ."""
         return "; ".join(map(_likeness, self.links))
 
     @property

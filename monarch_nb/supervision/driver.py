@@ -33,9 +33,9 @@ from monarch_nb.supervision.actions import (
     Recreate,
     Respawn,
     RootFault,
+    ShowFailure,
     StopOwnedMesh,
     Supervise,
-    Tell,
 )
 from monarch_nb.supervision.cause import ActorEnd, Cause, CauseKind, stop_cause
 from monarch_nb.supervision.effects import SupervisorEffects
@@ -107,7 +107,7 @@ class Driver:
         with self._lock:
             self._actions.extend(event(self.machine))
             under_way, self._acting = self._acting, True
-        self._tell(None)
+        self._notify_observers(None)
         if under_way:  # whoever is at it carries these out too, in order
             return
         while True:
@@ -116,13 +116,13 @@ class Driver:
                     self._acting = False
                     break
                 action = self._actions.popleft()
-            self._tell(action)
+            self._notify_observers(action)
             try:
                 self._carry_out(action)
             except Exception:
                 logger.exception("supervision: %s", action)
 
-    def _tell(self, what: "Action | OwnerSaid | None") -> None:
+    def _notify_observers(self, what: "Action | OwnerSaid | None") -> None:
         for listener in tuple(self.listeners):
             try:
                 listener(what)
@@ -139,12 +139,12 @@ class Driver:
                 self._fail_actor(actor, cause)
             case StopOwnedMesh(uid):
                 self._stop(uid)
-            case RootFault(failure, telling):
-                if telling == "fatal":
+            case RootFault(failure, route):
+                if route == "fatal":
                     self._fatal(failure)
-                elif telling == "show":
+                elif route == "show":
                     self._show(failure)
-            case Tell(failure):
+            case ShowFailure(failure):
                 self._show(failure)
             case Respawn() | Recreate() | Healed() | HealRefused():
                 self._heal_requests.carry_out(action)
@@ -186,7 +186,7 @@ class Driver:
         self.feed(lambda machine: machine.proc_exited(uid, rank, incarnation, cause, awaited, called))
 
     def killed(self, uid: str, rank: int, incarnation: int, cause: Cause) -> None:
-        """A process is ended, to be healed: calls to it fail, and the root, whose wish it is, is not told."""
+        """Ends a process that is to be healed: calls to it fail; no failure is shown, as the root asked for it."""
         self.feed(
             lambda machine: [
                 action
@@ -282,14 +282,14 @@ class Driver:
         return self._error(self._lost(header, reason, call), call)
 
     def _lost(self, header: Header, reason: str, call: PendingCall | None) -> MeshFailure:
-        """The story of a message that was lost on its way to ranks that are not known to have failed."""
+        """The failure of a message that was lost on its way to ranks that are not known to have failed."""
         cause = self.lost_cause(header, reason)
         alone = Kind.CALL in (header.kind, header.status if header.kind == Kind.RETURNED else -1)
         ranks = [header.rank] if alone else [] if call is None else call.missing_ranks()
         with self._lock:
-            story = self.machine.describe(header.mesh, ranks, cause)
+            failure = self.machine.describe(header.mesh, ranks, cause)
         name = call.title.partition(".")[0] if call is not None else header.mesh
-        return story or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
+        return failure or MeshFailure(mesh_name=name, mesh_uid=header.mesh, cause=cause)
 
     def error(self, data: Any, call: PendingCall | None) -> BaseException:
         """The error a call raises for an encoded cause."""
@@ -300,17 +300,17 @@ class Driver:
         if known:
             self.on_actor_end(end, {end.mesh} if call.watched else None)
             raised = error_of(call.future)
-            if raised is not None:  # the machine has told it already
+            if raised is not None:  # the machine has reported it already
                 return raised
         with self._lock:
             if known:
-                story = self.machine.check(call.mesh, {end.rank})
+                failure = self.machine.check(call.mesh, {end.rank})
             else:
-                story = self.machine.describe(call.mesh, [end.rank], end.cause)
-        return self._error(story or self._elsewhere(end, call), call)
+                failure = self.machine.describe(call.mesh, [end.rank], end.cause)
+        return self._error(failure or self._elsewhere(end, call), call)
 
     def _elsewhere(self, end: ActorEnd, call: PendingCall) -> MeshFailure:
-        """The story of a call on a mesh that others own."""
+        """The failure of a call on a mesh that others own."""
         name, rank, region = call.title.partition(".")[0], end.rank, None
         state = self.local.meshes.get(call.mesh)
         if state is not None and rank in state.region.ranks():
@@ -353,15 +353,15 @@ class Driver:
         hook = cell.obj.__supervise__
 
         def report(handled: bool) -> None:
-            self._tell(OwnerSaid(failure.failure_id, owner, handled))
+            self._notify_observers(OwnerSaid(failure.failure_id, owner, handled))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, handled))
 
         def failed(error: BaseException) -> None:
             text = "".join(format_exception(error))
             raised = self.cause_of("raised", error, text, cell, "__supervise__")
             if failure.preempted:  # which it cannot fail of
-                logger.warning("%s: __supervise__ raised while it was told of a preemption:\n%s", cell.instance, text)
-            self._tell(OwnerSaid(failure.failure_id, owner, False))
+                logger.warning("%s: __supervise__ raised while it handled a preemption:\n%s", cell.instance, text)
+            self._notify_observers(OwnerSaid(failure.failure_id, owner, False))
             self.feed(lambda machine: machine.owner_result(failure.failure_id, False, raised))
 
         run_hook(cell, lambda: hook(failure), report, failed)
@@ -410,16 +410,16 @@ class Driver:
             return
         destination = header.src if header.kind == Kind.RETURNED else header.dst
         message = UndeliverableMessage(str(cell.instance), destination, header.mesh, header.method, reason)
-        told = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
+        text = f"undeliverable: {header.method or 'a value'} to {destination}: {reason}"
         hook = cell.obj._handle_undeliverable_message
         # What the hook itself sends is not judged when it is lost, too, or that would go on for ever.
         if getattr(hook, "_monarch_default", False) or header.flags & Flags.JUDGING:
-            logger.warning("%s: %s", cell.instance, told)
+            logger.warning("%s: %s", cell.instance, text)
             return
 
         def judge(handled: bool) -> None:
             if not handled:
-                cause = self.cause_of("undeliverable", RuntimeError(told), "", cell, "")
+                cause = self.cause_of("undeliverable", RuntimeError(text), "", cell, "")
                 self._fail_actor(cell.instance.stream, cause)
 
         def failed(error: BaseException) -> None:
@@ -435,7 +435,7 @@ class Driver:
         if known is None and header.sender == self.machine.root and self.machine.root_policy == "notebook":
             self._show(self._lost(header, reason, None))
             return
-        # What failed or was stopped has been told to its owner: here it is only of interest when looked for.
+        # The owner has been notified of what failed or was stopped: this line is for debugging only.
         level = logging.WARNING if known is None else logging.INFO
         logger.log(level, "undeliverable: %s to %s: %s", header.method or "a value", header.dst, reason)
 

@@ -21,7 +21,7 @@ class SupervisorEffects(Protocol):
         """Creates actors again; may block; raises what went wrong."""
 
     def healed(self, incarnations: Sequence[tuple[str, Sequence[RankIncarnation]]], await_hooks: bool) -> None:
-        """Tells everybody who holds a reference, then runs the hooks of survivors; may block."""
+        """Notifies all processes that hold a reference, then runs the hooks of survivors; may block."""
 
     def report_to_owner(self, process: str, end: ActorEnd) -> None:
         """Sends the end of an actor to its owner, which is in another process."""

@@ -10,14 +10,14 @@ class DeviceMeshError(RuntimeError):
 
 
 class SupervisionError(DeviceMeshError):
-    """A call cannot be answered because what it was sent to failed; `failure` tells the story."""
+    """A call cannot be answered because a rank that it was sent to failed; `failure` describes it."""
 
     def __init__(self, message: str = "", *, endpoint: str | None = None, failure: MeshFailure | None = None) -> None:
         super().__init__(message)
         self.endpoint = endpoint
         """The call, as "mesh.method()"; settable."""
         self.failure = failure
-        self.reported_elsewhere = False  # the failure is told as such, if nobody waits for the call
+        self.reported_elsewhere = False  # the failure is reported by itself, if nobody waits for the call
 
     def __str__(self) -> str:
         said = super().__str__() or (self.failure.report() if self.failure is not None else "")

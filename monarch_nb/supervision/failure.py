@@ -52,7 +52,7 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
 
     mesh_name: str
     cause: Cause
-    failure_id: int = 0  # 0 is a failure that no owner in this process hears of
+    failure_id: int = 0  # 0: no owner in this process is notified
     mesh_uid: str = ""
     procs: bool = False  # a proc mesh, else an actor mesh
     extent: Extent = ((), ())
@@ -119,10 +119,10 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
             return "all ranks"
         if 1 < len(self.places) == self.size:
             return f"all {self.size} ranks"
-        told = where(self.extent, self.places)
-        if not told:
+        text = where(self.extent, self.places)
+        if not text:
             return f"rank {self.places[0]}"
-        return told if len(told) <= _WIDTH else f"{told[:_WIDTH].rpartition(',')[0]},… ({len(self.places)} ranks)"
+        return text if len(text) <= _WIDTH else f"{text[:_WIDTH].rpartition(',')[0]},… ({len(self.places)} ranks)"
 
     @property
     def next_step(self) -> str:
@@ -161,22 +161,22 @@ class MeshFailure(Harmless, frozen=True, kw_only=True, omit_defaults=True):
         return "; ".join(steps)
 
     def report(self) -> str:
-        """The whole story: who, what, where, its last lines and what to do next."""
+        """The whole report: mesh, cause, ranks, hosts, last lines of output, and what to do next."""
         state = {"stopped": "stopped", "owner": "failed", "left": "left", "taken": "taken", "shrunk": "shrunk"}.get(
             self.cause.kind
         )
         if state is not None:
             what = "proc mesh" if self.procs else "actor mesh"
-            told = [f"The {what} {self.mesh_name} has status: {state}: {self.cause.text}"]
+            lines = [f"The {what} {self.mesh_name} has status: {state}: {self.cause.text}"]
             if self.places:
-                told.append(f"  mesh      {self.mesh_name}, {self.where}")
-            told += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
-            return "\n".join([*told, f"  next      {self.next_step}"])
+                lines.append(f"  mesh      {self.mesh_name}, {self.where}")
+            lines += [f"  {kind:<9} {value}" for kind, value in facts(self.cause.origin) if kind == "host"]
+            return "\n".join([*lines, f"  next      {self.next_step}"])
         if self.preempted:
             known = [("mesh", f"{self.mesh_name}, {self.where}"), ("affects", ", ".join(self.also))]
-            told = [notice_text(self.host.split(", "), self.cause.text, self.seconds_left)]
-            told += [f"  {what:<9} {value}" for what, value in (*known, ("next", self.next_step)) if value]
-            return "\n".join(told)
+            lines = [notice_text(self.host.split(", "), self.cause.text, self.seconds_left)]
+            lines += [f"  {what:<9} {value}" for what, value in (*known, ("next", self.next_step)) if value]
+            return "\n".join(lines)
         cause, owners = unhandled(self.cause)
         who = f"The {'proc' if self.procs else 'actor'} {cause.actor} and all its descendants have failed:"
         if cause.kind == "undeliverable":

@@ -76,8 +76,8 @@ class HealRequests:
         except BaseException as raised:
             error = raised
         if action.again:
-            told = "\n".join(failure.report() for failure in gathered(action.again))
-            error = HealError(f"not everything could be healed:\n{told}", action.again)
+            failures = "\n".join(failure.report() for failure in gathered(action.again))
+            error = HealError(f"not everything could be healed:\n{failures}", action.again)
         self._hasty.difference_update(action.requests)
         for request in action.requests:
             future = self._waiting.pop(request, None)

@@ -60,7 +60,7 @@ class Heal(Struct):
     targets: dict[str, dict[int, int]]  # of each mesh, the incarnations that are to come back
     stages: deque[str]
     stage: str = ""
-    waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet heard of
+    waiting: set[int] = field(default_factory=set)  # ranks of `stage` not yet reported
     requests: list[HealRequest] = field(default_factory=list)
     later: list[HealRequest] = field(default_factory=list)  # these need more than this heal brings
     again: list[MeshFailure] = field(default_factory=list)
@@ -70,8 +70,10 @@ class Heal(Struct):
 class Healing:
     """All heals, by the uid of their procs."""
 
-    def __init__(self, records: MeshRecords, intensity: Intensity, tell: Callable[[MeshFailure], list[Action]]) -> None:
-        self._tell = tell
+    def __init__(
+        self, records: MeshRecords, intensity: Intensity, report: Callable[[MeshFailure], list[Action]]
+    ) -> None:
+        self._report = report
         self._records = records
         self.intensity = intensity
         self._heals: dict[str, Heal] = {}
@@ -129,7 +131,7 @@ class Healing:
         return self.settle(mesh)
 
     def lost(self, mesh: MeshRecord, rank: int) -> bool:
-        """A rank fails. Whether it did so while being healed for its owner, who hears of it from the heal."""
+        """A rank fails. Whether it did so while being healed for its owner, whom the result of the heal informs."""
         heal = self._heals.get(self._root(mesh))
         if heal is None or heal.targets.get(mesh.uid, {}).pop(rank, None) is None:
             return False
@@ -187,12 +189,12 @@ class Healing:
         del self._heals[root]
         numbers = tuple(request.number for request in heal.requests)
         back = tuple((uid, tuple(incarnations.items())) for uid, incarnations in heal.targets.items() if incarnations)
-        hearing = {self._owner(request.mesh_uid) for request in heal.requests}
-        again = [failure for failure in heal.again if self._owner(failure.mesh_uid) in hearing]
+        notified = {self._owner(request.mesh_uid) for request in heal.requests}
+        again = [failure for failure in heal.again if self._owner(failure.mesh_uid) in notified]
         actions: list[Action] = [Healed(numbers, back, tuple(again))] if numbers or back else []
         for failure in heal.again:
-            if failure not in again:  # who asked for it lost interest: its owner is told as of any failure
-                actions += self._tell(failure)
+            if failure not in again:  # nobody waits for the heal any more: the owner is notified as of any failure
+                actions += self._report(failure)
         if heal.follow:
             actions += self.follow(self._records.meshes[root], heal.follow)
         for request in heal.later:

@@ -43,10 +43,10 @@ def run_hook(
     *,
     judging: bool = False,
 ) -> None:
-    """Has an actor run a hook; what it says comes as a bool. Any thread; does not block.
+    """Has an actor run a hook, and calls `done` with its bool. Any thread; does not block.
 
-    Whatever it raises counts, CancelledError and SystemExit too, or nobody would ever be told: unless the actor ends,
-    which whoever owns it is told of by itself. An actor that is to end by the time its turn comes runs no such hook.
+    Any exception counts, CancelledError and SystemExit too, or nobody would ever be notified: unless the actor ends, of
+    which its owner is notified anyway. An actor that is to end by the time its turn comes runs no such hook.
     """
 
     def run() -> Any:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .actions import Action, FailActor, FailCalls, RootFault, StopOwnedMesh, Supervise, Tell
+from .actions import Action, FailActor, FailCalls, RootFault, ShowFailure, StopOwnedMesh, Supervise
 from .cause import Cause, stop_cause
 from .failure import MeshFailure
 from .healing import Healing, HealRequest, Intensity
@@ -20,9 +20,9 @@ RootPolicy = Literal["notebook", "script"]
 
 
 class SupervisionMachine:
-    """Knows the meshes that this process's actors own, and those it holds references to; decides who is told what.
+    """Knows the meshes that this process's actors own or refer to; decides which owner is notified of which failure.
 
-    A dead process hits its own rank and every actor on it, but an owner is told once of it: in the name of the actor
+    A dead process hits its own rank and every actor on it, but an owner is notified once: in the name of the actor
     mesh that somebody awaits a call of (`awaited`), else of one with a call that has not been answered (`called`), else
     of the first actor mesh spawned there, else of the procs.
     """
@@ -42,7 +42,7 @@ class SupervisionMachine:
         self.root_policy: RootPolicy = root_policy
         self.root_supervises = root_supervises  # the root has a handler of its own, asked before anything is shown
         self.intensity = Intensity(max_restarts, window)
-        self._healing = Healing(self._records, self.intensity, self._tell)
+        self._healing = Healing(self._records, self.intensity, self._report)
         self._ids = count(1)
         self._awaited: dict[int, MeshFailure] = {}
         self.raised_in_use: set[str] = set()  # procs whose failures are raised where they are used: never fatal here
@@ -88,7 +88,7 @@ class SupervisionMachine:
         return None if mesh is None else self._records.broken(mesh, selection)
 
     def describe(self, mesh_uid: str, ranks: Sequence[int], cause: Cause) -> MeshFailure | None:
-        """Something that happened to ranks of a mesh and failed none of them, as people are told it."""
+        """Something that happened to ranks of a mesh and failed none of them, as it is shown to users."""
         mesh = self._records.meshes.get(mesh_uid)
         return None if mesh is None else mesh.failure([rank for rank in ranks if rank in mesh], cause)
 
@@ -126,7 +126,7 @@ class SupervisionMachine:
         return actions
 
     def know(self, process: str, spec: MeshSpec, incarnations: Mapping[int, int] | None = None) -> None:
-        """This process holds a reference to a mesh owned in another `process`: track it, tell no owner."""
+        """Tracks a mesh that is owned in another `process`, to which this one has a reference; notifies no owner."""
         known = self._records.meshes.get(spec.uid)
         if known is None or not (known.owner or known.process):
             mesh = MeshRecord(spec, process=process)
@@ -257,7 +257,7 @@ class SupervisionMachine:
     def grow(self, spec: MeshSpec, fresh: Collection[int]) -> list[Action]:
         """Gives a mesh owned here more ranks, which count as failed until a heal of them has brought them.
 
-        Nobody is told of them, and no call goes there before they are part of the mesh.
+        No owner is notified of them, and no call goes there before they are part of the mesh.
         """
         mesh = self._records.meshes[spec.uid]
         mesh.reshape(spec)
@@ -324,7 +324,7 @@ class SupervisionMachine:
         return actions
 
     def owner_stopped(self, actor: str) -> list[Action]:
-        """An actor of this process ends, however: what it owns stops first, and it is told of nothing any more."""
+        """An actor of this process ends, however: its meshes stop first, and it gets no notification any more."""
         owned = [self._records.meshes[uid] for uid in self._tree.end(actor)]
         actions: list[Action] = []
         for mesh in owned:
@@ -341,7 +341,7 @@ class SupervisionMachine:
     def report_unclaimed(self, failure_id: int) -> list[Action]:
         """Shows a failure that no call will raise, since nobody waits for the call any more; once."""
         failure = self._awaited.pop(failure_id, None)
-        return [] if failure is None else [Tell(failure)]
+        return [] if failure is None else [ShowFailure(failure)]
 
     # Stops
 
@@ -432,7 +432,7 @@ class SupervisionMachine:
         before = procs.at(rank)
         if not procs.learn(rank, incarnation, back=True) or before.state == "failed":
             return []
-        # Nobody told us that the old process ended; its actors are gone all the same.
+        # The end of the old process was not reported; its actors have ended with it.
         lost = [(mesh, rank) for mesh, rank in self._records.hit_with(procs, [rank]) if mesh is not procs]
         return self._fail(lost, Cause(kind="exit", text="it was replaced"))
 
@@ -463,7 +463,7 @@ class SupervisionMachine:
                 first = first or next((m for m in meshes if not m.is_procs), meshes[0])
                 by_heal = any((m.uid, rank) in in_heal for m in meshes)
                 tellings.setdefault((owner, first.uid, by_heal), []).append(rank)
-        tells: list[Action] = []
+        reports: list[Action] = []
         calls: list[Action] = []
         for (owner, uid, by_heal), ranks in tellings.items():
             failure_id = next(self._ids) if owner is not None else 0
@@ -481,10 +481,10 @@ class SupervisionMachine:
             if by_heal:
                 self._healing.report(touched[uid], failure)
             elif owner is not None:
-                tells += self._tell(failure, any(uid in awaited for uid in touched))
-        return [*calls, *ends, *tells, *self._healing.settle(hit[0][0])]
+                reports += self._report(failure, any(uid in awaited for uid in touched))
+        return [*calls, *ends, *reports, *self._healing.settle(hit[0][0])]
 
-    def _tell(self, failure: MeshFailure, awaited: bool = False) -> list[Action]:
+    def _report(self, failure: MeshFailure, awaited: bool = False) -> list[Action]:
         mesh = self._records.meshes.get(failure.mesh_uid)
         if mesh is None or mesh.owner is None:
             return []

@@ -154,7 +154,7 @@ class MeshRecord(Struct, eq=False):
     def failure(
         self, ranks: Sequence[int], cause: Cause, failure_id: int = 0, also: tuple[str, ...] = (), healing: bool = False
     ) -> MeshFailure:
-        """The failure of some ranks as people are told it."""
+        """The failure of some ranks, as it is shown to users."""
         if not cause.actor:
             name = self.label(ranks[0]) if len(ranks) == 1 else self.name
             cause = msgspec.structs.replace(cause, actor=name)

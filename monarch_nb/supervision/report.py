@@ -1,4 +1,4 @@
-"""The words in which a failure is told."""
+"""Texts of failures."""
 
 import signal
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def last_lines_text(lines: tuple[str, ...]) -> str:
 
 
 def dump_text(lines: tuple[str, ...]) -> str:
-    """Where it was when it crashed, or "" if it did not tell."""
+    """Returns where the process was when it crashed, "" if that is not known."""
     return "\n".join(["  it crashed here:", *(f"    | {line.rstrip()}" for line in lines)]) if lines else ""
 
 

@@ -58,7 +58,7 @@ class Tree:
         yield from (owner.actor for owner in found)
 
     def end(self, actor: str) -> list[str]:
-        """An owner is gone: what it was still to be told is dropped. Its meshes, the newest first."""
+        """Removes an owner, with failures that are on their way to it. Returns its meshes, the newest first."""
         self._ended.add(actor)
         owner = self._owners.pop(actor, None)
         return list(reversed(owner.owned)) if owner else []

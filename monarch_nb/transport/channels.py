@@ -100,7 +100,7 @@ class Inbound:
     def __init__(
         self, router: Socket, routing_id: bytes, reader: Reader, *, lost: Callable[[], None], gone: Callable[[], None]
     ) -> None:
-        """`lost` tells the link that its frames are to be kept; `gone` looks for another way. Reader thread."""
+        """`lost` marks the link so that its frames are stored; `gone` finds another route. Reader thread."""
         self._router, self._routing_id, self._reader = router, routing_id, reader
         self._lost, self._gone = lost, gone
         self._queue: deque[tuple[bytes, Sequence[Any]]] = deque()

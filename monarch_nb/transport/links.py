@@ -127,8 +127,8 @@ class Links:
             except NoRoute as error:
                 host = host_of(destination)
                 known = self._incarnations.gone.get(host) or self._incarnations.gone.get(agent_of(host))
-                told = str(error) if known is None else f"{destination} cannot be reached: {known}"
-                raise UnreachableError(told) from None
+                text = str(error) if known is None else f"{destination} cannot be reached: {known}"
+                raise UnreachableError(text) from None
             for address in (destination, hop.address):
                 if address in self._incarnations.gone:
                     raise UnreachableError(f"{destination} cannot be reached: {self._incarnations.gone[address]}")
@@ -272,7 +272,7 @@ class Links:
     def forget(self, where: str, reason: str, incarnation: int = 0) -> None:
         """A process, or a host with all its processes, is dead; `incarnation` is the agent's, if it is known.
 
-        A later incarnation of that agent, heard or learned of, stays.
+        A later known incarnation of that agent stays.
         """
         agent = agent_meant(where)
         with self._lock:
@@ -314,7 +314,7 @@ class Links:
                 del self._by_id[routing_id]
 
     def _last(self, address: str, last_seen: dict[str, int]) -> int:
-        """Which incarnation of a process has just ended, as far as can be told here."""
+        """Which incarnation of a process has just ended, as far as is known here."""
         if last_seen[address] or not self._routes.near(address):
             return last_seen[address]
         return new_incarnation()  # by the clock of this machine: what dials later began later

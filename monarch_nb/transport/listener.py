@@ -53,7 +53,7 @@ class UnixListener:
         return True
 
     def _turn_away(self) -> None:
-        """No descriptors are left: the caller is told so."""
+        """No descriptors are left: the caller gets an error that says so."""
         self._give_up_spare()
         with contextlib.suppress(OSError), self._socket.accept()[0] as connection:
             connection.sendall(NO_ROOM)

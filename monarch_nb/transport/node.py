@@ -228,7 +228,7 @@ class Node:
             self._reader.bursts.pauses += 1
 
     def send_to_whoever(self, at: str, header: Header, parcel: Parcel, *, lane: int = 1) -> None:
-        """Send to whatever process is found where host `at` was learned to be, to hear its name. Never blocks."""
+        """Send to whatever process is found where host `at` was learned to be, to learn its name. Never blocks."""
         self._links.to(agent_of(at), lane).send(msgspec.structs.replace(header, dst=_ANYBODY), parcel, True)
 
     def _send_later(self, header: Header, parcel: Parcel, lane: int) -> None:
@@ -273,7 +273,7 @@ class Node:
         self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
 
     def connected(self, where: str) -> bool:
-        """Whether the TCP connection on which urgent messages reach a process stands, as libzmq's heartbeats tell.
+        """Whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.
 
         One that the peer dialled is only known to be gone once something was written to it. False for processes that
         are reached otherwise, or were never spoken to.
@@ -330,17 +330,17 @@ class Node:
             self.consumed(parcel)
 
     def undeliverable(self, header: Header, parcel: Parcel, reason: str) -> None:
-        """Tell the sender: a call of ours directly, one of another process by a RETURNED message."""
+        """Reports to the sender: for a call of ours directly, for one of another process by a RETURNED message."""
         if header.kind == Kind.GIVEN_BACK:
             return  # who had lent it forgets that in time
         if header.src == self.address:
             self._on_link_failed(header, parcel, reason)
         elif header.kind != Kind.RETURNED and self._state == "started":
             body = reason_parcel(reason)
-            told = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
-            self._reader.call_soon(self._try_to_tell, told, body)
+            report = (missed if header.kind == Kind.REPLY else returned)(header, self.address)
+            self._reader.call_soon(self._try_to_report, report, body)
 
-    def _try_to_tell(self, header: Header, parcel: Parcel) -> None:
+    def _try_to_report(self, header: Header, parcel: Parcel) -> None:
         try:
             self.send(header, parcel, lane=1)
         except TransportError as error:
@@ -351,7 +351,7 @@ class Node:
         return self._loans.lend(parcel, to)
 
     def give_back(self, to: str, number: int) -> None:
-        """A loan of `to` is not needed any more; it hears of it soon. Any thread, also in a finalizer."""
+        """A loan of `to` is not needed any more; it is notified soon. Any thread, also in a finalizer."""
         self._loans.give_back(to, number)
 
     def first_dial(self, address: str) -> None:

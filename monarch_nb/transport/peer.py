@@ -118,7 +118,7 @@ class Peer:
 
     @property
     def last_seen(self) -> int:
-        """The incarnation of the peer's link as it was last heard; 0 if it never was, or its incarnation is over."""
+        """The incarnation of the peer's link as of its last frame; 0 before the first, or after its end."""
         return 0 if self._link.buried else self._link.peer_incarnation
 
     @property
@@ -128,7 +128,7 @@ class Peer:
 
     @property
     def up(self) -> bool:
-        """Whether there is a TCP connection, as far as we know; connections inside a host do not tell."""
+        """Whether there is a TCP connection, as far as we know; connections inside a host do not say."""
         return self.connection.over_tcp and self.gone is None and self._link.state is LinkState.UP
 
     # sending
@@ -398,7 +398,7 @@ class Peer:
         return self._link.unacked == 0
 
     def close(self, reason: str, linger_ms: int = 0) -> None:
-        """Nothing is sent any more: what is unacknowledged fails with `reason`, and whoever waits is told."""
+        """Nothing is sent any more: what is unacknowledged fails with `reason`, for whoever waits."""
         self._outside(uninterrupted(self._close, reason, linger_ms))
 
     def _close(self, reason: str, linger_ms: int) -> Sequence[Action[Item]]:

@@ -209,7 +209,7 @@ class Loans:
             self._pool.returned(_numbers.decode(parcel.frames[0]), header.src)
 
     def give_back(self, to: str, number: int) -> None:
-        """A loan of `to` is not needed any more; it hears of it soon. Also in a finalizer."""
+        """Returns a loan to `to` soon. Also in a finalizer."""
         self._back.append((to, number))
         self._reader.call_when_awake(self._send_back)
 

@@ -35,7 +35,7 @@ _clock = time.monotonic
 
 
 def _memory() -> int:
-    """Bytes of memory that this machine has, as far as it tells."""
+    """Bytes of memory that this machine has, as far as is known."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

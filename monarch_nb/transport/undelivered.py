@@ -18,7 +18,7 @@ def reason_parcel(reason: str) -> Parcel:
 
 
 def reason_of(parcel: Parcel) -> str:
-    """Why a message has come back; a few words where its body does not tell."""
+    """Why a message has come back; a short text where its body does not say."""
     try:
         return decode_plain(parcel.frames[0], _reasons)[0]
     except (IndexError, msgspec.DecodeError):

@@ -72,5 +72,5 @@ def proc_address(host: str, mesh: str, rank: int, incarnation: int) -> str:
 
 
 def controller_address(host: str, token: str) -> str:
-    """The address of a controller; `token` tells it from others on its host."""
+    """The address of a controller; `token` distinguishes it from others on its host."""
     return f"{host}/{_CONTROLLER}{token}.0.0"

@@ -1,4 +1,4 @@
-"""Exceptions across the wire: what was raised there is raised here, with the story of where."""
+"""Exceptions across the wire: what another process raised is raised here, with its traceback there."""
 
 import pickle
 import sysconfig
@@ -14,7 +14,7 @@ from monarch_nb.wire.texts import error_line, harmless, repr_of, text_of, type_n
 from monarch_nb.wire.words import kind_of
 
 # Attribute of an exception that came from another process: its formatted traceback there, a list of str.
-_STORY = "__monarch_traceback__"
+_TRACEBACK = "__monarch_traceback__"
 _OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for people alone
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
@@ -50,8 +50,8 @@ class ActorError(Exception):
         return error
 
     def __str__(self) -> str:
-        story = "".join(self.exception_formatted)
-        return f"{self.summary}\n Traceback of where the remote call failed (most recent call last):\n{story}"
+        formatted = "".join(self.exception_formatted)
+        return f"{self.summary}\n Traceback of where the remote call failed (most recent call last):\n{formatted}"
 
     def __repr__(self) -> str:
         return f"ActorError({repr_of(self.exception)}, {self.message!r})"
@@ -89,15 +89,15 @@ def format_exception(exc: BaseException) -> list[str]:
     For one that came from another process it is the traceback there. Never raises.
     """
     try:
-        story = getattr(exc, _STORY, None)
-        if isinstance(story, list):
-            return [text_of(line) for line in story]
+        formatted = getattr(exc, _TRACEBACK, None)
+        if isinstance(formatted, list):
+            return [text_of(line) for line in formatted]
         whole = traceback.TracebackException.from_exception(exc)
         _trim(whole, set())
         return [text_of(line) for line in whole.format()]
     except BaseException as failure:  # of the exception's own code, which may also want to end the process
-        told = f"{type_name(exc)}: {text_of(exc)} (its traceback could not be formatted: {error_line(failure)})\n"
-        return [*_frames(exc), told]
+        text = f"{type_name(exc)}: {text_of(exc)} (its traceback could not be formatted: {error_line(failure)})\n"
+        return [*_frames(exc), text]
 
 
 def _frames(exc: BaseException) -> list[str]:
@@ -123,8 +123,8 @@ def encode_exception(exc: BaseException, context: object = None) -> list[Sent]:
 
 
 class ExceptionText(NamedTuple):
-    """What is told of an exception in words: its type's name, its text, its formatted traceback, and why it is not
-    here as an object, "" if it is."""
+    """An exception as text: the name of its type, its text, its formatted traceback, and why it could not be sent as
+    an object, "" if it was."""
 
     type_name: str
     text: str
@@ -139,13 +139,13 @@ class ExceptionText(NamedTuple):
 
     @property
     def likeness(self) -> tuple[str, str, str]:
-        """The same for errors that are told as one: type, text, and the line of code that raised."""
+        """Type, text and the line of code that raised: errors with equal ones are reported as one."""
         places = (line for part in self.formatted for line in part.splitlines() if line.startswith("  File "))
         return self.type_name, self.text, max(enumerate(places), default=(0, ""))[1]
 
 
 def exception_text(frames: Sequence[Any]) -> ExceptionText:
-    """The words in the frames of an exception; nothing of the exception itself is unpickled."""
+    """The text in the frames of an exception. Unpickles nothing of the exception itself."""
     name, text, formatted, reason = pickle.loads(frames[0])
     return ExceptionText(harmless(name), _readable(text), [_readable(line) for line in formatted], reason)
 
@@ -171,9 +171,9 @@ def decode_exception(frames: Sequence[Any], context: object = None) -> BaseExcep
         else:
             if isinstance(exc, BaseException):
                 _name_hosts(exc)
-                return _tell(exc, formatted)
+                return _with_traceback(exc, formatted)
             reason = f"it unpickled as {kind_of(exc)}"
-    return _tell(RemoteException(name, text, "".join(formatted), reason), formatted)
+    return _with_traceback(RemoteException(name, text, "".join(formatted), reason), formatted)
 
 
 def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorError:
@@ -181,9 +181,9 @@ def unpickle_failure(failure: BaseException, what: str, where: str) -> ActorErro
     return ActorError(failure, f"The {what} could not be unpickled in the {where} process.")
 
 
-def _tell(exc: BaseException, formatted: list[str]) -> BaseException:
+def _with_traceback(exc: BaseException, formatted: list[str]) -> BaseException:
     try:
-        setattr(exc, _STORY, formatted)
+        setattr(exc, _TRACEBACK, formatted)
     except BaseException:  # an exception that refuses attributes
         pass
     return exc
@@ -212,13 +212,13 @@ def _rebuild_actor_error(
     return error
 
 
-def _trim(story: traceback.TracebackException, seen: set[int]) -> None:
-    """Drop frames inside of the engine, of the whole chain; keep them where there is nothing else."""
-    if id(story) in seen:
+def _trim(report: traceback.TracebackException, seen: set[int]) -> None:
+    """Drops the engine's own frames from an exception and its causes, unless there are no others."""
+    if id(report) in seen:
         return
-    seen.add(id(story))
-    _without_own(story.stack)
-    for linked in (story.__cause__, story.__context__, *(story.exceptions or ())):
+    seen.add(id(report))
+    _without_own(report.stack)
+    for linked in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if linked is not None:
             _trim(linked, seen)
 

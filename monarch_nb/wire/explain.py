@@ -63,9 +63,9 @@ def explain_unpicklable(obj: object, label: str) -> str:
     name = full_name(culprit)
     what = with_article(name.removeprefix("builtins."))
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), "")
-    told = f"`{path}` is {what}" if path != "it" else f"it is {what}"
+    finding = f"`{path}` is {what}" if path != "it" else f"it is {what}"
     reason = _first_line(failure)
-    return f"{label} cannot be sent: {told} ({reason})" + (f"; {advice}" if advice else "")
+    return f"{label} cannot be sent: {finding} ({reason})" + (f"; {advice}" if advice else "")
 
 
 class _Search:

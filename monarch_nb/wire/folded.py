@@ -1,7 +1,7 @@
 """Several replies in one message: how a host agent folds them, and how the caller opens them.
 
 Small answers that are the same, byte for byte, are in it once, however many ranks have given them: what a cast of a
-large mesh costs its caller grows with what there is to tell, not with the ranks.
+large mesh costs its caller grows with the number of different answers, not of ranks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -62,7 +62,7 @@ class Handlers:
         self._who = who
         self._answer = answer
         self._handlers: dict[str, tuple[Verb[Any, Any], Handler[Any, Any]]] = {}
-        self.closed = False  # what goes wrong from now on comes of having left, and is not told
+        self.closed = False  # errors from now on are a consequence of leaving, and are not logged
 
     def handle(self, verb: Verb[Q, R], function: Handler[Q, R]) -> None:
         """From now on `function(request, asker)` takes a verb; it is called on the reading thread and must not block.
@@ -84,7 +84,7 @@ class Handlers:
         return name in self._handlers
 
     def take(self, header: Header, body: bytes | memoryview) -> None:
-        """Hands one message to its handler. Raises nothing: what goes wrong is logged, and told to who asked."""
+        """Hands one message to its handler. Raises nothing: errors are logged, and sent to the requester."""
         asker: Asker[Any] = Asker(header, self._answer)
         try:
             entry = self._handlers.get(header.method)
@@ -109,4 +109,4 @@ class Handlers:
         try:
             asker.refuse(f"{type(error).__name__}: {text_of(error)}")
         except Exception:
-            logger.debug("%s could not be told", header.src, exc_info=True)
+            logger.debug("no reply could be sent to %s", header.src, exc_info=True)

@@ -8,7 +8,7 @@ import msgspec
 from monarch_nb.wire.hosts import with_host_names
 
 # Colours and weights (SGR) stay. Commands that move the cursor, clear the screen, set titles or write to the clipboard
-# go, with what they are told; of anything left over each character is shown as an escape, and commands nobody.
+# are removed with their arguments; every other control character is shown as an escape sequence.
 _COMMANDS = re.compile(
     r"(?P<kept>\x1b\[[0-9;:]*m)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI

@@ -20,10 +20,10 @@ from monarch_nb.supervision import (
     Recreate,
     Respawn,
     RootFault,
+    ShowFailure,
     StopOwnedMesh,
     Supervise,
     SupervisionMachine,
-    Tell,
 )
 from monarch_nb.wire.header import Layout
 
@@ -195,14 +195,14 @@ class World:
                 self.tell(failure, owner)
                 self.handling[owner] = failure.failure_id
                 self.reports.append(lambda: self.supervised(owner, failure))
-            case RootFault(failure, telling):
+            case RootFault(failure, route):
                 self.tell(failure, ROOT)
                 self.faults.append(failure.failure_id)
-                assert (telling == "fatal") == (self.policy == "script")
-                if telling == "call":
+                assert (route == "fatal") == (self.policy == "script")
+                if route == "call":
                     self.awaited.add(failure.failure_id)
                     self.reports.append(lambda: self.waited(failure))
-            case Tell(failure):
+            case ShowFailure(failure):
                 assert failure.failure_id in self.awaited
                 self.awaited.discard(failure.failure_id)
             case FailActor(actor, cause):

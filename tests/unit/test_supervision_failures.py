@@ -11,10 +11,10 @@ from monarch_nb.supervision import (
     MeshSpec,
     Respawn,
     RootFault,
+    ShowFailure,
     StopOwnedMesh,
     Supervise,
     SupervisionMachine,
-    Tell,
 )
 from monarch_nb.wire.header import Layout, Run
 
@@ -324,21 +324,21 @@ def test_meshes_spawned_by_an_ended_owner_are_stopped() -> None:
 
 def test_a_root_failure_in_a_script_is_fatal_at_once() -> None:
     fault = only(machine("root").proc_exited("P", 0, 0, KILLED, {"A"}), RootFault)
-    assert (fault.telling, fault.failure.mesh_name) == ("fatal", "a")
+    assert (fault.route, fault.failure.mesh_name) == ("fatal", "a")
 
 
 def test_a_script_survives_failures_that_were_raised_at_their_use() -> None:
     supervised = machine("root")
     supervised.raised_in_use.add("P")
-    assert only(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).telling == "call"
-    assert only(supervised.proc_exited("P", 1, 0, KILLED), RootFault).telling == "show"
+    assert only(supervised.proc_exited("P", 0, 0, KILLED, {"A"}), RootFault).route == "call"
+    assert only(supervised.proc_exited("P", 1, 0, KILLED), RootFault).route == "show"
     assert supervised.check("A") is not None
 
 
 def test_in_a_notebook_a_failure_nobody_waits_for_is_shown() -> None:
     supervised = machine("root", root_policy="notebook")
     fault = only(supervised.actor_failed("A", 0, 0, RAISED), RootFault)
-    assert fault.telling == "show"
+    assert fault.route == "show"
     assert supervised.report_unclaimed(fault.failure.failure_id) == []
     assert supervised.check("A") is not None, "and raised where the mesh is used"
 
@@ -348,13 +348,13 @@ def test_a_failure_in_a_notebook_is_reported_by_the_waiting_call(raised: bool) -
     supervised = machine("root", root_policy="notebook")
     actions = supervised.actor_failed("A", 0, 0, RAISED, {"A"})
     fault, calls = only(actions, RootFault), only(actions, FailCalls)
-    assert fault.telling == "call"
+    assert fault.route == "call"
     assert calls.failure.failure_id == fault.failure.failure_id
     if raised:
         supervised.mark_reported(fault.failure.failure_id)
         assert supervised.report_unclaimed(fault.failure.failure_id) == []
     else:
-        assert supervised.report_unclaimed(fault.failure.failure_id) == [Tell(fault.failure)]
+        assert supervised.report_unclaimed(fault.failure.failure_id) == [ShowFailure(fault.failure)]
         assert supervised.report_unclaimed(fault.failure.failure_id) == []
 
 

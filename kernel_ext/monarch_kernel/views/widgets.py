@@ -50,7 +50,7 @@ def widget_base() -> Any:
 
 
 def widget_class(base: Any, view: LiveView) -> Any:
-    """The widget of a view. Front ends tell style sheets apart by the name of the class."""
+    """The widget of a view. Front ends distinguish style sheets by the name of the class."""
     text = {"_esm": view.script(), "_css": view.style()}
     # anywidget takes text of one line for the name of a file.
     return type(

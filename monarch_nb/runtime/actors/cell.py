@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 State = Literal["starting", "alive", "failed", "stopped"]
 
 EXEC = "__cell__"  # runs a cell's source between messages
-HOOK = "__healed__"  # tells survivors who was re-created
+HOOK = "__healed__"  # names the re-created ranks to survivors
 ANEW = "__anew__"  # makes the object again, of the same arguments
 RELOAD = "__reload__"  # gives the actor a new class between messages
 INTERRUPT_HOOK = "__interrupted__"  # of actors of the library that say themselves where an interrupt may raise

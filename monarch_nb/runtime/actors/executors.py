@@ -67,7 +67,7 @@ class SyncExecutor:
         return _drain(self._items)
 
     def run(self) -> None:
-        """The thread's whole life. Whatever ends it, the actor's end is told."""
+        """Runs the thread. Reports the end of the actor, whatever ended it."""
         try:
             self._live()
         except BaseException as error:
@@ -170,7 +170,7 @@ class AsyncExecutor:
             try:
                 runner.run(self._main())
             except BaseException as error:  # also of a task or a callback of the user's own: those end a loop
-                _told_already(runner.get_loop(), error)
+                _ignore_reported(runner.get_loop(), error)
                 if self._cell.thread_lost(error):
                     runner.run(self._finish())
 
@@ -249,7 +249,7 @@ async def aside(function: Callable[..., None], *args: Any) -> None:
     await done
 
 
-def _told_already(loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
+def _ignore_reported(loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
     """asyncio says nothing more of what has ended a loop, when it comes to throw away the task that raised it."""
     before = loop.get_exception_handler()
 

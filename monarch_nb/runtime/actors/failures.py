@@ -55,7 +55,7 @@ class FailureStore:
     def keep(self, instance: "Instance", header: "Header", error: BaseException) -> StoredFailure | None:
         """An endpoint has raised; on the actor's thread. Blocks while it is frozen there, if that is wished.
 
-        What is kept is to be handed to `ease` once the caller has been told, who waits for this.
+        What is kept is to be handed to `ease` once the error has been sent to the caller.
         """
         if not isinstance(error, (Exception, SystemExit)):
             return None

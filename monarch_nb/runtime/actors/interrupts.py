@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INTERRUPT_INTERVAL = 0.2  # seconds; a sooner interrupt counts as the one before, which may not have arrived yet
 FREES_AFTER = 0.2  # seconds after which what an interrupt has not ended is freed from the process groups it waits in
 FREES_WITHIN = 30.0  # seconds in which it is freed; then it takes another interrupt
-REACTS_WITHIN = 0.7  # seconds after which who asked is told that an interrupt has not ended what runs
+REACTS_WITHIN = 0.7  # seconds after which the requester is informed that an interrupt has not ended the endpoint
 POLL_INTERVAL = 0.02  # seconds
 _REMEMBERED = 64  # interrupts, as each may come twice
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
     from monarch_nb.transport import Parcel
 
-KINDS = 8  # of errors that are told one by one
+KINDS = 8  # of errors that are listed
 HOSTS = 3  # that are named
 WIDTH = 120  # of the text that names ranks
 TOGETHER_S = 0.5  # errors that come within this time count as simultaneous, and are in rank order
@@ -32,31 +32,31 @@ _CHAINED = (
 class RankError:
     """An error as it came from one rank: its words, and the exception, which is unpickled when it is asked for."""
 
-    __slots__ = ("_frames", "_parcel", "_story", "since")
+    __slots__ = ("_frames", "_parcel", "_text", "since")
 
     def __init__(self, frames: Sequence[Any], parcel: "Parcel | None", since: float = 0.0) -> None:
         self._frames = frames if parcel is None else parcel.parts
         self._parcel = parcel
-        self._story: ExceptionText | None = None
+        self._text: ExceptionText | None = None
         self.since = since  # seconds of the receiver's clock
 
     @property
-    def story(self) -> ExceptionText:
+    def text(self) -> ExceptionText:
         """Text of the remote exception, with its traceback."""
-        if self._story is None:
-            self._story = exception_text(self._frames)
-        return self._story
+        if self._text is None:
+            self._text = exception_text(self._frames)
+        return self._text
 
     @property
     def is_interrupt(self) -> bool:
         """Whether somebody has ended the call there, also where that needed more than the interrupt."""
-        return self.story.type_name == "KeyboardInterrupt"
+        return self.text.type_name == "KeyboardInterrupt"
 
     @property
     def follows(self) -> bool:
         """Whether it only says that another rank has left a collective. Where it was raised after an error of this
         rank's own, that error counts."""
-        first = "".join(self.story.formatted)
+        first = "".join(self.text.formatted)
         for between in _CHAINED:
             first = first.partition(between)[0]
         return _LEFT_ALONE.search(first) is not None
@@ -131,7 +131,7 @@ def _summary(
         followed = []
     kinds: dict[Any, list[int]] = {}
     for place, one in raised.items():
-        kinds.setdefault(one.story.likeness, []).append(place)
+        kinds.setdefault(one.text.likeness, []).append(place)
     at = where(raised)
     if size > 1:
         named += f" on {len(raised)} of {size} ranks{of}" + (f": {at}" if at else "")
@@ -146,8 +146,8 @@ def _summary(
     hosts = where.hosts(raised)
     lines = [f"{named} ({hosts})" if hosts else named]
     if len(kinds) > 1:
-        told = list(kinds.values())
-        lines += [f"  {where(places)}: {raised[places[0]].story.line}" for places in told[:KINDS]]
-        if len(told) > KINDS:
-            lines.append(f"  and {len(told) - KINDS} more, in `failures` of this error")
+        ranks_by_kind = list(kinds.values())
+        lines += [f"  {where(places)}: {raised[places[0]].text.line}" for places in ranks_by_kind[:KINDS]]
+        if len(ranks_by_kind) > KINDS:
+            lines.append(f"  and {len(ranks_by_kind) - KINDS} more, in `failures` of this error")
     return "\n".join(lines)

@@ -35,7 +35,7 @@ def wake(thread: int) -> None:
     waker = _wakers.get(thread)
     if waker is None:
         return
-    with contextlib.suppress(RuntimeError):  # it has been told, and has not looked yet
+    with contextlib.suppress(RuntimeError):  # it was woken already
         waker.release()
     if _WAKES is not None and callable(signal.getsignal(_WAKES)):  # else it would not interrupt anything
         signal.pthread_kill(thread, _WAKES)

@@ -50,7 +50,7 @@ def release_frame_locals(error: BaseException, engine: str) -> None:
     """Has the frames of an exception forget what must end: open files, sockets, generators, process groups; tensors
     stay without their graphs. Frames whose file begins with `engine`, which still run, are left alone.
 
-    The frames of torch.distributed are emptied: what they hold cannot be told from what only they use.
+    The frames of torch.distributed are emptied: what they hold cannot be distinguished from what only they use.
     """
     harmless: set[type] = set(_PLAIN)  # the failing call waits for this: each type is looked at once
     for one in chain(error):

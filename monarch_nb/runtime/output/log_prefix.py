@@ -68,7 +68,7 @@ def level() -> int:
 
 
 def levels_are_known() -> None:
-    """From now on `level` tells that of records, whichever handlers they go to; warnings have one too."""
+    """From now on `level` reads that of records, whichever handlers they go to; warnings have one too."""
     logging.Handler.handle = _at_level(  # type: ignore[method-assign]
         logging.Handler.handle, lambda handler, record, *_: int(record.levelno)
     )

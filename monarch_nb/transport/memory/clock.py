@@ -10,7 +10,7 @@ __all__ = ["VirtualClock"]
 
 
 class VirtualClock:
-    """Time that passes only when told, in seconds since it began."""
+    """Time that passes only when it is advanced, in seconds since it began."""
 
     __slots__ = ("_count", "_due", "now")
 

@@ -1,4 +1,4 @@
-"""The time of a cluster in memory: it passes when told to, and by the delay of each frame that travels."""
+"""The time of a cluster in memory: it passes when it is advanced, and by the delay of each frame that travels."""
 
 import logging
 import threading
@@ -46,7 +46,7 @@ class MemoryTime:
             self._changed.notify_all()
 
     def on_its_way(self, seconds: float, function: Callable[[], object]) -> None:
-        """The same for what comes by itself, as messages do: time passes up to there without being told to."""
+        """The same for what comes by itself, as messages do: time passes up to there by itself."""
 
         def arrive() -> None:
             self.network.travelling -= 1

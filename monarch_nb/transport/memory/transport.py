@@ -40,7 +40,7 @@ class MemoryTransport:
         self._node: MemoryNode | None = None
         self._closed = False
         self._dead: dict[str, str] = {}  # hosts and processes that cannot be reached, and why
-        self._heard: set[str] = set()
+        self._seen_peers: set[str] = set()
 
     @property
     def incarnation(self) -> int:
@@ -121,7 +121,7 @@ class MemoryTransport:
             try:
                 self.send(back, reason_parcel(reason), lane=1)
             except TransportError:
-                return  # nobody is there to hear it
+                return  # there is no receiver
 
     def consumed(self, parcel: Parcel) -> None:
         """Credits go back as soon as a message is here."""
@@ -164,12 +164,12 @@ class MemoryTransport:
 
     def never_replied(self, address: str) -> bool:
         """Whether a process has never said a word."""
-        return address not in self._heard
+        return address not in self._seen_peers
 
     # receiving; under the lock
 
     def _received(self, src: str, item: _Item) -> None:
-        self._heard.add(src)
+        self._seen_peers.add(src)
         if not self._closed:
             self._time.call_soon(lambda: self._handler(item[0], item[1]))
 

@@ -25,7 +25,7 @@ def split(endpoint: str) -> tuple[str, int]:
 
 
 def knock(endpoint: str, timeout: float) -> bool | None:
-    """Whether somebody listens there: False if the connection is refused, None if nothing is heard in `timeout` s."""
+    """Whether somebody listens there: False if the connection is refused, None without an answer in `timeout` s."""
     try:
         with socket.create_connection(split(endpoint), timeout):
             return True
@@ -69,7 +69,7 @@ def greet(endpoint: str, timeout: float, stay: float = 0.0) -> str:
         except ConnectionError:
             silent = False
         except OSError:
-            pass  # what was said so far tells enough
+            pass  # what came so far is enough
     if not silent and len(said) < _LENGTH and _is_ours(said):
         raise Unready(
             f"what listens at {endpoint} closes the connection: it is not a monarch-nb host agent, or too many "

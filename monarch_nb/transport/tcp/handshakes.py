@@ -63,9 +63,9 @@ class HandshakeLimiter:
         self._open: dict[int, float] = {}
         self._known: deque[float] = deque()
         self.refused = 0
-        self._monitor = Monitor(router, reader, self._told)
+        self._monitor = Monitor(router, reader, self._on_event)
 
-    def _told(self, event: int, value: int) -> None:
+    def _on_event(self, event: int, value: int) -> None:
         now = time.monotonic()
         if event == monitor.ACCEPTED:
             self._open[value] = now

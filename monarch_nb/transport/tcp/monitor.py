@@ -19,10 +19,10 @@ _EVENT = struct.Struct("=hi")  # its number and its value; zmq.utils.monitor kno
 
 
 class Monitor:
-    """Calls `told(event, value)` on the reader thread."""
+    """Calls `on_event(event, value)` on the reader thread."""
 
-    def __init__(self, socket: Socket, reader: Reader, told: Callable[[int, int], None]) -> None:
-        self._socket, self._reader, self._told = socket, reader, told
+    def __init__(self, socket: Socket, reader: Reader, on_event: Callable[[int, int], None]) -> None:
+        self._socket, self._reader, self._on_event = socket, reader, on_event
         self._pair = socket.get_monitor_socket(ALL)
         self._pair.setsockopt(zmq.LINGER, 0)
         self._fd = int(self._pair.FD)
@@ -36,7 +36,7 @@ class Monitor:
                 message = self._pair.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
                 break
-            self._told(*_EVENT.unpack(message[0]))
+            self._on_event(*_EVENT.unpack(message[0]))
         return False
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ def _tcp(socket: Socket, endpoint: str, limits: Limits) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, limits.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, limits.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HEARTBEAT_TTL, limits.heartbeat_timeout_ms)
-    # A heartbeat only leaves when all before it has: of a connection that takes no more the kernel has to tell.
+    # A heartbeat only leaves when all before it has: only the kernel can detect a connection that takes no more.
     socket.setsockopt(zmq.TCP_MAXRT, limits.heartbeat_timeout_ms)
 
 
