@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
@@ -20,9 +20,12 @@ from monarch_nb.wire import Done, agent_of, host_name
 
 logger = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from monarch_nb.connect.gateway import Gateway
+
+_PATIENCE_S = 1.0
 GATHER_S = 2.0  # at most, from the first loss on
 _QUOTED = 4  # of different reasons
-_PATIENCE_S = 1.0
 _TOGETHER_S = 0.02  # losses within that time go into one message
 
 
@@ -87,22 +90,6 @@ class ExternalHost(Protocol):
         """Stops watching it."""
 
 
-class GatewayRoute(Protocol):
-    """A host whose agent dials other hosts for this process."""
-
-    @property
-    def remote(self) -> ExternalHost:
-        """The host."""
-
-    @property
-    def agent(self) -> str:
-        """The address of its agent."""
-
-    @property
-    def address(self) -> str:
-        """Its address as given by the user."""
-
-
 class HostRoutes:
     """The hosts that one process knows, and what it has announced to their agents."""
 
@@ -116,7 +103,7 @@ class HostRoutes:
         # Called, and may block, before a host that was lost is used again.
         self.reclaims: list[Callable[[str], None]] = []
         self._runtime = runtime
-        self._gateway: GatewayRoute | None = None
+        self._gateway: Gateway | None = None
         # Hosts whose agents know that this process leads to all others, and the incarnations of these agents.
         self._announced: dict[str, int] = {}
         self._lost_hosts: dict[str, tuple[str, int, int]] = {}  # to be announced in one message
@@ -124,11 +111,11 @@ class HostRoutes:
         self._settle_lock = threading.Lock()  # else two hosts that come back at once miss each other
 
     @property
-    def gateway(self) -> GatewayRoute | None:
+    def gateway(self) -> "Gateway | None":
         """The host that dials, for this process, the hosts that it attaches."""
         return self._gateway
 
-    def set_gateway(self, gateway: GatewayRoute) -> None:
+    def set_gateway(self, gateway: "Gateway") -> None:
         """Has hosts that are attached from now on dialled by a gateway."""
         self._gateway = gateway
 

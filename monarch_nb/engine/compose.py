@@ -23,7 +23,7 @@ from monarch_nb.mesh.cells import run_in_actor
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
-from monarch_nb.mesh.own_proc import ThisProc
+from monarch_nb.mesh.proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import Future, Instance, Parts, ProcessTables, Runtime
 from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
@@ -134,8 +134,10 @@ def compose(
         MeshRegistry(
             runtime,
             driver,
-            watcher,
-            updates,
+            watch=watcher.watch,
+            subscribe=updates.subscribe,
+            forget_processes=watcher.forget,
+            forget_holders=updates.forget,
             publish=events.publish,
             revive=role.revive,
             runner=RUNNER,

@@ -14,6 +14,7 @@ from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.options import LogOption, set_level
 from monarch_nb.mesh.console import console_of
 from monarch_nb.mesh.handle import Handle, region_of, state_of
+from monarch_nb.mesh.host import HostMesh
 from monarch_nb.mesh.host_record import HostRecord, HostSource
 from monarch_nb.mesh.operations import ProcsWanted
 from monarch_nb.mesh.registry import MeshRegistry
@@ -38,6 +39,10 @@ class ProcessOperations:
         from monarch_nb.lifecycle.actor_spawn import spawn_actors
 
         return spawn_actors(procs, name, cls, args, kwargs)
+
+    def host_mesh(self, host: str) -> HostMesh:
+        """Returns a mesh of one host, without dimensions."""
+        return HostMesh.of_host(host)
 
     def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
         """Spawns processes. Does not block."""

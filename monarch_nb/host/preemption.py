@@ -6,7 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +16,9 @@ from monarch_nb.host.verbs import HOST_NOTICE
 from monarch_nb.wire import json_decoder
 
 log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from monarch_nb.host.service import AgentService
 
 END = signal.SIGUSR1  # ends an agent, or its worker, at once; SIGTERM is the scheduler's notice
 BURST_S = 2.0  # schedulers repeat SIGTERM: Slurm sends three within a millisecond
@@ -28,17 +31,6 @@ _WORKER_S = 0.3
 _TERMINATED = "the host agent was terminated"
 
 
-class HostUsers(Protocol):
-    """The users of a host."""
-
-    @property
-    def used(self) -> bool:
-        """Whether there is anything to lose."""
-
-    def users(self) -> set[str]:
-        """Returns the addresses of all processes to notify."""
-
-
 class Preemption:
     """Handles preemption notices on the agent's loop. An unused host ends at once.
 
@@ -47,7 +39,7 @@ class Preemption:
     """
 
     def __init__(
-        self, sender: AgentSender, *, service: HostUsers,
+        self, sender: AgentSender, *, service: "AgentService",
         later: Callable[[float, Callable[[], None]], object], give_up: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip

@@ -1,6 +1,5 @@
 """Host, proc, actor and value meshes, with the adverbs that work on them."""
 
-from monarch_nb.mesh.accumulator import Accumulator
 from monarch_nb.mesh.active import (
     get_active_proc_meshes,
     register_proc_mesh_spawn_callback,
@@ -8,7 +7,7 @@ from monarch_nb.mesh.active import (
 )
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.cells import run_on
-from monarch_nb.mesh.endpoint import Endpoint, send
+from monarch_nb.mesh.endpoint import Accumulator, Endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
 from monarch_nb.mesh.proc import ProcMesh

@@ -1,4 +1,4 @@
-"""The arguments of a call: checked against the method's signature, and encoded with a word on what cannot be sent."""
+"""The arguments of a call: checked against the method's signature, and encoded; errors name what cannot be sent."""
 
 import functools
 import inspect
@@ -10,7 +10,7 @@ from monarch_nb.wire import encode, pickle_failure, text_of
 
 
 def hidden_from_callers(declared: EndpointProperty[..., Any]) -> int:
-    """How many of the method's first parameters callers do not give: the object, and the port it answers through."""
+    """Returns the number of first parameters that callers do not pass: the object, and the port for its replies."""
     return 2 if declared.explicit_response_port else 1
 
 

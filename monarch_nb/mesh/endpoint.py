@@ -1,11 +1,11 @@
-"""What an endpoint is on a mesh: the adverbs with which its members are called."""
+"""Endpoints of meshes: the adverbs with which their members are called."""
 
 import functools
 import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast
 
 from monarch_nb.mesh.arguments import (
     arguments_that_fit,
@@ -27,6 +27,7 @@ from monarch_nb.runtime import (
     current_runtime,
     endpoints_of,
     number_for,
+    returns_future,
 )
 from monarch_nb.shape import NDSlice, Region
 from monarch_nb.wire import encode
@@ -43,17 +44,8 @@ _GIVES = {
 }
 
 
-class Described(Protocol):
-    """What adverbs are of: an endpoint of a mesh."""
-
-    _title: str
-
-    def _current(self) -> EndpointProperty[..., Any]:
-        """The declaration of the endpoint in the class that the mesh has now."""
-
-
 class PerObject:
-    """An attribute that is worked out for each object; the class has another one of that name, or none."""
+    """An attribute that is computed for each object; the class has another one of that name, or none."""
 
     def __init__(self, work_out: Callable[[Any], Any], of_class: Any = None) -> None:
         self._work_out = work_out
@@ -102,13 +94,13 @@ def _adverb(method: F) -> F:
     return _AdverbOfEndpoint(method)  # type: ignore[return-value]  # it is called alike
 
 
-def _declared_signature(endpoint: Described) -> inspect.Signature:
+def _declared_signature(endpoint: "Endpoint[..., Any]") -> inspect.Signature:
     """The signature of the endpoint's method as callers see it."""
     declared = endpoint._current()
     return callers_signature(declared.method, hidden_from_callers(declared))
 
 
-def _declared_doc(endpoint: Described) -> str | None:
+def _declared_doc(endpoint: "Endpoint[..., Any]") -> str | None:
     """The docstring of the endpoint's method."""
     return inspect.getdoc(endpoint._current().method)
 
@@ -320,3 +312,28 @@ def send(
         raise broken
     number = number_for(port, len(region))
     send_region(runtime, context, mesh._state, region, endpoint._name, frames, port=number, call=runtime.new_call())
+
+
+A = TypeVar("A")
+
+
+class Accumulator(Generic[P, R, A]):
+    """Calls an endpoint on a whole mesh and folds the answers, in the order they arrive: `combine(so_far, answer)`."""
+
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+        """Sends the call now; the answers are folded when the future is looked at, by whoever looks."""
+        answers = self._endpoint.stream(*args, **kwargs)
+
+        @returns_future
+        async def fold(answers: Iterator[Future[R]]) -> A:
+            value = self._identity
+            for answer in answers:
+                value = self._combine(value, await answer)
+            return value
+
+        return fold(answers)

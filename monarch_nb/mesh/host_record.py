@@ -1,4 +1,4 @@
-"""What all handles of one host mesh share: its hosts, which may become more or fewer, and who gives them."""
+"""The record that all handles of one host mesh share: its current hosts, and their source."""
 
 import contextlib
 import threading
@@ -17,14 +17,14 @@ GROW_S = 600.0  # how long hosts that are asked for are waited for
 
 
 class Fate(NamedTuple):
-    """What becomes of a host that cannot be reached, as who started its agent says."""
+    """The fate of a host that cannot be reached, according to whoever started its agent."""
 
     ended: bool  # it does not come back
-    description: str  # in words
+    description: str  # for people
 
 
 class HostSource(Protocol):
-    """What gives the hosts of a mesh, and takes them back: a job. Its methods block."""
+    """The source of a mesh's hosts, which also takes them back: a job. Its methods block."""
 
     def more(
         self, wanted: "int | Sequence[str]", timeout: float, *, instead: Sequence[str] = ()

@@ -12,6 +12,7 @@ from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, current
 from monarch_nb.shape import Extent, Region
 
 if TYPE_CHECKING:
+    from monarch_nb.mesh.host import HostMesh
     from monarch_nb.mesh.resized import Resized
 
 
@@ -38,6 +39,9 @@ class Operations(Protocol):
         self, procs: Handle[ProcState], name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Handle[ActorState]:
         """Spawns one actor on each process. Does not block."""
+
+    def host_mesh(self, host: str) -> "HostMesh":
+        """Returns a mesh of one host, without dimensions."""
 
     def spawn_procs(self, wanted: ProcsWanted) -> Handle[ProcState]:
         """Spawns processes. Does not block."""
@@ -114,7 +118,7 @@ class Operations(Protocol):
         """What names a value that is laid by for many: a `monarch.rdma.Put`."""
 
     def metrics(self, mesh: Handle[Any]) -> Any:
-        """Values that actors have logged with `monarch.telemetry.log`."""
+        """Returns what actors have logged by `monarch.telemetry.log`."""
 
     def procs_of(self, actors: Handle[ActorState]) -> Handle[ProcState]:
         """The processes in which the actors of a mesh, or of a slice, live."""

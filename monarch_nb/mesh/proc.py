@@ -14,10 +14,11 @@ from monarch_nb.mesh.handle import Handle, form_of
 from monarch_nb.mesh.host_record import GROW_S
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.reference import ProcForm, proc_form, proc_record
+from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.text_table import text_table
-from monarch_nb.runtime import Future, ProcState, fail_future, pending_future, resolved_future
-from monarch_nb.shape import Region
-from monarch_nb.wire import Layout, host_name
+from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolved_future
+from monarch_nb.shape import NDSlice, Region
+from monarch_nb.wire import Layout, host_name, parse_address
 
 if TYPE_CHECKING:
     from monarch_nb.mesh.host import HostMesh
@@ -75,11 +76,9 @@ class ProcMesh(Handle[ProcState]):
     @property
     def host_mesh(self) -> "HostMesh":
         """The hosts of a mesh of one process. Raises NotImplementedError for larger ones."""
-        from monarch_nb.mesh.host import HostMesh
-
         if len(self) != 1:
             raise NotImplementedError("host_mesh: only for a ProcMesh of one process; slice it first")
-        return HostMesh.of_host(self._state.layout.host_of(self._region.ndslice.get(0)))
+        return operations().host_mesh(self._state.layout.host_of(self._region.ndslice.get(0)))
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes, their actors' clean-up first; that is no failure.
@@ -167,7 +166,7 @@ class ProcMesh(Handle[ProcState]):
 
     @property
     def metrics(self) -> Any:
-        """Values that the actors on these processes have logged with `monarch.telemetry.log`, by name, with steps."""
+        """Returns what the actors on these processes logged by `monarch.telemetry.log`, by name, with steps."""
         return operations().metrics(self)
 
     @property
@@ -215,3 +214,29 @@ def _proc_table(layout: Layout, region: Region) -> str:
     places = itertools.product(*(range(size) for size in sizes))
     rows = [[*map(str, place), *cells[at * wide : (at + 1) * wide]] for at, place in enumerate(places)]
     return text_table([[*down, *(f"{right}={place}" for place in range(wide))], *rows])
+
+
+class ThisProc:
+    """Gives handles to the process itself."""
+
+    def __init__(self, runtime: Runtime, registry: MeshRegistry) -> None:
+        self._runtime, self._registry = runtime, registry
+
+    def proc_mesh(self) -> ProcMesh:
+        """The mesh this process belongs to."""
+        state = self._registry.started_in
+        return ProcMesh(state, state.region) if state is not None else self.this_proc()
+
+    def this_proc(self) -> ProcMesh:
+        """This process, as a ProcMesh of one."""
+        runtime = self._runtime
+        uid, rank, _ = parse_address(runtime.address).place
+        region = Region((), NDSlice(rank, (), ()))
+        if self._registry.started_in is not None:
+            return ProcMesh(self._registry.started_in, region)
+        state = runtime.meshes.get(uid)
+        if not isinstance(state, ProcState):
+            layout = Layout(uid, (runtime.host,), 1)
+            state = ProcState(uid, "this_proc", region, runtime.address, layout=layout)
+            self._registry.own(runtime.root, state)
+        return ProcMesh(state, state.region)

@@ -1,7 +1,6 @@
 """The meshes of a process: those it owns and those it holds references to."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from monarch_nb.mesh.mesh_events import Event, MeshSpawned
 from monarch_nb.mesh.verbs import ACTOR_FAILED
@@ -12,46 +11,32 @@ from monarch_nb.transport import held_back
 from monarch_nb.wire import Asker, Layout
 
 
-class Watcher(Protocol):
-    """Has host agents report the ends of processes."""
-
-    def watch(self, *addresses: str) -> None:
-        """Requests reports of the ends of these processes."""
-
-    def forget(self, prefix: str) -> None:
-        """The processes whose names begin so ended long ago."""
-
-
-class Updates(Protocol):
-    """Who keeps references to meshes up to date."""
-
-    def subscribe(self, state: MeshState) -> None:
-        """Subscribes to heals and the end of a mesh at its owner."""
-
-    def forget(self, uid: str) -> None:
-        """A mesh was stopped long ago, and all who hold references know."""
-
-
 class MeshRegistry:
-    """One per process."""
+    """Registers the meshes of this process with supervision and with their owners."""
 
     def __init__(
         self,
         runtime: Runtime,
         driver: Driver,
-        watcher: Watcher,
-        updates: Updates,
         *,
+        watch: Callable[..., None],
+        subscribe: Callable[[MeshState], None],
+        forget_processes: Callable[[str], None],
+        forget_holders: Callable[[str], None],
         publish: Callable[[Event], None],
         revive: Callable[[Iterable[str]], None] = lambda hosts: None,
         runner: str,
         python: str | None = None,
     ) -> None:
-        """`publish` takes events for displays; `revive` starts dead agents of this machine again.
+        """`watch` has agents report the ends of processes, `subscribe` requests updates from the owner of a mesh.
+
+        `forget_processes` and `forget_holders` end both for a mesh that was stopped long ago. `publish` takes events
+        for displays; `revive` starts dead agents of this machine again.
 
         `runner` is what new processes run, as `module:function`.
         """
-        self._runtime, self._driver, self._watcher, self._updates = runtime, driver, watcher, updates
+        self._runtime, self._driver, self._watch, self._subscribe = runtime, driver, watch, subscribe
+        self._forget_processes, self._forget_holders = forget_processes, forget_holders
         self._publish = publish
         self.revive = revive
         self.runner = runner
@@ -64,7 +49,7 @@ class MeshRegistry:
 
     @property
     def started_in(self) -> ProcState | None:
-        """The mesh that this process belongs to, as its set-up has said; None for a controller."""
+        """The mesh that this process belongs to, from its set-up; None for a controller."""
         return self._started_in
 
     @property
@@ -74,13 +59,13 @@ class MeshRegistry:
 
     @property
     def is_left(self) -> bool:
-        """Whether the process that has started this one has left it, and nobody has come for it."""
+        """Whether the process that has started this one has detached it, and no other has attached it."""
         return self.started_by in self._runtime.local.away
 
     # -- what this process owns and knows ---------------------------------------------------------------------------
 
     def spec_of(self, state: MeshState) -> MeshSpec:
-        """A mesh as supervision has it; with the extent that it is growing to."""
+        """Returns the specification of a mesh for supervision, with the extent that it is growing to."""
         region = state.pending_region or state.region
         shape = (tuple(region.extent.labels), tuple(region.extent.sizes))
         if isinstance(state, ProcState):
@@ -93,7 +78,7 @@ class MeshRegistry:
         )
 
     def own(self, instance: Instance, state: MeshState) -> None:
-        """An actor of this process has spawned a mesh: from now on it is known, and has an owner."""
+        """Registers a mesh that an actor of this process has spawned, and its owner."""
         held_back(self._own, instance, state)
 
     def _own(self, instance: Instance, state: MeshState) -> None:
@@ -133,15 +118,15 @@ class MeshRegistry:
         self._driver.feed(lambda machine: machine.reshape(spec, why))
 
     def disown(self, state: MeshState, uids: "Sequence[str]") -> None:
-        """A mesh of this process was stopped long ago, and the actors on it: nothing is known of them any more."""
+        """Forgets a mesh of this process that was stopped long ago, with the actors on it."""
         self._driver.feed(lambda machine: machine.disown(state.uid))
         for uid in uids:
-            self._updates.forget(uid)
+            self._forget_holders(uid)
             for owned in tuple(self._owned.values()):
                 if uid in owned:
                     owned.remove(uid)
         if isinstance(state, ProcState):
-            self._watcher.forget(state.uid)
+            self._forget_processes(state.uid)
 
     def subscribe(self, state: MeshState) -> None:
         """A reference to a mesh owned elsewhere has come here: learn of its failures, heals and end."""
@@ -153,9 +138,9 @@ class MeshRegistry:
         self._driver.feed(register)
         if self._runtime.closed or state.owner_process == self._runtime.address:
             return
-        self._updates.subscribe(state)
+        self._subscribe(state)
         procs = state if isinstance(state, ProcState) else None
-        self._watcher.watch(state.owner_process, *(map(procs.address, procs.ranks) if procs is not None else ()))
+        self._watch(state.owner_process, *(map(procs.address, procs.ranks) if procs is not None else ()))
 
     def belongs(self, state: ProcState) -> None:
         """This process is one of that mesh."""

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -25,21 +25,11 @@ from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.logs.last_lines import spool_size
 from monarch_nb.settings import settings
 
+if TYPE_CHECKING:
+    from monarch_nb.host.agent import HostAgent
+
 _REMEMBERED = 1024  # ended processes, for late requests
 _LOOK_S = 1.0  # between checks whether the light template can be ended
-
-
-class ProcListener(Protocol):
-    """Receives events of processes."""
-
-    def started(self, child: Child) -> None:
-        """Called when a process has started."""
-
-    def exited(self, child: Child) -> None:
-        """Called when a process is gone, or has failed to start."""
-
-    def pong(self, child: Child) -> None:
-        """Called when a process answers a ping."""
 
 
 class Start(Struct, frozen=True):
@@ -55,7 +45,7 @@ class Start(Struct, frozen=True):
 class Children:
     """Starts and watches processes. Everything happens on the loop's thread."""
 
-    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: ProcListener,
+    def __init__(self, loop: Loop, folder: Path, environment: Mapping[str, str], cord: int, listener: "HostAgent",
                  early: EarlyTemplates | None = None) -> None:  # fmt: skip
         self._loop = loop
         self._environment = environment
