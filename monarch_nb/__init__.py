@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         from_local,
         module_to_mesh,
     )
+    from monarch_nb.diagnosis import diagnose
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
     from monarch_nb.shape import Extent, NDSlice, Shape
@@ -42,6 +43,7 @@ __all__ = [
     "compile",
     "configure",
     "configured",
+    "diagnose",
     "distribute",
     "from_local",
     "get_global_config",
@@ -65,6 +67,7 @@ _HOMES = {
     "attach": "monarch_nb.connect.mesh_attach",
     "checkpoint": "monarch_nb.distributed",
     "compile": "monarch_nb.distributed",
+    "diagnose": "monarch_nb.diagnosis",
     "distribute": "monarch_nb.distributed",
     "from_local": "monarch_nb.distributed",
     "heal_mesh": "monarch_nb.lifecycle",

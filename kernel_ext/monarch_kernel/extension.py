@@ -19,6 +19,7 @@ from . import display
 from .completion import Completion
 from .dap import DebugBridge
 from .debugger import CellPrompt, DebugMagics, with_remote
+from .diagnosis import DiagnosisMagics
 from .display.errors import Errors
 from .display.failures import raised_bar
 from .display.host_notices import show_notice
@@ -73,6 +74,7 @@ class Extension:
         self._shell.register_magics(LeavingMagics(self._shell, self._session))
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
+        self._shell.register_magics(DiagnosisMagics(self._shell, self._session))
         self._shell.register_magics(PackageMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")

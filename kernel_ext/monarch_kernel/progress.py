@@ -11,6 +11,7 @@ from monarch_nb.runtime import Future, RunningEndpoint, waiting
 from monarch_nb.shape import places_of
 from monarch_nb.store import describe
 
+from .diagnosis import HangNotes
 from .front import Front, TransientLines
 from .output import CellOutput
 from .reactions import at, grouped, what
@@ -33,6 +34,7 @@ class CallProgress:
         self._line = TransientLines(front)
         self._next = 0.0
         self._busy = _Busy()
+        self._hang = HangNotes(runtime)
 
     def waiting(self, future: Future[Any], seconds: float) -> None:
         """Shows how far a call is."""
@@ -68,6 +70,7 @@ class CallProgress:
             self._next = 0.0
             self._line.clear()
             self._busy = _Busy()
+            self._hang = HangNotes(self._runtime)
         self._output.settle_lines()
 
     def _text(self, future: Future[Any], seconds: float) -> str:
@@ -82,6 +85,7 @@ class CallProgress:
             lines += [f"   {text}" for text in self._unusual(state, missing)]
         if call is not None and state is not None:
             lines += [f"   {text}" for text in self._busy.lines(state, call.missing_ranks(), call.call)]
+            lines += [f"   {text}" for text in self._hang.lines(state, call.missing_ranks())]
         bars = self._output.progress()
         if bars:
             lines += [f"   {bar}" for bar in bars.splitlines()[:16]]

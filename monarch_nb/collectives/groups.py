@@ -32,6 +32,7 @@ from monarch_nb.collectives.renewal import (
 )
 from monarch_nb.collectives.threads import (
     MAKES_STORE,
+    FlightRecord,
     address,
     frames_of,
     is_in_torch,
@@ -160,6 +161,19 @@ class ProcessGroups:
             host, port = address(module._world.pg_map.get(group, (None, None))[1])
             found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
         return found
+
+    def newest(self) -> tuple[list[tuple[GroupKey, FlightRecord]], bool]:
+        """Returns the newest collective of each of the program's groups, and whether any are recorded."""
+        keys, recorded = self.keys(), records()
+        newest: dict[str, FlightRecord] = {}
+        for record in recorded:
+            name = record.process_group[0]
+            made = self._made.get(name)
+            if name in keys and not record.is_p2p and (made is None or record.time_created_ns >= made.since_ns):
+                before = newest.get(name)
+                if before is None or record.collective_seq_id >= before.collective_seq_id:
+                    newest[name] = record
+        return [(keys[name], record) for name, record in newest.items()], bool(recorded)
 
     @property
     def orphans(self) -> set[tuple[str, int]]:

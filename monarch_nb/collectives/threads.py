@@ -23,6 +23,11 @@ class FlightRecord(msgspec.Struct, frozen=True):
     time_created_ns: int = 0  # wall clock
     retired: bool = False
     state: str = ""
+    collective_seq_id: int = 0
+    profiling_name: str = ""  # "gloo:all_reduce"
+    input_dtypes: object = ()  # lists, whose form differs between versions
+    input_sizes: object = ()
+    is_p2p: bool = False
 
     @property
     def thread(self) -> int:

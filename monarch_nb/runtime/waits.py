@@ -73,6 +73,10 @@ class DeadlockDetector:
             description = _describe((WaitHop(self._runtime.address, call_id, _doing(cell), call.title),))
             call.fail(DeadlockError(description + more("manual/deadlocks.md")))
 
+    def awaited_by(self, cell: "ActorCell") -> str:
+        """The call that an actor waits for without a limit, "" for none."""
+        return self._waiting.get(cell, ("", 0.0))[0]
+
     # -- the clock's thread -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:

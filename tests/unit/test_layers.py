@@ -23,7 +23,7 @@ ROWS = (
     ("supervision",),
     ("mesh", "collectives", "lifecycle", "connect", "code", "logs", "host"),
     ("store",),  # the one state, which features may read as displays do
-    ("rdma", "data", "debug", "telemetry", "profiling", "tensor", "job", "top", "doctor", "compat"),
+    ("rdma", "data", "debug", "diagnosis", "telemetry", "profiling", "tensor", "job", "top", "doctor", "compat"),
     ("engine",),  # where all of the above is put together
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

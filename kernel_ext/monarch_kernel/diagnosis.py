@@ -1,0 +1,82 @@
+"""%why: which ranks hold others up; and the same beneath a cell that has waited for long."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+
+from .session import Session
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis import Diagnosis
+
+WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
+AGAIN_S = 5.0  # between two looks of a waiting cell
+MOST_LINES = 4  # beneath a waiting cell
+
+
+@magics_class
+class DiagnosisMagics(Magics):
+    """%why."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @line_magic
+    def why(self, line: str) -> "Diagnosis":
+        """Say which ranks hold the others up, and why.
+
+        %why [NAME]
+
+            %why                    # of all meshes with calls under way
+            %why trainers
+
+        Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
+        that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed. A
+        cell that has waited for ten seconds without progress shows the same beneath itself. From Python:
+        monarch.diagnose(trainers).
+        """
+        from monarch_nb.diagnosis import diagnose
+
+        names = line.split()
+        if len(names) > 1:
+            raise UsageError("%why takes the name of one mesh, or none")
+        return diagnose(self._session.find(names[0]) if names else None)
+
+
+class HangNotes:
+    """The reason why a call makes no progress, looked for in the background of a waiting cell."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._missing: frozenset[int] = frozenset()
+        self._since = self._next = time.monotonic()
+        self._asked: Future[Diagnosis] | None = None
+        self._lines: list[str] = []
+
+    def lines(self, state: MeshState, missing: Sequence[int]) -> list[str]:
+        """The findings about a call that waits for these base ranks; none while ranks still answer."""
+        now = time.monotonic()
+        if (current := frozenset(missing)) != self._missing:
+            self._missing, self._since, self._lines = current, now, []
+        procs = state.procs if isinstance(state, ActorState) else state
+        if self._asked is not None and self._asked.done():
+            asked, self._asked, self._next = self._asked, None, now + AGAIN_S
+            self._lines = _lines(asked.get(0)) if asked.exception(0) is None and self._waits(now) else []
+        if self._asked is None and self._waits(now) and now >= self._next and isinstance(procs, ProcState):
+            from monarch_nb.diagnosis.collector import diagnosing
+
+            self._asked = diagnosing(self._runtime, [procs])
+        return self._lines
+
+    def _waits(self, now: float) -> bool:
+        return bool(self._missing) and now - self._since >= WITHOUT_PROGRESS_S
+
+
+def _lines(diagnosis: "Diagnosis") -> list[str]:
+    return [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in diagnosis.findings[:MOST_LINES]]

@@ -1,0 +1,188 @@
+"""`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.judge import Call, Procs, judge
+from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
+from monarch_nb.lifecycle.watching import ProcessWatcher
+from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
+from monarch_nb.mesh.requests import ask_ranks
+from monarch_nb.runtime import (
+    ActorState,
+    Future,
+    MeshState,
+    ProcState,
+    Runtime,
+    current_runtime,
+    fail_future,
+    pending_future,
+    resolve_future,
+)
+from monarch_nb.shape import MeshTrait, places_of
+from monarch_nb.store import describe
+from monarch_nb.wire import counted, host_of, kind_of
+
+SECOND_LOOK_S = 1.5  # who has answered the first look answers within that, or is too busy to be blamed
+LOOKS_APART_S = 0.4  # a rank that works has moved by then
+DEFAULT_TIMEOUT_S = 5.0
+
+
+def diagnose(
+    mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: float = DEFAULT_TIMEOUT_S
+) -> Diagnosis:
+    """Finds out which ranks hold others up, and why.
+
+    Looks twice at every process of a mesh, or without one of all meshes with calls under way: the endpoints that run,
+    their stacks, and the newest collective of each process group of torch.distributed (from PyTorch's flight recorder,
+    which older releases do not have for gloo). Changes nothing and interrupts nobody. Blocks for half a second, or up
+    to `timeout` seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a
+    `timeout` that is not positive.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout} is not a positive number of seconds")
+    runtime = current_runtime()
+    return diagnosing(runtime, _meshes(runtime) if mesh is None else [_procs_of(mesh)], timeout).get()
+
+
+def diagnosing(runtime: Runtime, meshes: Sequence[ProcState], timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:
+    """`diagnose` of meshes of processes, without blocking."""
+    diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
+
+    def judge_all(before: Sequence[dict[int, Evidence]], after: Sequence[dict[int, Evidence]]) -> None:
+        try:
+            findings: list[Finding] = []
+            for procs, first, second in zip(meshes, before, after, strict=True):
+                findings += judge(_evidence(runtime, procs, first, second))
+            findings.sort(key=lambda finding: not finding.sure)
+            resolve_future(diagnosis, Diagnosis(tuple(findings), _inspected(meshes, after)))
+        except Exception as error:
+            fail_future(diagnosis, error)
+
+    def look_again(before: Sequence[dict[int, Evidence]]) -> None:
+        def look() -> None:
+            _look(runtime, meshes, min(SECOND_LOOK_S, timeout / 4), lambda after: judge_all(before, after))
+
+        runtime.later(min(LOOKS_APART_S, timeout / 8), look)
+
+    _look(runtime, meshes, timeout / 2, look_again)
+    return diagnosis
+
+
+def _meshes(runtime: Runtime) -> list[ProcState]:
+    """The meshes of processes with calls under way; all, where there are none."""
+    procs = [state for state in runtime.meshes.values() if isinstance(state, ProcState) and state.stopped is None]
+    called = {call.mesh for call in tuple(runtime.calls.values())}
+    busy = [
+        state
+        for state in procs
+        if state.uid in called or any(actors.uid in called for actors in _actors_on(runtime, state))
+    ]
+    return busy or procs
+
+
+def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
+    return [state for state in runtime.meshes.values() if isinstance(state, ActorState) and state.procs is procs]
+
+
+def _procs_of(mesh: object) -> ProcState:
+    if isinstance(mesh, MeshTrait) and not isinstance(mesh, (ActorMesh, ProcMesh)):
+        mesh = getattr(mesh, "procs", mesh)
+    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+        raise TypeError(f"a mesh of actors, processes or tensors can be diagnosed, not {kind_of(mesh)}")
+    state = state_of(mesh)
+    procs = state.procs if isinstance(state, ActorState) else state
+    assert isinstance(procs, ProcState)
+    if procs.stopped is not None:
+        raise RuntimeError(f"{state.name} was stopped ({procs.stopped}): there is nothing to diagnose; spawn it again")
+    return procs
+
+
+def _look(
+    runtime: Runtime,
+    meshes: Sequence[ProcState],
+    within: float,
+    then: Callable[[Sequence[dict[int, Evidence]]], None],
+) -> None:
+    """Hands on the evidence of all processes that answer in time, by base rank, for each mesh."""
+    looks: list[dict[int, Evidence]] = [{} for _ in meshes]
+    lock, left = threading.Lock(), len(meshes)
+
+    def take(index: int, found: dict[int, Evidence], _: set[int]) -> None:
+        nonlocal left
+        with lock:
+            looks[index] = found
+            left -= 1
+            last = left == 0
+        if last:
+            then(looks)
+
+    for index, procs in enumerate(meshes):
+        ask_ranks(runtime, procs, list(procs.region.ndslice), INSPECT, Inspect(), partial(take, index), within=within)
+    if not meshes:
+        then(looks)
+
+
+def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], after: dict[int, Evidence]) -> Procs:
+    actors = _actors_on(runtime, procs)
+    states, details = _states(procs)
+    for state in actors:  # a breakpoint stops an actor, not its process
+        states.update({rank: kind for rank, kind in _states(state)[0].items() if kind == "paused"})
+    uids = {procs.uid, *(state.uid for state in actors)}
+    calls = [
+        Call(call.call, call.title, frozenset(call.missing_ranks()), call.size)
+        for call in tuple(runtime.calls.values())
+        if call.mesh in uids
+    ]
+    for rank in states.keys() - after.keys():
+        if states[rank] not in ("failed", "paused") and _is_halted(runtime, procs.address(rank)):
+            states[rank] = "halted"
+
+    def where(ranks: Iterable[int]) -> str:
+        return places_of(procs.region, ranks) or "it"
+
+    return Procs(procs.name, states, details, before, after, calls, where)
+
+
+def _is_halted(runtime: Runtime, address: str) -> bool:
+    """Whether a process of this machine was stopped by a signal; False where that cannot be seen."""
+    pid = runtime.part(ProcessWatcher).pids.get(address, 0)
+    if not pid or host_of(address) not in runtime.local_hosts:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:
+    ranks = describe(state).ranks
+    return {rank.rank: rank.state for rank in ranks}, {rank.rank: rank.detail for rank in ranks if rank.detail}
+
+
+def _is_in_collective(evidence: Evidence) -> bool:
+    lines = [line.file for running in evidence.running for line in running.lines]
+    return any(f"{os.sep}torch{os.sep}distributed{os.sep}" in file for file in lines)
+
+
+def _inspected(meshes: Sequence[ProcState], found: Sequence[dict[int, Evidence]]) -> str:
+    """What was inspected, and what cannot be seen."""
+    if not meshes:
+        return "there are no meshes"
+    parts = []
+    for procs, evidence in zip(meshes, found, strict=True):
+        running = sum(bool(rank.running) for rank in evidence.values())
+        part = f"{counted(len(evidence), 'process')} of {procs.name}, {running} of them running something"
+        silent = [rank for rank, seen in evidence.items() if not seen.has_recorder and _is_in_collective(seen)]
+        if silent:
+            part += (
+                f"; collectives of {places_of(procs.region, silent) or 'it'} are not recorded: the variable "
+                "TORCH_FR_BUFFER_SIZE is 0 there, or this PyTorch records none of gloo"
+            )
+        parts.append(part)
+    return "; ".join(parts)

@@ -1,0 +1,69 @@
+"""Engine messages of a diagnosis: what a process runs, and its collectives."""
+
+import msgspec
+
+from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.wire import Verb
+
+
+class Line(msgspec.Struct, array_like=True, frozen=True):
+    """A line of a stack; `users` is False in installed libraries."""
+
+    file: str
+    line: int
+    function: str
+    users: bool = True
+
+
+class Wait(msgspec.Struct, array_like=True, frozen=True):
+    """Ranks of another mesh of actors for whose replies an actor waits."""
+
+    title: str  # "trainers.step"
+    mesh: str
+    ranks: tuple[int, ...]
+
+
+class Running(msgspec.Struct, array_like=True, frozen=True):
+    """An endpoint under way."""
+
+    mesh: str
+    rank: int
+    actor: str  # name of its mesh
+    endpoint: str
+    call: str
+    seconds: float
+    thread: int
+    lines: tuple[Line, ...]  # innermost first, without those of this library
+    state: str  # of its thread, as in /proc: "R" runs or would, "S" sleeps, "D" waits for a disk; "" where not known
+    processor: float  # seconds that its thread has used so far
+    transferred: int  # bytes that its thread has read and written so far
+    waits: tuple[Wait, ...] = ()
+
+
+class Collective(msgspec.Struct, array_like=True, frozen=True):
+    """The newest collective that a process has begun in a group."""
+
+    group: GroupKey
+    number: int  # in its group, from 1
+    name: str  # "all_reduce"
+    what: str  # types and shapes of its inputs: "float32 [4, 8]"
+    is_pending: bool
+    seconds: float  # since it began
+    thread: int
+
+
+class Inspect(msgspec.Struct, array_like=True, frozen=True):
+    """Asks a process what it runs."""
+
+
+class Evidence(msgspec.Struct, array_like=True, frozen=True):
+    """What a process runs."""
+
+    running: tuple[Running, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    groups: tuple[GroupKey, ...] = ()  # of which it is a member
+    rank: int = -1  # of torch.distributed
+    has_recorder: bool = False  # collectives are recorded
+
+
+INSPECT = Verb("diagnosis.inspect", Inspect, Evidence, doc="what a process runs, and which collectives it has begun")

@@ -1,0 +1,141 @@
+"""The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
+
+import contextlib
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.collectives.threads import FlightRecord
+from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.diagnosis.messages import INSPECT, Collective, Evidence, Inspect, Line, Running, Wait
+from monarch_nb.runtime import ActorCell, Runtime
+from monarch_nb.transport import UnreachableError
+from monarch_nb.wire import Asker, error_line
+
+logger = logging.getLogger(__name__)
+
+MOST_LINES = 12  # of a stack
+_OURS = f"{Path(__file__).resolve().parents[1]}/"
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class Inspection:
+    """Answers what this process runs."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        runtime.verbs.handle(INSPECT, self._inspect)
+
+    def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
+        def run() -> None:  # the recorder of thousands of collectives takes a tenth of a second to read
+            with contextlib.suppress(UnreachableError):
+                try:
+                    evidence = self.evidence()
+                except Exception as error:
+                    logger.exception("evidence of this process")
+                    asker.refuse(error_line(error))
+                else:
+                    asker.reply(evidence)
+
+        threading.Thread(target=run, name="monarch-diagnosis", daemon=True).start()
+
+    def evidence(self) -> Evidence:
+        """What this process runs. Any thread."""
+        now = time.time_ns()
+        newest, recorded = PROCESS_GROUPS.newest()
+        frames = sys._current_frames()
+        running = tuple(self._running(tuple(self._runtime.cells.values()), frames))
+        module = sys.modules.get("torch.distributed")
+        joined = module is not None and module.is_available() and module.is_initialized()
+        return Evidence(
+            running,
+            tuple(_collective(key, record, now) for key, record in newest),
+            tuple(PROCESS_GROUPS.keys().values()),
+            module.get_rank() if joined and module is not None else -1,
+            recorded,
+        )
+
+    def _running(self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType]) -> Iterator[Running]:
+        for cell in cells:
+            running = cell.running
+            if running is None:
+                continue
+            call, endpoint, since = running
+            thread = cell.executor.thread
+            yield Running(
+                cell.mesh,
+                cell.rank,
+                cell.spec.name,
+                endpoint,
+                call,
+                time.monotonic() - since,
+                thread.ident or 0,
+                _lines(frames.get(thread.ident or 0)),
+                _state(thread.native_id or 0),
+                _processor_seconds(thread.native_id or 0),
+                _transferred(thread.native_id or 0),
+                tuple(self._waits(cell)),
+            )
+
+    def _waits(self, cell: ActorCell) -> Iterator[Wait]:
+        call = self._runtime.calls.get(self._runtime.waits.awaited_by(cell))
+        if call is not None:
+            yield Wait(call.title, call.mesh, tuple(call.missing_ranks()))
+
+
+def _collective(key: GroupKey, record: FlightRecord, now: int) -> Collective:
+    name = record.profiling_name.partition(":")[2] or record.profiling_name
+    types = record.input_dtypes if isinstance(record.input_dtypes, list) else []
+    sizes = record.input_sizes if isinstance(record.input_sizes, list) else []
+    what = ", ".join(f"{kind} {size}" for kind, size in zip(types, sizes, strict=False))
+    began = (now - record.time_created_ns) / 1e9
+    return Collective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
+
+
+def _lines(frame: FrameType | None) -> tuple[Line, ...]:
+    """The user's part of a stack, innermost first: from the library's code that runs endpoints inwards."""
+    lines: list[Line] = []
+    while frame is not None and len(lines) < MOST_LINES:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            users = not code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+            lines.append(Line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname, users))
+        elif any(line.users for line in lines):
+            break
+        frame = frame.f_back
+    return tuple(lines)
+
+
+def _state(thread: int) -> str:
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _processor_seconds(thread: int) -> float:
+    """Processor time of a thread; 0.0 where the system does not measure it."""
+    try:
+        return time.clock_gettime((~thread << 3) | 6)  # Linux' clock of a thread by its number
+    except (OSError, OverflowError):
+        return 0.0
+
+
+def _transferred(thread: int) -> int:
+    """Bytes that a thread has read and written; 0 where the system does not count them."""
+    try:
+        fields = dict(line.split(": ") for line in Path(f"/proc/self/task/{thread}/io").read_text().splitlines())
+        return int(fields["rchar"]) + int(fields["wchar"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def attach(runtime: Runtime) -> Inspection:
+    """Registers the handler of this process."""
+    return Inspection(runtime)

@@ -1,0 +1,133 @@
+"""Hangs of real ranks, diagnosed while they last."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import monarch_nb
+from monarch_nb.actor import Actor, ActorError, Future, endpoint
+from monarch_nb.diagnosis import Diagnosis, Finding
+from tests.cluster.actor_tools import SECONDS, spawned
+from tests.cluster.fault_tools import until
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
+        reason="this PyTorch records no collectives of gloo",
+    ),
+]
+
+
+class Trainer(Actor):
+    """Reduces twice; rank 1 does something else before the second time, until a file is there."""
+
+    @endpoint
+    def join(self) -> int:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        return os.getpid()
+
+    @endpoint
+    def train(self, other: str, pipe: str) -> None:
+        dist.all_reduce(torch.ones(4))
+        if dist.get_rank() == 1:
+            if other == "blocks":
+                with open(pipe, "rb") as opened:
+                    opened.read()  # until somebody writes
+            while other == "computes" and not os.path.exists(pipe):
+                sum(range(1000))
+            if other == "raises":
+                raise ValueError("no such batch")
+        dist.all_reduce(torch.ones(4))
+
+
+def line_of(text: str) -> str:
+    """`file:line` of the only line with that text."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return f"{__file__}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Any]:
+    procs = spawned(3, "workers")
+    mesh: Any = next(procs).spawn("trainers", Trainer)
+    mesh.join.call().get(SECONDS)
+    yield mesh
+    next(procs, None)
+
+
+def finding_of(trainers: Any, kind: str) -> Finding:
+    """The first finding, once it is of that kind."""
+    latest = [Diagnosis((), "")]
+
+    def is_found() -> bool:
+        latest[0] = monarch_nb.diagnose(trainers)
+        return bool(latest[0]) and latest[0].findings[0].kind == kind
+
+    until(is_found, kind, SECONDS)
+    return latest[0].findings[0]
+
+
+def test_a_rank_that_blocks_before_a_collective_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    call = trainers.train.call("blocks", str(pipe))
+    finding = finding_of(trainers, "missing_from_collective")
+    assert (finding.mesh, finding.ranks, finding.sure) == ("workers", (1,), True)
+    assert finding.source == line_of("with open(pipe")
+    assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
+    assert "where gpus=0,2 have waited" in finding.text
+    pipe.write_bytes(b"")
+    call.get(SECONDS)
+    assert not monarch_nb.diagnose(trainers)
+
+
+def test_a_rank_that_computes_is_a_suspicion_only(trainers: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    call = trainers.train.call("computes", str(flag))
+    finding = finding_of(trainers, "waiting_on")
+    assert (finding.ranks, finding.sure) == ((1,), False)
+    flag.touch()
+    call.get(SECONDS)
+
+
+def test_a_rank_that_was_stopped_by_a_signal_is_named_with_those_that_wait(trainers: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pid = trainers.slice(gpus=1).join.call_one().get(SECONDS)
+    call: Future[Any] = trainers.train.call("blocks", str(pipe))
+    finding_of(trainers, "missing_from_collective")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        finding = finding_of(trainers, "stopped")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (finding.ranks, finding.sure) == ((1,), True)
+    assert "gpus=1 is stopped by a signal" in finding.text
+    assert "gpus=0,2 wait in all_reduce" in finding.text
+    pipe.write_bytes(b"")
+    call.get(SECONDS)
+
+
+def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: Any) -> None:
+    with monarch_nb.configured(call_error_window="30s"):
+        call = trainers.train.call("raises", "")
+        finding = finding_of(trainers, "missing_from_collective")
+    assert finding.ranks == (1,)
+    assert finding.text.endswith("it runs nothing: its call has ended")
+    with pytest.raises(ActorError, match="no such batch"):
+        call.get(SECONDS)
+
+
+def test_a_value_that_is_no_mesh_and_a_time_limit_of_nothing_are_refused() -> None:
+    with pytest.raises(TypeError, match="can be diagnosed"):
+        monarch_nb.diagnose("trainers")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout=0"):
+        monarch_nb.diagnose(timeout=0)

@@ -1,0 +1,49 @@
+"""A cell that hangs says which rank is to blame, by itself and to `%why`."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.notebook import Cell, Notebook
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed"),
+]
+
+JOIN = """
+%mesh workers gpus=3
+from monarch.actor import Actor, endpoint
+class Trainer(Actor):
+    @endpoint
+    def join(self):
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    @endpoint
+    def train(self, pipe):
+        import torch, torch.distributed as dist
+        if dist.get_rank() == 1:
+            open(pipe).read()
+        dist.all_reduce(torch.ones(4))
+trainers = workers.spawn("trainers", Trainer)
+trainers.join.call().get()
+"""
+
+
+def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    nb.run("import monarch_kernel.diagnosis as diagnosis; diagnosis.WITHOUT_PROGRESS_S = 1.0").ok()
+    nb.run(JOIN).ok()
+    assert nb.run("%why").ok().text.startswith("nothing found: 3 processes of workers")
+    request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()
+    nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
+    nb.interrupt()
+    nb.finish(request)
+    text = nb.run("%why trainers").ok().text
+    assert "workers: gpus=1 has not begun all_reduce no. 1" in text
+    assert "where gpus=0,2 have waited" in text
+    assert nb.run("%why trainers workers").error is not None
+    nb.run(f"open({str(tmp_path / 'pipe')!r}, 'w').close()").ok()
+    nb.run("%stop workers").ok()

@@ -1,0 +1,164 @@
+"""The verdict of a diagnosis, from evidence alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.judge import Call, Procs, judge
+from monarch_nb.diagnosis.messages import Collective, Evidence, Line, Running, Wait
+
+WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
+PAIR = GroupKey("1", (0, 1), "node1:29500")
+IN_REDUCE = (Line("/torch/distributed/c10d.py", 3252, "all_reduce", False), Line("/home/train.py", 44, "Trainer.step"))
+IN_QUEUE = (Line("/lib/queue.py", 171, "Queue.get", False), Line("/home/data.py", 19, "Feed.next"))
+
+
+def running(lines: tuple[Line, ...] = IN_REDUCE, **changes: Any) -> Running:
+    known: dict[str, Any] = {"state": "S", "processor": 1.0, "transferred": 10, "waits": ()} | changes
+    return Running("m", 0, "trainers", "step", "c1", 34.0, 7, lines, **known)
+
+
+def collective(
+    number: int, name: str = "all_reduce", what: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
+) -> Collective:
+    return Collective(group, number, name, what, pending, 34.0, 7)
+
+
+def rank(
+    number: int, *runs: Running, in_: Collective | None = None, groups: tuple[GroupKey, ...] = (WORLD,)
+) -> Evidence:
+    return Evidence(runs, () if in_ is None else (in_,), groups, number, True)
+
+
+def procs(
+    after: Mapping[int, Evidence],
+    before: Mapping[int, Evidence] | None = None,
+    states: Mapping[int, str] | None = None,
+    **more: Any,
+) -> Procs:
+    known = dict.fromkeys(range(3), "busy") | dict(states or {})
+    return Procs("workers", known, {}, after if before is None else before, after, **more)
+
+
+WAITS = {number: rank(number, running(), in_=collective(118)) for number in (0, 2)}
+CALL = (Call("c1", "trainers.step", frozenset({0, 1, 2}), 3),)
+
+
+def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
+    late = rank(1, running(IN_QUEUE), in_=collective(117, pending=False))
+    (finding,) = judge(procs({**WAITS, 1: late}, calls=CALL))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == (
+        "missing_from_collective",
+        (1,),
+        "/home/data.py:19",
+        True,
+    )
+    assert finding.text == (
+        "ranks [1] has not begun all_reduce no. 118 (train.py:44), where ranks [0, 2] have waited 34 s; "
+        "it sits in Queue.get at queue.py:171, called at data.py:19"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "does"),
+    [
+        (running(IN_QUEUE), running(IN_QUEUE, state="R"), "it computes in"),
+        (running(IN_QUEUE), running(IN_QUEUE, processor=1.1), "it computes in"),
+        (running(IN_QUEUE), running(IN_QUEUE, transferred=4096), "it reads or writes in"),
+        (running(IN_QUEUE), running(IN_QUEUE, state="D"), "it reads or writes in"),
+        (running(IN_QUEUE[1:]), running(IN_QUEUE), "it runs"),
+        (None, running(IN_QUEUE), "it runs"),
+        (running(IN_QUEUE), running(IN_QUEUE, waits=(Wait("feeds.get", "f", (0,)),)), "it waits for feeds.get()"),
+    ],
+)
+def test_a_late_rank_that_may_still_come_is_not_blamed_for_sure(
+    before: Running | None, after: Running, does: str
+) -> None:
+    looks = [{**WAITS, 1: rank(1, *runs)} for runs in ([] if before is None else [before], [after])]
+    (finding,) = judge(procs(looks[1], looks[0]))
+    assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
+    assert does in finding.text
+
+
+def test_a_rank_whose_call_has_ended_is_missing() -> None:
+    (finding,) = judge(procs({**WAITS, 1: rank(1)}, calls=(Call("c1", "trainers.step", frozenset({0, 2}), 3),)))
+    assert (finding.kind, finding.ranks, finding.sure) == ("missing_from_collective", (1,), True)
+    assert finding.text.endswith("it runs nothing: its call has ended")
+
+
+def test_waits_in_threads_of_the_program_blame_nobody_for_sure() -> None:
+    waits = {number: rank(number, in_=collective(118)) for number in (0, 2)}
+    (finding,) = judge(procs({**waits, 1: rank(1)}))
+    assert not finding.sure
+
+
+def test_a_minority_in_another_operation_is_named() -> None:
+    other = rank(1, running(), in_=collective(118, "broadcast", "Float [3]"))
+    (finding,) = judge(procs({**WAITS, 1: other}))
+    assert (finding.kind, finding.ranks) == ("mismatched_collective", (1,))
+    assert finding.text == (
+        "the ranks differ in their collective no. 118: ranks [1] calls broadcast of Float [3] at train.py:44; "
+        "ranks [0, 2] call all_reduce of Float [3] at train.py:44"
+    )
+
+
+def test_without_a_majority_all_are_named() -> None:
+    pair = {
+        number: rank(number, running(), in_=collective(3, what=f"Float [{number}]", group=PAIR), groups=(PAIR,))
+        for number in (0, 1)
+    }
+    (finding,) = judge(procs({**pair, 2: rank(2, groups=())}))
+    assert (finding.kind, finding.ranks) == ("mismatched_collective", (0, 1))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {number: rank(number, running(), in_=collective(118)) for number in range(3)},  # all are in it
+        {number: rank(number, running(), in_=collective(118, pending=False)) for number in range(3)},
+        {number: rank(number) for number in range(3)},
+        {},
+    ],
+)
+def test_nothing_is_found_where_all_ranks_are_alike(after: Mapping[int, Evidence]) -> None:
+    states = dict.fromkeys(range(3), "busy") if after else {}
+    assert judge(Procs("workers", states, {}, after, after, CALL)) == ()
+
+
+def test_collectives_that_proceed_blame_nobody() -> None:
+    before = {number: rank(number, running(), in_=collective(100 + number)) for number in range(3)}
+    after = {number: rank(number, running(), in_=collective(200 + number)) for number in range(3)}
+    assert judge(procs(after, before)) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "sure"),
+    [
+        ("failed", "dead", True),
+        ("paused", "stopped", True),
+        ("halted", "stopped", True),
+        ("unresponsive", "stuck", False),
+    ],
+)
+def test_a_rank_that_cannot_answer_is_named_with_those_that_wait_for_it(state: str, kind: str, sure: bool) -> None:
+    (finding,) = judge(procs(WAITS, states={1: state}))
+    assert (finding.kind, finding.ranks, finding.sure) == (kind, (1,), sure)
+    assert finding.text.endswith("; ranks [0, 2] wait in all_reduce no. 118 (train.py:44)")
+
+
+def test_one_rank_that_has_not_answered_a_call_is_stuck() -> None:
+    after = {0: rank(0, groups=()), 1: rank(1, running(IN_QUEUE), groups=()), 2: rank(2, groups=())}
+    (finding,) = judge(procs(after, calls=(Call("c1", "trainers.step", frozenset({1}), 3),)))
+    assert (finding.kind, finding.ranks, finding.sure) == ("stuck", (1,), True)
+    assert finding.text.startswith("ranks [1] alone has not answered trainers.step() for 34 s; it sits in Queue.get")
+
+
+def test_a_diagnosis_shows_suspicions_as_such() -> None:
+    sure, unsure = (Finding("stuck", "workers", (1,), "it sits", sure=sure) for sure in (True, False))
+    assert str(Diagnosis((sure, unsure), "3 processes")) == (
+        "workers: it sits\nperhaps: workers: it sits\ninspected: 3 processes"
+    )
+    assert not Diagnosis((), "there are no meshes")
