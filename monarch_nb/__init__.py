@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from monarch_nb.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
     from monarch_nb.connect.mesh_attach import attach
     from monarch_nb.connect.stored_results import results
+    from monarch_nb.diagnosis import diagnose
     from monarch_nb.distributed import (
         checkpoint,
         compile,  # noqa: A004 - as torch.compile
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         from_local,
         module_to_mesh,
     )
-    from monarch_nb.diagnosis import diagnose
     from monarch_nb.lifecycle import heal_mesh
     from monarch_nb.profiling import profile
     from monarch_nb.shape import Extent, NDSlice, Shape

@@ -11,7 +11,7 @@ from .overview import Overview
 from .session import Session
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import Finding
+    from monarch_nb.doctor import CheckResult
 
 # What to type, and what it does.
 FIRST = (
@@ -57,10 +57,10 @@ class Guide:
         return "\n\n".join([*parts, f"The manual: {manual()}"])
 
 
-class Diagnosis:
+class Checkup:
     """Content of %monarch doctor: findings by host, and those of the kernel."""
 
-    def __init__(self, findings: "dict[str, list[Finding]]") -> None:
+    def __init__(self, findings: "dict[str, list[CheckResult]]") -> None:
         self.found = findings
 
     @property
@@ -100,7 +100,7 @@ class GuideMagics(Magics):
         self._session = session
 
     @line_magic
-    def monarch(self, line: str) -> Guide | Diagnosis:
+    def monarch(self, line: str) -> Guide | Checkup:
         """Show the way in: what to type first, and what is running.
 
         %monarch            # what to type, and what is running
@@ -119,6 +119,6 @@ class GuideMagics(Magics):
 
                 from .doctor import kernel_findings
 
-                return Diagnosis({"notebook kernel": kernel_findings(self.shell), **visit_known()})
+                return Checkup({"notebook kernel": kernel_findings(self.shell), **visit_known()})
             case _:
                 raise UsageError(f"%monarch does not know {line.strip()!r}. Write %monarch, or %monarch doctor")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.judge import Call, Procs, judge
+from monarch_nb.diagnosis.judge import UnansweredCall, Procs, judge
 from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
@@ -135,7 +135,7 @@ def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], a
         states.update({rank: kind for rank, kind in _states(state)[0].items() if kind == "paused"})
     uids = {procs.uid, *(state.uid for state in actors)}
     calls = [
-        Call(call.call, call.title, frozenset(call.missing_ranks()), call.size)
+        UnansweredCall(call.call, call.title, frozenset(call.missing_ranks()), call.size)
         for call in tuple(runtime.calls.values())
         if call.mesh in uids
     ]

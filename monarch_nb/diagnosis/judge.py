@@ -11,13 +11,13 @@ from pathlib import PurePath
 
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind
-from monarch_nb.diagnosis.messages import Collective, Evidence, Line, Running
+from monarch_nb.diagnosis.messages import NewestCollective, Evidence, StackLine, EndpointRun
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
 
 
 @dataclass(frozen=True)
-class Call:
+class UnansweredCall:
     """A call of the controller that some ranks have not answered."""
 
     call: str
@@ -35,7 +35,7 @@ class Procs:
     details: Mapping[int, str]  # of a state: "it ended by signal 9 (SIGKILL)"
     before: Mapping[int, Evidence]
     after: Mapping[int, Evidence]
-    calls: Sequence[Call] = ()
+    calls: Sequence[UnansweredCall] = ()
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
 
@@ -135,7 +135,7 @@ def _in_collectives(procs: Procs) -> Iterator[int]:
             yield rank
 
 
-def _newest(evidence: Evidence, key: GroupKey) -> Collective | None:
+def _newest(evidence: Evidence, key: GroupKey) -> NewestCollective | None:
     return next((collective for collective in evidence.collectives if collective.group == key), None)
 
 
@@ -148,7 +148,7 @@ def _has_moved(procs: Procs, rank: int, key: GroupKey) -> bool:
 
 
 def _late(
-    procs: Procs, late: Sequence[int], waiting: Mapping[int, Collective], title: str, waits: float
+    procs: Procs, late: Sequence[int], waiting: Mapping[int, NewestCollective], title: str, waits: float
 ) -> Iterator[Finding]:
     """Ranks that have not begun what others wait in, together where they are at the same line."""
     alike: dict[tuple[str, str, bool], list[int]] = {}
@@ -165,7 +165,7 @@ def _late(
         yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
 
 
-def _mismatch(procs: Procs, waiting: Mapping[int, Collective], title: str) -> Finding:
+def _mismatch(procs: Procs, waiting: Mapping[int, NewestCollective], title: str) -> Finding:
     """All have begun the same number, but not the same operation: the minority is named, or all where there is none."""
     kinds: dict[str, list[int]] = {}
     for rank, collective in waiting.items():
@@ -182,7 +182,7 @@ def _mismatch(procs: Procs, waiting: Mapping[int, Collective], title: str) -> Fi
     return Finding("mismatched_collective", procs.name, tuple(sorted(blamed)), text, _where_of(procs, blamed))
 
 
-def _kind_of(collective: Collective) -> str:
+def _kind_of(collective: NewestCollective) -> str:
     return f"{collective.name} of {collective.what}" if collective.what else collective.name
 
 
@@ -241,17 +241,17 @@ def _clause(does: str, ranks: Sequence[int]) -> str:
     return f"it {does}" if len(ranks) == 1 else f"they {verb.removesuffix('s')} {rest}"
 
 
-def _running(evidence: Evidence) -> Running | None:
+def _running(evidence: Evidence) -> EndpointRun | None:
     """The endpoint that has run longest."""
     return max(evidence.running, key=lambda running: running.seconds, default=None)
 
 
-def _of_call(procs: Procs, rank: int, call: str) -> Iterator[Running]:
+def _of_call(procs: Procs, rank: int, call: str) -> Iterator[EndpointRun]:
     if rank in procs.after:
         yield from (running for running in procs.after[rank].running if running.call == call)
 
 
-def _line_text(lines: Sequence[Line]) -> str:
+def _line_text(lines: Sequence[StackLine]) -> str:
     """The innermost line, and the user's where that is another: `queue.get at queue.py:171, called at data.py:19`."""
     if not lines:
         return "code that has no Python stack"
@@ -261,12 +261,12 @@ def _line_text(lines: Sequence[Line]) -> str:
     return text if users is None or users is inner else f"{text}, called at {_short(users)}"
 
 
-def _source(lines: Sequence[Line]) -> str:
+def _source(lines: Sequence[StackLine]) -> str:
     line = next((line for line in lines if line.users), None)
     return "" if line is None else f"{line.file}:{line.line}"
 
 
-def _short(line: Line) -> str:
+def _short(line: StackLine) -> str:
     return f"{PurePath(line.file).name}:{line.line}"
 
 

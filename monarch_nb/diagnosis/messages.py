@@ -6,7 +6,7 @@ from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.wire import Verb
 
 
-class Line(msgspec.Struct, array_like=True, frozen=True):
+class StackLine(msgspec.Struct, array_like=True, frozen=True):
     """A line of a stack; `users` is False in installed libraries."""
 
     file: str
@@ -15,7 +15,7 @@ class Line(msgspec.Struct, array_like=True, frozen=True):
     users: bool = True
 
 
-class Wait(msgspec.Struct, array_like=True, frozen=True):
+class AwaitedCall(msgspec.Struct, array_like=True, frozen=True):
     """Ranks of another mesh of actors for whose replies an actor waits."""
 
     title: str  # "trainers.step"
@@ -23,7 +23,7 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     ranks: tuple[int, ...]
 
 
-class Running(msgspec.Struct, array_like=True, frozen=True):
+class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     """An endpoint under way."""
 
     mesh: str
@@ -33,14 +33,14 @@ class Running(msgspec.Struct, array_like=True, frozen=True):
     call: str
     seconds: float
     thread: int
-    lines: tuple[Line, ...]  # innermost first, without those of this library
+    lines: tuple[StackLine, ...]  # innermost first, without those of this library
     state: str  # of its thread, as in /proc: "R" runs or would, "S" sleeps, "D" waits for a disk; "" where not known
     processor: float  # seconds that its thread has used so far
     transferred: int  # bytes that its thread has read and written so far
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[AwaitedCall, ...] = ()
 
 
-class Collective(msgspec.Struct, array_like=True, frozen=True):
+class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
     """The newest collective that a process has begun in a group."""
 
     group: GroupKey
@@ -59,8 +59,8 @@ class Inspect(msgspec.Struct, array_like=True, frozen=True):
 class Evidence(msgspec.Struct, array_like=True, frozen=True):
     """What a process runs."""
 
-    running: tuple[Running, ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    running: tuple[EndpointRun, ...] = ()
+    collectives: tuple[NewestCollective, ...] = ()
     groups: tuple[GroupKey, ...] = ()  # of which it is a member
     rank: int = -1  # of torch.distributed
     has_recorder: bool = False  # collectives are recorded

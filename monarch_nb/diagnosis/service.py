@@ -13,7 +13,7 @@ from types import FrameType
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.threads import FlightRecord
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.messages import INSPECT, Collective, Evidence, Inspect, Line, Running, Wait
+from monarch_nb.diagnosis.messages import INSPECT, NewestCollective, Evidence, Inspect, StackLine, EndpointRun, AwaitedCall
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, error_line
@@ -61,14 +61,14 @@ class Inspection:
             recorded,
         )
 
-    def _running(self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType]) -> Iterator[Running]:
+    def _running(self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType]) -> Iterator[EndpointRun]:
         for cell in cells:
             running = cell.running
             if running is None:
                 continue
             call, endpoint, since = running
             thread = cell.executor.thread
-            yield Running(
+            yield EndpointRun(
                 cell.mesh,
                 cell.rank,
                 cell.spec.name,
@@ -83,29 +83,29 @@ class Inspection:
                 tuple(self._waits(cell)),
             )
 
-    def _waits(self, cell: ActorCell) -> Iterator[Wait]:
+    def _waits(self, cell: ActorCell) -> Iterator[AwaitedCall]:
         call = self._runtime.calls.get(self._runtime.waits.awaited_by(cell))
         if call is not None:
-            yield Wait(call.title, call.mesh, tuple(call.missing_ranks()))
+            yield AwaitedCall(call.title, call.mesh, tuple(call.missing_ranks()))
 
 
-def _collective(key: GroupKey, record: FlightRecord, now: int) -> Collective:
+def _collective(key: GroupKey, record: FlightRecord, now: int) -> NewestCollective:
     name = record.profiling_name.partition(":")[2] or record.profiling_name
     types = record.input_dtypes if isinstance(record.input_dtypes, list) else []
     sizes = record.input_sizes if isinstance(record.input_sizes, list) else []
     what = ", ".join(f"{kind} {size}" for kind, size in zip(types, sizes, strict=False))
     began = (now - record.time_created_ns) / 1e9
-    return Collective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
+    return NewestCollective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
 
 
-def _lines(frame: FrameType | None) -> tuple[Line, ...]:
+def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
     """The user's part of a stack, innermost first: from the library's code that runs endpoints inwards."""
-    lines: list[Line] = []
+    lines: list[StackLine] = []
     while frame is not None and len(lines) < MOST_LINES:
         code = frame.f_code
         if not code.co_filename.startswith(_OURS):
             users = not code.co_filename.startswith((*_LIBRARIES, "<frozen"))
-            lines.append(Line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname, users))
+            lines.append(StackLine(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname, users))
         elif any(line.users for line in lines):
             break
         frame = frame.f_back

@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "error"]
 MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """One thing that was looked at. `advice` is what to do, "" where nothing is to be done."""
 
     about: str
@@ -20,7 +20,7 @@ class Finding(Struct, frozen=True):
     advice: str = ""
 
 
-def table(findings: Iterable[Finding]) -> str:
+def table(findings: Iterable[CheckResult]) -> str:
     """A line for each finding, and its advice below."""
     rows = list(findings)
     width = max((len(finding.about) for finding in rows), default=0)
@@ -32,7 +32,7 @@ def table(findings: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-def summary(findings: Iterable[Finding]) -> str:
+def summary(findings: Iterable[CheckResult]) -> str:
     """One line about all of them."""
     levels = [finding.level for finding in findings]
     errors, warnings = levels.count("error"), levels.count("warning")

@@ -1,7 +1,7 @@
 """What the facts of a machine mean: pure, facts in, findings out."""
 
 from monarch_nb.doctor.facts import Facts
-from monarch_nb.doctor.finding import Finding
+from monarch_nb.doctor.finding import CheckResult
 
 _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
@@ -13,7 +13,7 @@ _COMPARED = ("torch", "numpy")
 _NIXL = ("nixl-cu12", "nixl-cu13")
 
 
-def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
+def judge(facts: Facts, controller: Facts | None = None) -> list[CheckResult]:
     """What is to be said about a machine; as a host of `controller`, what differs from it too."""
     return [
         _python(facts, controller),
@@ -26,32 +26,32 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Finding]:
         _ports(facts),
         _name(facts),
         _start(facts),
-        Finding("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
+        CheckResult("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
         _rdma(facts),
     ]
 
 
-def _python(facts: Facts, controller: Facts | None) -> Finding:
+def _python(facts: Facts, controller: Facts | None) -> CheckResult:
     fact = f"{facts.python}, {facts.executable}"
     minor = tuple(int(part) for part in facts.python.split(".")[:2])
     if minor < _PYTHON:
-        return Finding("Python", "error", fact, "Use Python 3.11 or newer.")
+        return CheckResult("Python", "error", fact, "Use Python 3.11 or newer.")
     wanted = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
     if wanted and ".".join(map(str, minor)) != wanted:
-        return Finding(
+        return CheckResult(
             "Python", "error", f"{fact}; the controller runs {wanted}",
             f"Start the agent there with Python {wanted}: code travels only between the same minor versions.",
         )  # fmt: skip
-    return Finding("Python", "ok", fact)
+    return CheckResult("Python", "ok", fact)
 
 
-def _versions(facts: Facts, controller: Facts | None) -> Finding:
+def _versions(facts: Facts, controller: Facts | None) -> CheckResult:
     fact = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version)
     missing = [name for name, version in facts.versions.items() if not version]
     if missing:
-        return Finding("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
+        return CheckResult("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
     if "torchmonarch" in facts.versions:
-        return Finding(
+        return CheckResult(
             "versions", "warning", fact,
             "torchmonarch is installed too, so `import monarch` is that one. To use Monarch-NB, write\n"
             "`import monarch_nb`, and %load_ext monarch_nb in a notebook.",
@@ -59,7 +59,7 @@ def _versions(facts: Facts, controller: Facts | None) -> Finding:
     if controller is not None:
         wanted, installed = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
         if wanted != installed:
-            return Finding(
+            return CheckResult(
                 "versions", "error", f"monarch-nb {installed}; the controller has {wanted}",
                 f"Install the same version there: pip install monarch-nb=={wanted}",
             )  # fmt: skip
@@ -69,127 +69,127 @@ def _versions(facts: Facts, controller: Facts | None) -> Finding:
             differences = ", ".join(
                 f"{name} {facts.versions[name]} (controller: {controller.versions[name]})" for name in differ
             )
-            return Finding(
+            return CheckResult(
                 "versions", "warning", differences,
                 "Objects of these libraries may not be readable on the other side: install the same versions.",
             )  # fmt: skip
-    return Finding("versions", "ok", fact)
+    return CheckResult("versions", "ok", fact)
 
 
-def _files(facts: Facts) -> Finding:
+def _files(facts: Facts) -> CheckResult:
     soft, hard = facts.files
     fact = f"a process may have {_number(soft)} open"
     if hard < _LEAST_FILES:
-        return Finding(
+        return CheckResult(
             "open files", "error", fact,
             f"That is enough for few processes. Raise it in /etc/security/limits.conf (nofile {_GOOD_FILES}), or\n"
             f"where the container is started (docker run --ulimit nofile={_GOOD_FILES}).",
         )  # fmt: skip
     if soft < _LEAST_FILES:
-        return Finding(
+        return CheckResult(
             "open files", "warning", fact,
             f"Run `ulimit -n {min(hard, 65536)}` before Jupyter is started: each process of a mesh takes a few.",
         )  # fmt: skip
-    return Finding("open files", "ok", fact)
+    return CheckResult("open files", "ok", fact)
 
 
-def _processes(facts: Facts) -> Finding:
+def _processes(facts: Facts) -> CheckResult:
     fact = f"this user may have {_number(facts.processes)}"
     if facts.processes < _FEW_PROCESSES:
-        return Finding(
+        return CheckResult(
             "processes", "warning", fact,
             "Threads count too, and each process has several: raise it with `ulimit -u` before Jupyter is started.",
         )  # fmt: skip
-    return Finding("processes", "ok", fact)
+    return CheckResult("processes", "ok", fact)
 
 
-def _memory(facts: Facts) -> Finding:
+def _memory(facts: Facts) -> CheckResult:
     if facts.memory_files:
-        return Finding("memory files", "ok", "large arrays are handed over without a copy")
-    return Finding(
+        return CheckResult("memory files", "ok", "large arrays are handed over without a copy")
+    return CheckResult(
         "memory files", "warning", "memfd_create is not allowed or not there",
         "Everything works, but large arrays are copied. In a container, allow the call memfd_create.",
     )  # fmt: skip
 
 
-def _shared(facts: Facts) -> Finding:
+def _shared(facts: Facts) -> CheckResult:
     advice = (
         "Monarch-NB does without it. PyTorch's data loaders need it: start the container with --shm-size=8g, or use\n"
         "num_workers=0."
     )
     if facts.shared_memory is None:
-        return Finding("shared memory", "warning", "there is no /dev/shm", advice)
+        return CheckResult("shared memory", "warning", "there is no /dev/shm", advice)
     fact = f"/dev/shm has {_size(facts.shared_memory)}"
     if facts.shared_memory < _SMALL_SHARED:
-        return Finding("shared memory", "warning", fact, advice)
-    return Finding("shared memory", "ok", fact)
+        return CheckResult("shared memory", "warning", fact, advice)
+    return CheckResult("shared memory", "ok", fact)
 
 
-def _folder(facts: Facts) -> Finding:
+def _folder(facts: Facts) -> CheckResult:
     fact = f"{facts.run_folder}, {_size(facts.free_disk)} free"
     if facts.run_folder_problem:
-        return Finding(
+        return CheckResult(
             "run folder", "error", f"no socket can be made in {facts.run_folder}: {facts.run_folder_problem}",
             "Set TMPDIR to a folder of this machine's own disk, with a short path, that you may write to.",
         )  # fmt: skip
     if facts.free_disk < _LITTLE_DISK:
-        return Finding(
+        return CheckResult(
             "run folder", "warning", fact,
             "What processes print is kept there. Free some, or choose another place with configure(log_folder=...).",
         )  # fmt: skip
-    return Finding("run folder", "ok", fact)
+    return CheckResult("run folder", "ok", fact)
 
 
-def _ports(facts: Facts) -> Finding:
+def _ports(facts: Facts) -> CheckResult:
     if facts.loopback_problem:
-        return Finding(
+        return CheckResult(
             "ports", "error", f"no connection to 127.0.0.1: {facts.loopback_problem}",
             "Allow connections of this machine to itself (127.0.0.1) in its firewall or sandbox.",
         )  # fmt: skip
-    return Finding("ports", "ok", "ports of 127.0.0.1 can be opened and reached")
+    return CheckResult("ports", "ok", "ports of 127.0.0.1 can be opened and reached")
 
 
-def _name(facts: Facts) -> Finding:
+def _name(facts: Facts) -> CheckResult:
     if not facts.name_resolves:
-        return Finding(
+        return CheckResult(
             "host name", "warning", f"{facts.host} leads to no address",
             f"torch.distributed needs one: add a line `127.0.0.1 {facts.host}` to /etc/hosts.",
         )  # fmt: skip
-    return Finding("host name", "ok", facts.host)
+    return CheckResult("host name", "ok", facts.host)
 
 
-def _start(facts: Facts) -> Finding:
+def _start(facts: Facts) -> CheckResult:
     if facts.quick_start:
-        return Finding("starting", "ok", "processes are forked from one that has imported the libraries")
-    return Finding(
+        return CheckResult("starting", "ok", "processes are forked from one that has imported the libraries")
+    return CheckResult(
         "starting", "warning", "this system has no pidfd",
         "Everything works, but each process imports its libraries itself, which takes seconds with PyTorch.",
     )  # fmt: skip
 
 
-def _rdma(facts: Facts) -> Finding:
+def _rdma(facts: Facts) -> CheckResult:
     if facts.rdma_closed and not facts.rdma:
-        return Finding(
+        return CheckResult(
             "RDMA", "warning", f"{', '.join(facts.rdma_closed)} may not be used by this user",
             "Give this user /dev/infiniband/uverbs* for reading and writing; in a container, pass these devices in.\n"
             "Until then memory goes to other machines by TCP.",
         )  # fmt: skip
     nixl = next((f"{name} {facts.versions[name]}" for name in _NIXL if facts.versions.get(name)), "")
     if not facts.rdma:
-        return Finding("RDMA", "ok", "no device: memory goes to other machines by TCP")
+        return CheckResult("RDMA", "ok", "no device: memory goes to other machines by TCP")
     devices = ", ".join(facts.rdma)
     if not nixl:
-        return Finding(
+        return CheckResult(
             "RDMA", "warning", f"{devices}, and no NIXL",
             "To have memory go to other machines by it: pip install 'monarch-nb[rdma]', on all of them.",
         )  # fmt: skip
     if facts.locked_memory < _LITTLE_LOCKED:
-        return Finding(
+        return CheckResult(
             "RDMA", "warning", f"{devices}, but a process may lock {_size(facts.locked_memory)} of memory",
             "A device needs memory that stays where it is: raise memlock in /etc/security/limits.conf, or start the\n"
             "container with --ulimit memlock=-1. What cannot be locked goes by TCP.",
         )  # fmt: skip
-    return Finding("RDMA", "ok", f"{devices}, by {nixl}")
+    return CheckResult("RDMA", "ok", f"{devices}, by {nixl}")
 
 
 def _number(value: int) -> str:

@@ -10,7 +10,7 @@ from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.connect.hosts import objection, read_key
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
-from monarch_nb.doctor.finding import Finding
+from monarch_nb.doctor.finding import CheckResult
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.host.introduction import introduce
 from monarch_nb.host.protocol import HostState
@@ -28,31 +28,31 @@ _OTHER = "Another program has this port: stop it, or start the agent at another 
 _KEY = "Both sides must have the same file, of mode 0600: copy that of the agent, or start the agent with yours."
 
 
-def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[Finding]]:
+def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[CheckResult]]:
     """Looks at each of these hosts, given by name as a mesh of one. Blocks up to `timeout` seconds."""
     controller = facts_of_this_machine()
     begun = time.monotonic()
     started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
-    findings: dict[str, list[Finding]] = {}
+    findings: dict[str, list[CheckResult]] = {}
     for name, (procs, at) in started.items():
         try:
             facts: Facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
             took = f"started and answered within {time.monotonic() - at:.1f} s"
-            findings[name] = [Finding("a process", "ok", took), *judge(facts, controller)]
+            findings[name] = [CheckResult("a process", "ok", took), *judge(facts, controller)]
         except Exception as error:
-            findings[name] = [Finding("a process", "error", f"did not start: {error}", _ADVICE)]
+            findings[name] = [CheckResult("a process", "error", f"did not start: {error}", _ADVICE)]
         finally:
             procs.stop("the doctor is done")
     return findings
 
 
-def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
+def visit_known(timeout: float = _SECONDS) -> dict[str, list[CheckResult]]:
     """Looks at this machine and at all hosts that are attached."""
     hosts, first = {"this machine": this_host()}, {}
     for host, remote in tuple(current_runtime().part(HostRoutes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
-            first[name] = [Finding("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
+            first[name] = [CheckResult("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
         else:
             hosts[name] = HostMesh.of_host(host)
             first[name] = [] if remote.is_local else [_key(getattr(remote, "keys", None) is not None)]
@@ -62,7 +62,7 @@ def visit_known(timeout: float = _SECONDS) -> dict[str, list[Finding]]:
 
 def visit_endpoints(
     endpoints: Sequence[str], key: "str | PathLike[str] | None", timeout: float = 10.0
-) -> dict[str, list[Finding]]:
+) -> dict[str, list[CheckResult]]:
     """Tries each leg of the way to hosts whose agents listen at these addresses, and looks at those that are reached.
 
     A refused connection is tried once: a host that is just starting is reported as shut.
@@ -76,19 +76,19 @@ def visit_endpoints(
                     [endpoint], key=key, insecure_loopback=key is None, timeout=timeout
                 ).slice(hosts=0)
             except (AttachError, TransportError, ValueError) as error:
-                findings[endpoint].append(Finding("connection", "error", str(error)))
+                findings[endpoint].append(CheckResult("connection", "error", str(error)))
     for name, more in visit(hosts).items():
         findings[name] += more
     return findings
 
 
-def _key(there: bool) -> Finding:
+def _key(there: bool) -> CheckResult:
     if there:
-        return Finding("key", "ok", "both sides have it; messages are encrypted")
-    return Finding("key", "ok", "none; it is not needed for connections inside a machine")
+        return CheckResult("key", "ok", "both sides have it; messages are encrypted")
+    return CheckResult("key", "ok", "none; it is not needed for connections inside a machine")
 
 
-def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[Finding]:
+def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[CheckResult]:
     """What each leg is like, up to the first one that is shut. Blocks up to `timeout` seconds for each."""
     if endpoint.startswith("ipc://"):
         return [_socket(endpoint.removeprefix("ipc://"))]
@@ -96,9 +96,9 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
         host, port = split(endpoint)
         keys = read_key(key)
     except ValueError as error:
-        return [Finding("address", "error", str(error))]
+        return [CheckResult("address", "error", str(error))]
     except (TrustError, OSError) as error:
-        return [Finding("key", "error", str(error), _KEY)]
+        return [CheckResult("key", "error", str(error), _KEY)]
     found = [_name(host, port)]
     if found[-1].level == "ok":
         found.append(_port(endpoint, port, timeout))
@@ -109,54 +109,54 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
     return found
 
 
-def shut(found: list[Finding]) -> bool:
+def shut(found: list[CheckResult]) -> bool:
     """Whether one of them is."""
     return any(each.level == "error" for each in found)
 
 
-def _socket(path: str) -> Finding:
+def _socket(path: str) -> CheckResult:
     if os.path.exists(path):
-        return Finding("socket", "ok", f"{path} is there")
-    return Finding("socket", "error", f"{path} is not there: the worker has ended", "Start the job anew.")
+        return CheckResult("socket", "ok", f"{path} is there")
+    return CheckResult("socket", "error", f"{path} is not there: the worker has ended", "Start the job anew.")
 
 
-def _name(host: str, port: int) -> Finding:
+def _name(host: str, port: int) -> CheckResult:
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return Finding("name", "error", f"{host!r} is not known here: {error.strerror or error}", _NAME)
+        return CheckResult("name", "error", f"{host!r} is not known here: {error.strerror or error}", _NAME)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    return Finding("name", "ok", host if addresses == [host] else f"{host} is {', '.join(addresses)}")
+    return CheckResult("name", "ok", host if addresses == [host] else f"{host} is {', '.join(addresses)}")
 
 
-def _port(endpoint: str, port: int, timeout: float) -> Finding:
+def _port(endpoint: str, port: int, timeout: float) -> CheckResult:
     answered = knock(endpoint, timeout)
     if answered:
-        return Finding("port", "ok", f"{port} is open")
+        return CheckResult("port", "ok", f"{port} is open")
     if answered is False:
-        return Finding("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
-    return Finding("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
+        return CheckResult("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
+    return CheckResult("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
 
 
-def _agent(endpoint: str, timeout: float) -> Finding:
+def _agent(endpoint: str, timeout: float) -> CheckResult:
     try:
         greet(endpoint, timeout)
     except UnreachableError as error:
-        return Finding("agent", "error", str(error), _OTHER)
-    return Finding("agent", "ok", "a ZeroMQ socket answers")
+        return CheckResult("agent", "error", str(error), _OTHER)
+    return CheckResult("agent", "ok", "a ZeroMQ socket answers")
 
 
-def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[Finding]:
+def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[CheckResult]:
     try:
         [answer] = introduce([endpoint], keys, insecure_loopback=keys is None, timeout=timeout)
     except TransportError as error:
-        return [Finding("key", "error", str(error), _KEY)]
+        return [CheckResult("key", "error", str(error), _KEY)]
     if not isinstance(answer, HostState):
         about = "key" if isinstance(answer, TrustError) else "agent"
-        return [Finding(about, "error", str(answer), _KEY if about == "key" else "")]
+        return [CheckResult(about, "error", str(answer), _KEY if about == "key" else "")]
     words = "both sides have it; messages are encrypted" if keys is not None else "none; this machine alone needs none"
-    fits = Finding("key", "ok", words)
+    fits = CheckResult("key", "ok", words)
     wrong = objection(endpoint, answer, ())
     if wrong is not None:
-        return [fits, Finding("versions", "error", str(wrong))]
-    return [fits, Finding("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}")]
+        return [fits, CheckResult("versions", "error", str(wrong))]
+    return [fits, CheckResult("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}")]

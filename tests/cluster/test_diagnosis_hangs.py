@@ -75,7 +75,7 @@ def finding_of(trainers: Any, kind: str) -> Finding:
     return latest[0].findings[0]
 
 
-def test_a_rank_that_blocks_before_a_collective_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
+def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     call = trainers.train.call("blocks", str(pipe))
@@ -98,7 +98,7 @@ def test_a_rank_that_computes_is_a_suspicion_only(trainers: Any, tmp_path: Path)
     call.get(SECONDS)
 
 
-def test_a_rank_that_was_stopped_by_a_signal_is_named_with_those_that_wait(trainers: Any, tmp_path: Path) -> None:
+def test_a_rank_stopped_by_a_signal_is_named(trainers: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     pid = trainers.slice(gpus=1).join.call_one().get(SECONDS)
@@ -126,7 +126,7 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
         call.get(SECONDS)
 
 
-def test_a_value_that_is_no_mesh_and_a_time_limit_of_nothing_are_refused() -> None:
+def test_values_that_are_no_mesh_are_refused() -> None:
     with pytest.raises(TypeError, match="can be diagnosed"):
         monarch_nb.diagnose("trainers")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout=0"):

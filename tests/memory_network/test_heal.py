@@ -161,26 +161,6 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     assert own_procs.spawn("more", Counter, 0).rank.call().get(20).values() == [0, 1]  # type: ignore[attr-defined]
 
 
-def test_several_that_died_together_come_back(quad: ProcMesh, kill: Kill, faults: Faults) -> None:
-    workers: Any = quad.spawn("workers", Counter, 0)
-
-    def call_until_told() -> None:
-        while True:
-            workers.process.call().get(20)
-
-    for victims in ((1, 2), (0, 3), (1, 2, 3)):
-        before = workers.process.call().get(20).values()
-        told: set[int] = set()
-        for rank in victims:
-            kill(quad.slice(gpus=rank))
-        with pytest.raises(SupervisionError):
-            call_until_told()  # of the first: the others may not be known yet
-        heal_mesh(workers)
-        after = workers.process.call().get(20).values()
-        assert [rank for rank in range(4) if before[rank] != after[rank]] == list(victims)
-        assert workers.rank.call().get(20).values() == [0, 1, 2, 3]
-        while told != set(victims):
-            told.update(faults.next().crashed_ranks)
 
 
 def test_survivors_are_told_who_is_new(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
@@ -199,15 +179,6 @@ def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: 
     assert counters.add.call().get(20).values() == [14, 12]
 
 
-def test_healing_what_is_well_changes_nothing(own_procs: ProcMesh, counters: Any) -> None:
-    before = counters.process.call().get(20).values()
-    counters.add.call().get(20)
-    heal_mesh(counters)
-    heal_mesh(counters.slice(gpus=0))
-    heal_mesh(own_procs)
-    assert counters.process.call().get(20).values() == before
-    assert counters.add.call().get(20).values() == [14, 14]
-    assert counters.heard.call().get(20).values() == [[], []]
 
 
 def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
@@ -221,27 +192,8 @@ def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, cou
     assert others.add.call().get(20).values() == [101, 102]
 
 
-def test_references_held_elsewhere_work_again(own_procs: ProcMesh, quad: ProcMesh, counters: Any, killed: Kill) -> None:
-    holders: Any = quad.slice(gpus=slice(0, 2)).spawn("holders", Holder, counters)
-    assert holders.slice(gpus=0).ask.call_one().get(20) == [12, 16, 12, 14]
-    killed(own_procs.slice(gpus=1))
-    assert holders.try_ask.call().get(20).values() == ["SupervisionError"] * 2
-    heal_mesh(counters)
-    asked = holders.slice(gpus=1).ask.call_one().get(20)
-    assert asked[1] == 16, "the new rank begins anew"
-    # A call of a holder that had not heard of the death yet has failed, but was run by the ranks that live.
-    assert all(value >= before for value, before in zip(asked, [14, 16, 12, 14], strict=True))
-    holders.stop().get(20)
 
 
-def test_any_holder_of_a_reference_may_heal(own_procs: ProcMesh, quad: ProcMesh, counters: Any, killed: Kill) -> None:
-    holder: Any = quad.slice(gpus=0).spawn("holder", Holder, counters)
-    assert holder.try_ask.call_one().get(20) == "[12, 12]"
-    killed(own_procs.slice(gpus=0))
-    assert holder.heal.call_one().get(20)
-    assert holder.try_ask.call_one().get(20) == "[12, 14]"
-    assert counters.add.call().get(20).values() == [14, 16]
-    holder.stop().get(20)
 
 
 def test_calls_under_way_fail_and_are_not_repeated(
@@ -276,24 +228,6 @@ def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faul
         old.add.call_one().get(20)
 
 
-def test_many_may_ask_for_the_same_heal_at_once(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
-    killed(own_procs.slice(gpus=1))
-    errors: list[BaseException] = []
-
-    def heal() -> None:
-        try:
-            heal_mesh(counters)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=heal) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not errors
-    assert counters._state.incarnation(1) == 1
-    assert counters.add.call().get(20).values() == [12, 12]
 
 
 def test_healing_over_and_over_is_refused(quad: ProcMesh, faults: Faults) -> None:

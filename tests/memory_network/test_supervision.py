@@ -164,17 +164,6 @@ def test_an_owner_that_does_not_handle_it_fails_with_it(
         children.slice(gpus=0).ping.call_one().get(20)
 
 
-def test_a_failure_climbs_until_somebody_handles_it(quad: ProcMesh, faults: Faults) -> None:
-    port, receiver = Channel[Any].open()
-    top: Any = quad.slice(gpus=0).spawn("top", Owner, "handles", port)
-    middle = top.make_owner.call_one(quad.slice(gpus=1), "ignores").get(20)
-    children = middle.make.call_one(quad.slice(gpus=2)).get(20)
-    children.boom.broadcast()
-    assert receiver.recv().get(20)[:3] == ("ignores", "children", [0])
-    how, name, _, report = receiver.recv().get(20)
-    assert (how, name) == ("handles", "middle")
-    assert "boom" in report
-    assert top.ping.call_one().get(20) == "pong"
 
 
 def test_the_owner_is_told_and_not_the_caller(quad: ProcMesh, faults: Faults) -> None:

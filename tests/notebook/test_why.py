@@ -36,7 +36,7 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     os.mkfifo(tmp_path / "pipe")
     nb.run("import monarch_kernel.diagnosis as diagnosis; diagnosis.WITHOUT_PROGRESS_S = 1.0").ok()
     nb.run(JOIN).ok()
-    assert nb.run("%why").ok().text.startswith("nothing found: 3 processes of workers")
+    assert "nothing found: " in nb.run("%why").ok().text
     request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()
     nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
     nb.interrupt()

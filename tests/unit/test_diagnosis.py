@@ -7,28 +7,28 @@ import pytest
 
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.judge import Call, Procs, judge
-from monarch_nb.diagnosis.messages import Collective, Evidence, Line, Running, Wait
+from monarch_nb.diagnosis.judge import UnansweredCall, Procs, judge
+from monarch_nb.diagnosis.messages import NewestCollective, Evidence, StackLine, EndpointRun, AwaitedCall
 
 WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
 PAIR = GroupKey("1", (0, 1), "node1:29500")
-IN_REDUCE = (Line("/torch/distributed/c10d.py", 3252, "all_reduce", False), Line("/home/train.py", 44, "Trainer.step"))
-IN_QUEUE = (Line("/lib/queue.py", 171, "Queue.get", False), Line("/home/data.py", 19, "Feed.next"))
+IN_REDUCE = (StackLine("/torch/distributed/c10d.py", 3252, "all_reduce", False), StackLine("/home/train.py", 44, "Trainer.step"))
+IN_QUEUE = (StackLine("/lib/queue.py", 171, "Queue.get", False), StackLine("/home/data.py", 19, "Feed.next"))
 
 
-def running(lines: tuple[Line, ...] = IN_REDUCE, **changes: Any) -> Running:
+def running(lines: tuple[StackLine, ...] = IN_REDUCE, **changes: Any) -> EndpointRun:
     known: dict[str, Any] = {"state": "S", "processor": 1.0, "transferred": 10, "waits": ()} | changes
-    return Running("m", 0, "trainers", "step", "c1", 34.0, 7, lines, **known)
+    return EndpointRun("m", 0, "trainers", "step", "c1", 34.0, 7, lines, **known)
 
 
 def collective(
     number: int, name: str = "all_reduce", what: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
-) -> Collective:
-    return Collective(group, number, name, what, pending, 34.0, 7)
+) -> NewestCollective:
+    return NewestCollective(group, number, name, what, pending, 34.0, 7)
 
 
 def rank(
-    number: int, *runs: Running, in_: Collective | None = None, groups: tuple[GroupKey, ...] = (WORLD,)
+    number: int, *runs: EndpointRun, in_: NewestCollective | None = None, groups: tuple[GroupKey, ...] = (WORLD,)
 ) -> Evidence:
     return Evidence(runs, () if in_ is None else (in_,), groups, number, True)
 
@@ -44,7 +44,7 @@ def procs(
 
 
 WAITS = {number: rank(number, running(), in_=collective(118)) for number in (0, 2)}
-CALL = (Call("c1", "trainers.step", frozenset({0, 1, 2}), 3),)
+CALL = (UnansweredCall("c1", "trainers.step", frozenset({0, 1, 2}), 3),)
 
 
 def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
@@ -71,11 +71,11 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
         (running(IN_QUEUE), running(IN_QUEUE, state="D"), "it reads or writes in"),
         (running(IN_QUEUE[1:]), running(IN_QUEUE), "it runs"),
         (None, running(IN_QUEUE), "it runs"),
-        (running(IN_QUEUE), running(IN_QUEUE, waits=(Wait("feeds.get", "f", (0,)),)), "it waits for feeds.get()"),
+        (running(IN_QUEUE), running(IN_QUEUE, waits=(AwaitedCall("feeds.get", "f", (0,)),)), "it waits for feeds.get()"),
     ],
 )
-def test_a_late_rank_that_may_still_come_is_not_blamed_for_sure(
-    before: Running | None, after: Running, does: str
+def test_a_late_rank_that_may_come_is_only_a_suspicion(
+    before: EndpointRun | None, after: EndpointRun, does: str
 ) -> None:
     looks = [{**WAITS, 1: rank(1, *runs)} for runs in ([] if before is None else [before], [after])]
     (finding,) = judge(procs(looks[1], looks[0]))
@@ -84,7 +84,7 @@ def test_a_late_rank_that_may_still_come_is_not_blamed_for_sure(
 
 
 def test_a_rank_whose_call_has_ended_is_missing() -> None:
-    (finding,) = judge(procs({**WAITS, 1: rank(1)}, calls=(Call("c1", "trainers.step", frozenset({0, 2}), 3),)))
+    (finding,) = judge(procs({**WAITS, 1: rank(1)}, calls=(UnansweredCall("c1", "trainers.step", frozenset({0, 2}), 3),)))
     assert (finding.kind, finding.ranks, finding.sure) == ("missing_from_collective", (1,), True)
     assert finding.text.endswith("it runs nothing: its call has ended")
 
@@ -143,7 +143,7 @@ def test_collectives_that_proceed_blame_nobody() -> None:
         ("unresponsive", "stuck", False),
     ],
 )
-def test_a_rank_that_cannot_answer_is_named_with_those_that_wait_for_it(state: str, kind: str, sure: bool) -> None:
+def test_a_silent_rank_is_named_with_those_that_wait(state: str, kind: str, sure: bool) -> None:
     (finding,) = judge(procs(WAITS, states={1: state}))
     assert (finding.kind, finding.ranks, finding.sure) == (kind, (1,), sure)
     assert finding.text.endswith("; ranks [0, 2] wait in all_reduce no. 118 (train.py:44)")
@@ -151,7 +151,7 @@ def test_a_rank_that_cannot_answer_is_named_with_those_that_wait_for_it(state: s
 
 def test_one_rank_that_has_not_answered_a_call_is_stuck() -> None:
     after = {0: rank(0, groups=()), 1: rank(1, running(IN_QUEUE), groups=()), 2: rank(2, groups=())}
-    (finding,) = judge(procs(after, calls=(Call("c1", "trainers.step", frozenset({1}), 3),)))
+    (finding,) = judge(procs(after, calls=(UnansweredCall("c1", "trainers.step", frozenset({1}), 3),)))
     assert (finding.kind, finding.ranks, finding.sure) == ("stuck", (1,), True)
     assert finding.text.startswith("ranks [1] alone has not answered trainers.step() for 34 s; it sits in Queue.get")
 

@@ -12,7 +12,7 @@ from monarch_nb.supervision import MeshFailure
 from monarch_nb.telemetry import Metrics
 from monarch_nb.tensor.placement import Placement
 
-from ..guide import Diagnosis, Guide
+from ..guide import Checkup, Guide
 from ..overview import Overview
 from ..tensors import TensorListing
 from ..views.displays import Failures, LogView, metrics_html
@@ -39,7 +39,7 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     Logs: logs_html,
     Overview: overview_html,
     Guide: guide_html,
-    Diagnosis: diagnosis_html,
+    Checkup: diagnosis_html,
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,

@@ -3,12 +3,12 @@
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..guide import Diagnosis, Guide, manual, running, title
+from ..guide import Checkup, Guide, manual, running, title
 from .html import LEFT, framed, swatch, table
 from .meshes import overview_html
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import Finding
+    from monarch_nb.doctor import CheckResult
 
 _LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks in these states
 
@@ -23,7 +23,7 @@ def guide_html(guide: Guide) -> str:
     return framed(*parts)
 
 
-def diagnosis_html(diagnosis: Diagnosis) -> str:
+def diagnosis_html(diagnosis: Checkup) -> str:
     """HTML of %monarch doctor."""
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
     for name, findings in diagnosis.found.items():
@@ -33,7 +33,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
     return framed(*parts)
 
 
-def _row(finding: "Finding") -> str:
+def _row(finding: "CheckResult") -> str:
     from monarch_nb.doctor.finding import MARKS
 
     title = f"{MARKS[finding.level]} {finding.about}"
