@@ -11,7 +11,7 @@ from monarch_nb._about import __version__, page
 from monarch_nb.wire import json_decoder
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import Finding
+    from monarch_nb.doctor import Check
     from monarch_nb.mesh import HostMesh
 
 _KERNEL_SECONDS = 60
@@ -98,7 +98,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     from monarch_nb import doctor
 
-    found: dict[str, list[Finding]] = doctor.visit({"this machine": _this_host()})
+    found: dict[str, list[Check]] = doctor.visit({"this machine": _this_host()})
     if not options.no_kernel:
         found["notebook kernel"] = _kernel()
     endpoints = [host for host in options.hosts if "://" in host]
@@ -115,7 +115,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(any(finding.level == "error" for finding in every))
 
 
-def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
+def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Check]]":
     """The engine's word for each host of a job, and the legs of the ways to it until one is open."""
     from monarch_nb import doctor
     from monarch_nb.job.cli import find_job
@@ -125,14 +125,14 @@ def _legs_of_job(word: str, timeout: float) -> "dict[str, list[Finding]]":
         hosts = hosts_of_job(find_job(word))
     except (RuntimeError, LookupError, ValueError, OSError) as error:
         text = error.args[0] if isinstance(error, LookupError) and error.args else error
-        return {word: [doctor.Finding("job", "error", str(text))]}
-    found: dict[str, list[Finding]] = {}
+        return {word: [doctor.Check("job", "error", str(text))]}
+    found: dict[str, list[Check]] = {}
     for host in hosts:
-        findings = [doctor.Finding("engine", "ok" if host.runs else "error", f"{host.name} {host.description}")]
+        findings = [doctor.Check("engine", "ok" if host.runs else "error", f"{host.name} {host.description}")]
         if host.wrong:
-            findings.append(doctor.Finding("tunnel", "error", host.wrong))
+            findings.append(doctor.Check("tunnel", "error", host.wrong))
         elif host.runs and not host.addresses:
-            findings.append(doctor.Finding("address", "warning", "its agent has not reported its address yet"))
+            findings.append(doctor.Check("address", "warning", "its agent has not reported its address yet"))
         tried = []
         for address in host.addresses:
             tried.append(doctor.legs(address, host.key, timeout))
@@ -149,22 +149,22 @@ def _this_host() -> "HostMesh":
     return this_host()
 
 
-def _kernel() -> "list[Finding]":
+def _kernel() -> "list[Check]":
     """What a new kernel of this Python finds in itself. It runs in a process of its own, as in Jupyter."""
     import msgspec
 
-    from monarch_nb.doctor import Finding
+    from monarch_nb.doctor import Check
 
     if importlib.util.find_spec("ipykernel") is None:
         advice = (
             "For notebooks: pip install 'monarch-nb[lab]', or 'monarch-nb[notebook]' beside a Jupyter that is there."
         )
-        return [Finding("kernel", "warning", "ipykernel is not installed for this Python", advice)]
+        return [Check("kernel", "warning", "ipykernel is not installed for this Python", advice)]
     command = [sys.executable, "-m", "monarch_kernel.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_KERNEL_SECONDS, check=True)
-        return json_decoder(list[Finding]).decode(done.stdout)
+        return json_decoder(list[Check]).decode(done.stdout)
     except (subprocess.SubprocessError, msgspec.DecodeError) as error:
         last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
         advice = "Install its parts again: pip install --upgrade --force-reinstall 'monarch-nb[notebook]'"
-        return [Finding("kernel", "error", f"no kernel could be started: {' '.join(map(str, last))}", advice)]
+        return [Check("kernel", "error", f"no kernel could be started: {' '.join(map(str, last))}", advice)]

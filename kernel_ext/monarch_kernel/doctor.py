@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._about import HOMEPAGE
-from monarch_nb.doctor import CheckResult
+from monarch_nb.doctor import Check
 from monarch_nb.host.packages import installed
 from monarch_nb.wire import json_decoder
 
@@ -24,45 +24,43 @@ print(_msgspec.json.encode(_findings(get_ipython())).decode())
 """
 
 
-def kernel_findings(shell: Any) -> list[CheckResult]:
+def kernel_findings(shell: Any) -> list[Check]:
     """Findings about the kernel that runs the shell."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
         advice = "Magics and text work here. For displays, open a notebook: jupyter lab"
-        return [CheckResult("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
+        return [Check("kernel", "warning", "this is IPython in a terminal, no notebook kernel", advice)]
     versions = ", ".join(f"{name} {installed(name)}" for name in ("ipykernel", "ipython", "pyzmq"))
     return [
-        CheckResult("kernel", "ok", f"{versions}; %load_ext works"),
+        Check("kernel", "ok", f"{versions}; %load_ext works"),
         _comm(kernel),
         _widgets(),
         *levels(facts_of(shell)),
     ]
 
 
-def _comm(kernel: Any) -> CheckResult:
+def _comm(kernel: Any) -> Check:
     if getattr(kernel, "comm_manager", None) is None:
         advice = "pip install --upgrade ipykernel comm. Until then displays are tables that do not change."
-        return CheckResult("comm", "warning", "the kernel has no comms", advice)
-    return CheckResult("comm", "ok", "live displays and the panel have their connection")
+        return Check("comm", "warning", "the kernel has no comms", advice)
+    return Check("comm", "ok", "live displays and the panel have their connection")
 
 
-def _widgets() -> CheckResult:
+def _widgets() -> Check:
     try:
         import anywidget  # noqa: F401
         import ipywidgets  # noqa: F401
     except Exception as error:
         advice = "For live displays: pip install 'monarch-nb[notebook]', restart the kernel, load the page again."
-        return CheckResult("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)
+        return Check("widgets", "warning", f"anywidget or ipywidgets cannot be imported: {error}", advice)
     from .views.bundle import built
 
     if not built():
-        return CheckResult(
-            "widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup."
-        )
-    return CheckResult("widgets", "ok", f"anywidget {installed('anywidget')}, ipywidgets {installed('ipywidgets')}")
+        return Check("widgets", "warning", "the front ends of live displays are missing", "In a checkout: make setup.")
+    return Check("widgets", "ok", f"anywidget {installed('anywidget')}, ipywidgets {installed('ipywidgets')}")
 
 
-def _asked() -> list[CheckResult]:
+def _asked() -> list[Check]:
     """Starts a kernel of this Python and asks it. Raises RuntimeError with what it said instead."""
     from jupyter_client.manager import KernelManager
 
@@ -86,7 +84,7 @@ def _asked() -> list[CheckResult]:
             elif message["msg_type"] == "error":
                 raise RuntimeError(f"%load_ext monarch failed: {content['ename']}: {content['evalue']}")
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return json_decoder(list[CheckResult]).decode(text.encode())
+                return json_decoder(list[Check]).decode(text.encode())
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
@@ -99,14 +97,14 @@ def main() -> int:
     except (RuntimeError, OSError, queue.Empty, msgspec.DecodeError) as error:
         text = f"{type(error).__name__}: {error}"
         advice = f"Restart the kernel and try again. If that does not help, report it: {HOMEPAGE}/issues"
-        findings = [CheckResult("kernel", "error", text, advice)]
+        findings = [Check("kernel", "error", text, advice)]
     else:
         findings.append(_reached())
     sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     return 0
 
 
-def _reached() -> CheckResult:
+def _reached() -> Check:
     """The finding whether a kernel that Jupyter offers runs this Python."""
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -115,9 +113,9 @@ def _reached() -> CheckResult:
     for entry in specs:
         argv = entry["spec"].get("argv") or [""]
         if Path(argv[0]).absolute() == here or argv[0] in ("python", "python3"):
-            return CheckResult("Jupyter", "ok", f"its kernel {entry['spec'].get('display_name', '')!r} runs this Python")
+            return Check("Jupyter", "ok", f"its kernel {entry['spec'].get('display_name', '')!r} runs this Python")
     advice = "python -m ipykernel install --user --name monarch, then choose the kernel `monarch` in the notebook."
-    return CheckResult("Jupyter", "warning", "none of its kernels runs this Python", advice)
+    return Check("Jupyter", "warning", "none of its kernels runs this Python", advice)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from monarch_nb._about import page
-from monarch_nb.doctor import CheckResult
+from monarch_nb.doctor import Check
 from monarch_nb.host.packages import installed
 from monarch_nb.wire import json_decoder
 
@@ -120,7 +120,7 @@ def recognised(facts: FrontEndFacts) -> tuple[str, str]:
     return next(((name, sign) for name, sign in signs if sign), (OTHER, "no sign of any is there"))
 
 
-def levels(facts: FrontEndFacts) -> list[CheckResult]:
+def levels(facts: FrontEndFacts) -> list[Check]:
     """The front end, and how much of each feature it gives. Pure."""
     where, sign = recognised(facts)
     guide = _GUIDES.get(where)
@@ -134,8 +134,8 @@ def levels(facts: FrontEndFacts) -> list[CheckResult]:
         ("side panel", _panel),
         ("away", _away),
     )
-    return [CheckResult("front end", "ok", description)] + [
-        CheckResult(about, "ok", *level(facts, where)) for about, level in levels
+    return [Check("front end", "ok", description)] + [
+        Check(about, "ok", *level(facts, where)) for about, level in levels
     ]
 
 

@@ -11,7 +11,7 @@ from .overview import Overview
 from .session import Session
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import CheckResult
+    from monarch_nb.doctor import Check
 
 # What to type, and what it does.
 FIRST = (
@@ -60,7 +60,7 @@ class Guide:
 class Checkup:
     """Content of %monarch doctor: findings by host, and those of the kernel."""
 
-    def __init__(self, findings: "dict[str, list[CheckResult]]") -> None:
+    def __init__(self, findings: "dict[str, list[Check]]") -> None:
         self.found = findings
 
     @property

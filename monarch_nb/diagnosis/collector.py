@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.judge import UnansweredCall, Procs, judge
+from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of

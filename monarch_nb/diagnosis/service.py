@@ -13,7 +13,15 @@ from types import FrameType
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.threads import FlightRecord
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.messages import INSPECT, NewestCollective, Evidence, Inspect, StackLine, EndpointRun, AwaitedCall
+from monarch_nb.diagnosis.messages import (
+    INSPECT,
+    AwaitedCall,
+    EndpointRun,
+    Evidence,
+    Inspect,
+    NewestCollective,
+    StackLine,
+)
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.transport import UnreachableError
 from monarch_nb.wire import Asker, error_line

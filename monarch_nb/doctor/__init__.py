@@ -1,13 +1,13 @@
 """Looks at machines and says what to do about what is wrong: `monarch-nb doctor`, `%monarch doctor`."""
 
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
-from monarch_nb.doctor.finding import CheckResult, Level, summary, table
+from monarch_nb.doctor.finding import Check, Level, summary, table
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.doctor.visit import legs, shut, visit, visit_endpoints, visit_known
 
 __all__ = [
+    "Check",
     "Facts",
-    "CheckResult",
     "Level",
     "facts_of_this_machine",
     "judge",

@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "error"]
 MARKS: dict[Level, str] = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
-class CheckResult(Struct, frozen=True):
+class Check(Struct, frozen=True):
     """One thing that was looked at. `advice` is what to do, "" where nothing is to be done."""
 
     about: str
@@ -20,7 +20,7 @@ class CheckResult(Struct, frozen=True):
     advice: str = ""
 
 
-def table(findings: Iterable[CheckResult]) -> str:
+def table(findings: Iterable[Check]) -> str:
     """A line for each finding, and its advice below."""
     rows = list(findings)
     width = max((len(finding.about) for finding in rows), default=0)
@@ -32,7 +32,7 @@ def table(findings: Iterable[CheckResult]) -> str:
     return "\n".join(lines)
 
 
-def summary(findings: Iterable[CheckResult]) -> str:
+def summary(findings: Iterable[Check]) -> str:
     """One line about all of them."""
     levels = [finding.level for finding in findings]
     errors, warnings = levels.count("error"), levels.count("warning")

@@ -1,7 +1,7 @@
 """What the facts of a machine mean: pure, facts in, findings out."""
 
 from monarch_nb.doctor.facts import Facts
-from monarch_nb.doctor.finding import CheckResult
+from monarch_nb.doctor.finding import Check
 
 _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
@@ -13,7 +13,7 @@ _COMPARED = ("torch", "numpy")
 _NIXL = ("nixl-cu12", "nixl-cu13")
 
 
-def judge(facts: Facts, controller: Facts | None = None) -> list[CheckResult]:
+def judge(facts: Facts, controller: Facts | None = None) -> list[Check]:
     """What is to be said about a machine; as a host of `controller`, what differs from it too."""
     return [
         _python(facts, controller),
@@ -26,32 +26,32 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[CheckResult]:
         _ports(facts),
         _name(facts),
         _start(facts),
-        CheckResult("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
+        Check("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
         _rdma(facts),
     ]
 
 
-def _python(facts: Facts, controller: Facts | None) -> CheckResult:
+def _python(facts: Facts, controller: Facts | None) -> Check:
     fact = f"{facts.python}, {facts.executable}"
     minor = tuple(int(part) for part in facts.python.split(".")[:2])
     if minor < _PYTHON:
-        return CheckResult("Python", "error", fact, "Use Python 3.11 or newer.")
+        return Check("Python", "error", fact, "Use Python 3.11 or newer.")
     wanted = ".".join(controller.python.split(".")[:2]) if controller is not None else ""
     if wanted and ".".join(map(str, minor)) != wanted:
-        return CheckResult(
+        return Check(
             "Python", "error", f"{fact}; the controller runs {wanted}",
             f"Start the agent there with Python {wanted}: code travels only between the same minor versions.",
         )  # fmt: skip
-    return CheckResult("Python", "ok", fact)
+    return Check("Python", "ok", fact)
 
 
-def _versions(facts: Facts, controller: Facts | None) -> CheckResult:
+def _versions(facts: Facts, controller: Facts | None) -> Check:
     fact = ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version)
     missing = [name for name, version in facts.versions.items() if not version]
     if missing:
-        return CheckResult("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
+        return Check("versions", "error", f"{', '.join(missing)} is missing", f"pip install {' '.join(missing)}")
     if "torchmonarch" in facts.versions:
-        return CheckResult(
+        return Check(
             "versions", "warning", fact,
             "torchmonarch is installed too, so `import monarch` is that one. To use Monarch-NB, write\n"
             "`import monarch_nb`, and %load_ext monarch_nb in a notebook.",
@@ -59,7 +59,7 @@ def _versions(facts: Facts, controller: Facts | None) -> CheckResult:
     if controller is not None:
         wanted, installed = controller.versions["monarch-nb"], facts.versions["monarch-nb"]
         if wanted != installed:
-            return CheckResult(
+            return Check(
                 "versions", "error", f"monarch-nb {installed}; the controller has {wanted}",
                 f"Install the same version there: pip install monarch-nb=={wanted}",
             )  # fmt: skip
@@ -69,127 +69,127 @@ def _versions(facts: Facts, controller: Facts | None) -> CheckResult:
             differences = ", ".join(
                 f"{name} {facts.versions[name]} (controller: {controller.versions[name]})" for name in differ
             )
-            return CheckResult(
+            return Check(
                 "versions", "warning", differences,
                 "Objects of these libraries may not be readable on the other side: install the same versions.",
             )  # fmt: skip
-    return CheckResult("versions", "ok", fact)
+    return Check("versions", "ok", fact)
 
 
-def _files(facts: Facts) -> CheckResult:
+def _files(facts: Facts) -> Check:
     soft, hard = facts.files
     fact = f"a process may have {_number(soft)} open"
     if hard < _LEAST_FILES:
-        return CheckResult(
+        return Check(
             "open files", "error", fact,
             f"That is enough for few processes. Raise it in /etc/security/limits.conf (nofile {_GOOD_FILES}), or\n"
             f"where the container is started (docker run --ulimit nofile={_GOOD_FILES}).",
         )  # fmt: skip
     if soft < _LEAST_FILES:
-        return CheckResult(
+        return Check(
             "open files", "warning", fact,
             f"Run `ulimit -n {min(hard, 65536)}` before Jupyter is started: each process of a mesh takes a few.",
         )  # fmt: skip
-    return CheckResult("open files", "ok", fact)
+    return Check("open files", "ok", fact)
 
 
-def _processes(facts: Facts) -> CheckResult:
+def _processes(facts: Facts) -> Check:
     fact = f"this user may have {_number(facts.processes)}"
     if facts.processes < _FEW_PROCESSES:
-        return CheckResult(
+        return Check(
             "processes", "warning", fact,
             "Threads count too, and each process has several: raise it with `ulimit -u` before Jupyter is started.",
         )  # fmt: skip
-    return CheckResult("processes", "ok", fact)
+    return Check("processes", "ok", fact)
 
 
-def _memory(facts: Facts) -> CheckResult:
+def _memory(facts: Facts) -> Check:
     if facts.memory_files:
-        return CheckResult("memory files", "ok", "large arrays are handed over without a copy")
-    return CheckResult(
+        return Check("memory files", "ok", "large arrays are handed over without a copy")
+    return Check(
         "memory files", "warning", "memfd_create is not allowed or not there",
         "Everything works, but large arrays are copied. In a container, allow the call memfd_create.",
     )  # fmt: skip
 
 
-def _shared(facts: Facts) -> CheckResult:
+def _shared(facts: Facts) -> Check:
     advice = (
         "Monarch-NB does without it. PyTorch's data loaders need it: start the container with --shm-size=8g, or use\n"
         "num_workers=0."
     )
     if facts.shared_memory is None:
-        return CheckResult("shared memory", "warning", "there is no /dev/shm", advice)
+        return Check("shared memory", "warning", "there is no /dev/shm", advice)
     fact = f"/dev/shm has {_size(facts.shared_memory)}"
     if facts.shared_memory < _SMALL_SHARED:
-        return CheckResult("shared memory", "warning", fact, advice)
-    return CheckResult("shared memory", "ok", fact)
+        return Check("shared memory", "warning", fact, advice)
+    return Check("shared memory", "ok", fact)
 
 
-def _folder(facts: Facts) -> CheckResult:
+def _folder(facts: Facts) -> Check:
     fact = f"{facts.run_folder}, {_size(facts.free_disk)} free"
     if facts.run_folder_problem:
-        return CheckResult(
+        return Check(
             "run folder", "error", f"no socket can be made in {facts.run_folder}: {facts.run_folder_problem}",
             "Set TMPDIR to a folder of this machine's own disk, with a short path, that you may write to.",
         )  # fmt: skip
     if facts.free_disk < _LITTLE_DISK:
-        return CheckResult(
+        return Check(
             "run folder", "warning", fact,
             "What processes print is kept there. Free some, or choose another place with configure(log_folder=...).",
         )  # fmt: skip
-    return CheckResult("run folder", "ok", fact)
+    return Check("run folder", "ok", fact)
 
 
-def _ports(facts: Facts) -> CheckResult:
+def _ports(facts: Facts) -> Check:
     if facts.loopback_problem:
-        return CheckResult(
+        return Check(
             "ports", "error", f"no connection to 127.0.0.1: {facts.loopback_problem}",
             "Allow connections of this machine to itself (127.0.0.1) in its firewall or sandbox.",
         )  # fmt: skip
-    return CheckResult("ports", "ok", "ports of 127.0.0.1 can be opened and reached")
+    return Check("ports", "ok", "ports of 127.0.0.1 can be opened and reached")
 
 
-def _name(facts: Facts) -> CheckResult:
+def _name(facts: Facts) -> Check:
     if not facts.name_resolves:
-        return CheckResult(
+        return Check(
             "host name", "warning", f"{facts.host} leads to no address",
             f"torch.distributed needs one: add a line `127.0.0.1 {facts.host}` to /etc/hosts.",
         )  # fmt: skip
-    return CheckResult("host name", "ok", facts.host)
+    return Check("host name", "ok", facts.host)
 
 
-def _start(facts: Facts) -> CheckResult:
+def _start(facts: Facts) -> Check:
     if facts.quick_start:
-        return CheckResult("starting", "ok", "processes are forked from one that has imported the libraries")
-    return CheckResult(
+        return Check("starting", "ok", "processes are forked from one that has imported the libraries")
+    return Check(
         "starting", "warning", "this system has no pidfd",
         "Everything works, but each process imports its libraries itself, which takes seconds with PyTorch.",
     )  # fmt: skip
 
 
-def _rdma(facts: Facts) -> CheckResult:
+def _rdma(facts: Facts) -> Check:
     if facts.rdma_closed and not facts.rdma:
-        return CheckResult(
+        return Check(
             "RDMA", "warning", f"{', '.join(facts.rdma_closed)} may not be used by this user",
             "Give this user /dev/infiniband/uverbs* for reading and writing; in a container, pass these devices in.\n"
             "Until then memory goes to other machines by TCP.",
         )  # fmt: skip
     nixl = next((f"{name} {facts.versions[name]}" for name in _NIXL if facts.versions.get(name)), "")
     if not facts.rdma:
-        return CheckResult("RDMA", "ok", "no device: memory goes to other machines by TCP")
+        return Check("RDMA", "ok", "no device: memory goes to other machines by TCP")
     devices = ", ".join(facts.rdma)
     if not nixl:
-        return CheckResult(
+        return Check(
             "RDMA", "warning", f"{devices}, and no NIXL",
             "To have memory go to other machines by it: pip install 'monarch-nb[rdma]', on all of them.",
         )  # fmt: skip
     if facts.locked_memory < _LITTLE_LOCKED:
-        return CheckResult(
+        return Check(
             "RDMA", "warning", f"{devices}, but a process may lock {_size(facts.locked_memory)} of memory",
             "A device needs memory that stays where it is: raise memlock in /etc/security/limits.conf, or start the\n"
             "container with --ulimit memlock=-1. What cannot be locked goes by TCP.",
         )  # fmt: skip
-    return CheckResult("RDMA", "ok", f"{devices}, by {nixl}")
+    return Check("RDMA", "ok", f"{devices}, by {nixl}")
 
 
 def _number(value: int) -> str:

@@ -10,7 +10,7 @@ from monarch_nb.connect import AttachError, attach_hosts
 from monarch_nb.connect.hosts import objection, read_key
 from monarch_nb.connect.routes import HostRoutes
 from monarch_nb.doctor.facts import Facts, facts_of_this_machine
-from monarch_nb.doctor.finding import CheckResult
+from monarch_nb.doctor.finding import Check
 from monarch_nb.doctor.judgement import judge
 from monarch_nb.host.introduction import introduce
 from monarch_nb.host.protocol import HostState
@@ -28,31 +28,31 @@ _OTHER = "Another program has this port: stop it, or start the agent at another 
 _KEY = "Both sides must have the same file, of mode 0600: copy that of the agent, or start the agent with yours."
 
 
-def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[CheckResult]]:
+def visit(hosts: Mapping[str, HostMesh], timeout: float = _SECONDS) -> dict[str, list[Check]]:
     """Looks at each of these hosts, given by name as a mesh of one. Blocks up to `timeout` seconds."""
     controller = facts_of_this_machine()
     begun = time.monotonic()
     started = {name: (host.spawn_procs(name="doctor"), time.monotonic()) for name, host in hosts.items()}
-    findings: dict[str, list[CheckResult]] = {}
+    findings: dict[str, list[Check]] = {}
     for name, (procs, at) in started.items():
         try:
             facts: Facts = procs.run(facts_of_this_machine).get(max(0.1, begun + timeout - time.monotonic())).item()
             took = f"started and answered within {time.monotonic() - at:.1f} s"
-            findings[name] = [CheckResult("a process", "ok", took), *judge(facts, controller)]
+            findings[name] = [Check("a process", "ok", took), *judge(facts, controller)]
         except Exception as error:
-            findings[name] = [CheckResult("a process", "error", f"did not start: {error}", _ADVICE)]
+            findings[name] = [Check("a process", "error", f"did not start: {error}", _ADVICE)]
         finally:
             procs.stop("the doctor is done")
     return findings
 
 
-def visit_known(timeout: float = _SECONDS) -> dict[str, list[CheckResult]]:
+def visit_known(timeout: float = _SECONDS) -> dict[str, list[Check]]:
     """Looks at this machine and at all hosts that are attached."""
     hosts, first = {"this machine": this_host()}, {}
     for host, remote in tuple(current_runtime().part(HostRoutes).attached.items()):
         name = remote.endpoint or host
         if remote.lost:
-            first[name] = [CheckResult("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
+            first[name] = [Check("connection", "error", f"the host is lost: {remote.lost}", _LOST)]
         else:
             hosts[name] = HostMesh.of_host(host)
             first[name] = [] if remote.is_local else [_key(getattr(remote, "keys", None) is not None)]
@@ -62,7 +62,7 @@ def visit_known(timeout: float = _SECONDS) -> dict[str, list[CheckResult]]:
 
 def visit_endpoints(
     endpoints: Sequence[str], key: "str | PathLike[str] | None", timeout: float = 10.0
-) -> dict[str, list[CheckResult]]:
+) -> dict[str, list[Check]]:
     """Tries each leg of the way to hosts whose agents listen at these addresses, and looks at those that are reached.
 
     A refused connection is tried once: a host that is just starting is reported as shut.
@@ -76,19 +76,19 @@ def visit_endpoints(
                     [endpoint], key=key, insecure_loopback=key is None, timeout=timeout
                 ).slice(hosts=0)
             except (AttachError, TransportError, ValueError) as error:
-                findings[endpoint].append(CheckResult("connection", "error", str(error)))
+                findings[endpoint].append(Check("connection", "error", str(error)))
     for name, more in visit(hosts).items():
         findings[name] += more
     return findings
 
 
-def _key(there: bool) -> CheckResult:
+def _key(there: bool) -> Check:
     if there:
-        return CheckResult("key", "ok", "both sides have it; messages are encrypted")
-    return CheckResult("key", "ok", "none; it is not needed for connections inside a machine")
+        return Check("key", "ok", "both sides have it; messages are encrypted")
+    return Check("key", "ok", "none; it is not needed for connections inside a machine")
 
 
-def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[CheckResult]:
+def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: float) -> list[Check]:
     """What each leg is like, up to the first one that is shut. Blocks up to `timeout` seconds for each."""
     if endpoint.startswith("ipc://"):
         return [_socket(endpoint.removeprefix("ipc://"))]
@@ -96,9 +96,9 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
         host, port = split(endpoint)
         keys = read_key(key)
     except ValueError as error:
-        return [CheckResult("address", "error", str(error))]
+        return [Check("address", "error", str(error))]
     except (TrustError, OSError) as error:
-        return [CheckResult("key", "error", str(error), _KEY)]
+        return [Check("key", "error", str(error), _KEY)]
     found = [_name(host, port)]
     if found[-1].level == "ok":
         found.append(_port(endpoint, port, timeout))
@@ -109,54 +109,57 @@ def legs(endpoint: str, key: "Keys | str | os.PathLike[str] | None", timeout: fl
     return found
 
 
-def shut(found: list[CheckResult]) -> bool:
+def shut(found: list[Check]) -> bool:
     """Whether one of them is."""
     return any(each.level == "error" for each in found)
 
 
-def _socket(path: str) -> CheckResult:
+def _socket(path: str) -> Check:
     if os.path.exists(path):
-        return CheckResult("socket", "ok", f"{path} is there")
-    return CheckResult("socket", "error", f"{path} is not there: the worker has ended", "Start the job anew.")
+        return Check("socket", "ok", f"{path} is there")
+    return Check("socket", "error", f"{path} is not there: the worker has ended", "Start the job anew.")
 
 
-def _name(host: str, port: int) -> CheckResult:
+def _name(host: str, port: int) -> Check:
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return CheckResult("name", "error", f"{host!r} is not known here: {error.strerror or error}", _NAME)
+        return Check("name", "error", f"{host!r} is not known here: {error.strerror or error}", _NAME)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    return CheckResult("name", "ok", host if addresses == [host] else f"{host} is {', '.join(addresses)}")
+    return Check("name", "ok", host if addresses == [host] else f"{host} is {', '.join(addresses)}")
 
 
-def _port(endpoint: str, port: int, timeout: float) -> CheckResult:
+def _port(endpoint: str, port: int, timeout: float) -> Check:
     answered = knock(endpoint, timeout)
     if answered:
-        return CheckResult("port", "ok", f"{port} is open")
+        return Check("port", "ok", f"{port} is open")
     if answered is False:
-        return CheckResult("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
-    return CheckResult("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
+        return Check("port", "error", f"nobody listens at {endpoint}: the connection is refused", _REFUSED)
+    return Check("port", "error", f"there is no answer from {endpoint} within {timeout:g} s", _SILENT)
 
 
-def _agent(endpoint: str, timeout: float) -> CheckResult:
+def _agent(endpoint: str, timeout: float) -> Check:
     try:
         greet(endpoint, timeout)
     except UnreachableError as error:
-        return CheckResult("agent", "error", str(error), _OTHER)
-    return CheckResult("agent", "ok", "a ZeroMQ socket answers")
+        return Check("agent", "error", str(error), _OTHER)
+    return Check("agent", "ok", "a ZeroMQ socket answers")
 
 
-def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[CheckResult]:
+def _key_and_versions(endpoint: str, keys: Keys | None, timeout: float) -> list[Check]:
     try:
         [answer] = introduce([endpoint], keys, insecure_loopback=keys is None, timeout=timeout)
     except TransportError as error:
-        return [CheckResult("key", "error", str(error), _KEY)]
+        return [Check("key", "error", str(error), _KEY)]
     if not isinstance(answer, HostState):
         about = "key" if isinstance(answer, TrustError) else "agent"
-        return [CheckResult(about, "error", str(answer), _KEY if about == "key" else "")]
+        return [Check(about, "error", str(answer), _KEY if about == "key" else "")]
     words = "both sides have it; messages are encrypted" if keys is not None else "none; this machine alone needs none"
-    fits = CheckResult("key", "ok", words)
+    fits = Check("key", "ok", words)
     wrong = objection(endpoint, answer, ())
     if wrong is not None:
-        return [fits, CheckResult("versions", "error", str(wrong))]
-    return [fits, CheckResult("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}")]
+        return [fits, Check("versions", "error", str(wrong))]
+    return [
+        fits,
+        Check("versions", "ok", f"host {answer.host}: Python {answer.python}, monarch-nb {answer.version}"),
+    ]

@@ -12,7 +12,7 @@ import pytest
 
 from monarch_nb import __version__
 from monarch_nb.cli import main
-from monarch_nb.doctor import CheckResult
+from monarch_nb.doctor import Check
 from monarch_nb.host import folders
 from monarch_nb.transport import Keys
 from tests.ports import free_port
@@ -30,8 +30,8 @@ def cli(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
     )
 
 
-def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, list[CheckResult]]:
-    return msgspec.json.decode(done.stdout, type=dict[str, list[CheckResult]])
+def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, list[Check]]:
+    return msgspec.json.decode(done.stdout, type=dict[str, list[Check]])
 
 
 @pytest.fixture

@@ -161,8 +161,6 @@ def test_a_killed_process_and_its_actors_come_back(own_procs: ProcMesh, counters
     assert own_procs.spawn("more", Counter, 0).rank.call().get(20).values() == [0, 1]  # type: ignore[attr-defined]
 
 
-
-
 def test_survivors_are_told_who_is_new(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
     counters.add.call().get(20)
     killed(own_procs.slice(gpus=0))
@@ -179,8 +177,6 @@ def test_a_failed_actor_comes_back_in_its_living_process(counters: Any, faults: 
     assert counters.add.call().get(20).values() == [14, 12]
 
 
-
-
 def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, counters: Any, killed: Kill) -> None:
     others: Any = own_procs.spawn("others", Counter, 100)
     others.add.call().get(20)
@@ -190,10 +186,6 @@ def test_healing_processes_brings_all_their_actors_back(own_procs: ProcMesh, cou
     assert heal_mesh(own_procs) is own_procs
     assert counters.add.call().get(20).values() == [12, 12]
     assert others.add.call().get(20).values() == [101, 102]
-
-
-
-
 
 
 def test_calls_under_way_fail_and_are_not_repeated(
@@ -226,8 +218,6 @@ def test_a_child_comes_back_through_its_parents_constructor(quad: ProcMesh, faul
     assert parent.ask.call_one().get(20) == 11
     with pytest.raises(RuntimeError):
         old.add.call_one().get(20)
-
-
 
 
 def test_healing_over_and_over_is_refused(quad: ProcMesh, faults: Faults) -> None:

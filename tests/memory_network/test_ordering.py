@@ -1,13 +1,11 @@
 """Messages of one sender to one actor arrive in the order they were sent, whichever way they took."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint, this_proc
-from tests.cluster.actor_tools import SECONDS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("faults")]
 
@@ -41,16 +39,12 @@ def logs(quad: ProcMesh) -> Any:
     return quad.spawn("logs", Log)
 
 
-
-
 def test_large_and_small_messages_do_not_overtake_each_other(logs: Any) -> None:
     logs.take.call().get(20)
     sizes = [10, 3 << 20, 0, 300_000, 1, 1 << 20] * 5
     for size in sizes:
         logs.size_of.broadcast(bytes(size))
     assert logs.take.call().get(20).values() == [sizes] * 4
-
-
 
 
 def test_an_actor_of_the_client_gets_its_messages_in_order_too() -> None:

@@ -164,8 +164,6 @@ def test_an_owner_that_does_not_handle_it_fails_with_it(
         children.slice(gpus=0).ping.call_one().get(20)
 
 
-
-
 def test_the_owner_is_told_and_not_the_caller(quad: ProcMesh, faults: Faults) -> None:
     port, receiver = Channel[Any].open()
     owner: Any = quad.slice(gpus=0).spawn("owner", Owner, "handles", port)

@@ -7,12 +7,15 @@ import pytest
 
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.judge import UnansweredCall, Procs, judge
-from monarch_nb.diagnosis.messages import NewestCollective, Evidence, StackLine, EndpointRun, AwaitedCall
+from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.messages import AwaitedCall, EndpointRun, Evidence, NewestCollective, StackLine
 
 WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
 PAIR = GroupKey("1", (0, 1), "node1:29500")
-IN_REDUCE = (StackLine("/torch/distributed/c10d.py", 3252, "all_reduce", False), StackLine("/home/train.py", 44, "Trainer.step"))
+IN_REDUCE = (
+    StackLine("/torch/distributed/c10d.py", 3252, "all_reduce", False),
+    StackLine("/home/train.py", 44, "Trainer.step"),
+)
 IN_QUEUE = (StackLine("/lib/queue.py", 171, "Queue.get", False), StackLine("/home/data.py", 19, "Feed.next"))
 
 
@@ -71,7 +74,11 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
         (running(IN_QUEUE), running(IN_QUEUE, state="D"), "it reads or writes in"),
         (running(IN_QUEUE[1:]), running(IN_QUEUE), "it runs"),
         (None, running(IN_QUEUE), "it runs"),
-        (running(IN_QUEUE), running(IN_QUEUE, waits=(AwaitedCall("feeds.get", "f", (0,)),)), "it waits for feeds.get()"),
+        (
+            running(IN_QUEUE),
+            running(IN_QUEUE, waits=(AwaitedCall("feeds.get", "f", (0,)),)),
+            "it waits for feeds.get()",
+        ),
     ],
 )
 def test_a_late_rank_that_may_come_is_only_a_suspicion(
@@ -84,7 +91,9 @@ def test_a_late_rank_that_may_come_is_only_a_suspicion(
 
 
 def test_a_rank_whose_call_has_ended_is_missing() -> None:
-    (finding,) = judge(procs({**WAITS, 1: rank(1)}, calls=(UnansweredCall("c1", "trainers.step", frozenset({0, 2}), 3),)))
+    (finding,) = judge(
+        procs({**WAITS, 1: rank(1)}, calls=(UnansweredCall("c1", "trainers.step", frozenset({0, 2}), 3),))
+    )
     assert (finding.kind, finding.ranks, finding.sure) == ("missing_from_collective", (1,), True)
     assert finding.text.endswith("it runs nothing: its call has ended")
 

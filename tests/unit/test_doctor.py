@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from monarch_nb.doctor import Facts, CheckResult, facts_of_this_machine, judge, table
+from monarch_nb.doctor import Check, Facts, facts_of_this_machine, judge, table
 
 GOOD = Facts(
     host="node1",
@@ -30,7 +30,7 @@ def levels(facts: Facts, controller: Facts | None = None) -> dict[str, str]:
     return {finding.about: finding.level for finding in judge(facts, controller)}
 
 
-def problem(facts: Facts, controller: Facts | None = None) -> CheckResult:
+def problem(facts: Facts, controller: Facts | None = None) -> Check:
     (found,) = (finding for finding in judge(facts, controller) if finding.level != "ok")
     return found
 
@@ -107,9 +107,7 @@ def test_the_facts_of_this_machine_are_found_and_travel() -> None:
 
 
 def test_the_table_shows_what_is_wrong_with_its_advice_below() -> None:
-    text = table(
-        [CheckResult("kernel", "ok", "ipykernel 7.4.0"), CheckResult("shared memory", "warning", "64 MB", "enlarge it")]
-    )
+    text = table([Check("kernel", "ok", "ipykernel 7.4.0"), Check("shared memory", "warning", "64 MB", "enlarge it")])
     assert text.splitlines() == [
         "✓ kernel         ipykernel 7.4.0",
         "! shared memory  64 MB",

@@ -8,7 +8,7 @@ from .html import LEFT, framed, swatch, table
 from .meshes import overview_html
 
 if TYPE_CHECKING:
-    from monarch_nb.doctor import CheckResult
+    from monarch_nb.doctor import Check
 
 _LOOKS = {"ok": "idle", "warning": "healing", "error": "failed"}  # like ranks in these states
 
@@ -33,7 +33,7 @@ def diagnosis_html(diagnosis: Checkup) -> str:
     return framed(*parts)
 
 
-def _row(finding: "CheckResult") -> str:
+def _row(finding: "Check") -> str:
     from monarch_nb.doctor.finding import MARKS
 
     title = f"{MARKS[finding.level]} {finding.about}"
