@@ -337,7 +337,7 @@ class VirtualCluster(Cluster):
         for number in numbers:
             name, why = f"m{number}", "its rack has no power"
             self._runtime.part(HostRoutes).attached[name].lost = why
-            loss = self._runtime.part(ProcessWatcher).host_lost(name, why, 1)
+            loss = self._runtime.part(ProcessWatcher).hosts_lost({name: 1}, why)
             self._runtime.part(HostRoutes).announce_lost(name, why, 1, loss)
         self.advance(0.1)
 

@@ -83,7 +83,7 @@ def nb(kernel: Notebook) -> Notebook:
 
 
 @pytest.fixture(scope="session")
-def on_first_message(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def unloaded_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel without the extension, for pages and examples: each with its own would import torch again."""
     mark = secrets.token_hex(8)
     with pytest.MonkeyPatch.context() as patch:
@@ -98,15 +98,15 @@ def on_first_message(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Noteb
 
 
 @pytest.fixture(scope="module")
-def blank(stranger: Notebook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def blank(unloaded_kernel: Notebook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """As `fresh`, for all tests of a module."""
-    yield from _new(stranger, tmp_path_factory.mktemp("blank"))
+    yield from _new(unloaded_kernel, tmp_path_factory.mktemp("blank"))
 
 
 @pytest.fixture
-def fresh(stranger: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The kernel as a stranger has it: no names, no numbers, nothing loaded, no meshes, and its folder is empty."""
-    yield from _new(stranger, tmp_path)
+def fresh(unloaded_kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
+    """The kernel as a newcomer has it: no names, no numbers, nothing loaded, no meshes, and its folder is empty."""
+    yield from _new(unloaded_kernel, tmp_path)
 
 
 # A reset collects garbage, and need not look at torch each time: that is there to stay.

@@ -87,7 +87,7 @@ def test_ending_an_earlier_incarnation_does_not_affect_a_later_one() -> None:
     assert not incarnations.speaks("h1/agent", 7)
     assert incarnations.speaks("h1/agent", 8)
     assert incarnations.gone == {}
-    assert not incarnations.lost("h1/agent", 7, "told twice", heard=8)
+    assert not incarnations.lost("h1/agent", 7, "reported twice", last_seen=8)
 
 
 def test_an_incarnation_wrongly_taken_for_ended_is_received_again() -> None:
