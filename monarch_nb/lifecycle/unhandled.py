@@ -36,7 +36,8 @@ def prepare() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    if _statuses and not _exiting:
+    # A clean-up under way is not cut off: it ends with that status by itself.
+    if _statuses and not _exiting and not unretrieved.leaving:
         _exiting.append(True)
         raise SystemExit(_statuses[0])
 
