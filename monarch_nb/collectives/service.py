@@ -109,7 +109,7 @@ class Collectives:
             )
             return ThreadWaits(True, groups, waiting.joins, used, tuple(keys.values()))
 
-        _aside(look, asker)
+        answer_aside(look, asker, "groups")
 
     def _end_waits(self, asked: EndWaits, asker: Asker[Done]) -> Done:
         running = self._running(asked.mesh, asked.call)
@@ -135,7 +135,7 @@ class Collectives:
             ended = tuple(keys[name] for name in sorted(PROCESS_GROUPS.ended(busy)) if name in keys)
             return Broken(groups, PROCESS_GROUPS.broken_joins, free_port() if wanted else 0, ended)
 
-        _aside(look, asker)
+        answer_aside(look, asker, "groups")
 
     def _busy(self, mesh: str) -> set[str]:
         """Groups that calls may use that still run: all, where one runs on the mesh whose calls should have ended."""
@@ -157,7 +157,7 @@ class Collectives:
                     self._failed = PROCESS_GROUPS.renew(asked.again, asked.number)
                 return Renewed(tuple(sorted(PROCESS_GROUPS.orphans)), self._failed)
 
-        _aside(renew, asker)
+        answer_aside(renew, asker, "groups")
 
     def _environment(self, asked: Renew) -> dict[str, str]:
         if asked.world is None:
@@ -369,21 +369,21 @@ def deserted(
     return ends
 
 
-def _aside(look: Callable[[], Q], asker: Asker[Q]) -> None:
-    """Answers on a thread of its own: what takes some time is not the reading thread's."""
+def answer_aside(look: Callable[[], Q], asker: Asker[Q], name: str) -> None:
+    """Answers on a thread of that name: what takes some time is not the reading thread's."""
 
     def run() -> None:
         try:
             found = look()
         except Exception as error:
-            logger.exception("process groups")
+            logger.exception("an answer of the thread %s", name)
             answer = partial(asker.refuse, error_line(error))
         else:
             answer = partial(asker.reply, found)
         with contextlib.suppress(UnreachableError):  # this process, or who asked, has left meanwhile
             answer()
 
-    threading.Thread(target=run, name="monarch-groups", daemon=True).start()
+    threading.Thread(target=run, name=f"monarch-{name}", daemon=True).start()
 
 
 def _wall(monotonic: float) -> int:

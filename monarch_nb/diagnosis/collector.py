@@ -4,12 +4,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
+from monarch_nb.host.linux import process_state
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.requests import ask_ranks
@@ -76,7 +76,9 @@ def diagnosing(runtime: Runtime, meshes: Sequence[ProcState], timeout: float = D
 
 def _meshes(runtime: Runtime) -> list[ProcState]:
     """The meshes of processes with calls under way; all, where there are none."""
-    procs = [state for state in runtime.meshes.values() if isinstance(state, ProcState) and state.stopped is None]
+    procs = [
+        state for state in tuple(runtime.meshes.values()) if isinstance(state, ProcState) and state.stopped is None
+    ]
     called = {call.mesh for call in tuple(runtime.calls.values())}
     busy = [
         state
@@ -87,7 +89,7 @@ def _meshes(runtime: Runtime) -> list[ProcState]:
 
 
 def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
-    return [state for state in runtime.meshes.values() if isinstance(state, ActorState) and state.procs is procs]
+    return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ActorState) and state.procs is procs]
 
 
 def _procs_of(mesh: object) -> ProcState:
@@ -155,8 +157,8 @@ def _is_halted(runtime: Runtime, address: str) -> bool:
     if not pid or host_of(address) not in runtime.local_hosts:
         return False
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
+        return process_state(pid)[0] == "T"
+    except (OSError, ValueError, IndexError):
         return False
 
 

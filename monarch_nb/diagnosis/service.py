@@ -1,16 +1,14 @@
 """The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
 
-import contextlib
-import logging
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.collectives.service import answer_aside
 from monarch_nb.collectives.threads import FlightRecord
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.messages import (
@@ -22,11 +20,9 @@ from monarch_nb.diagnosis.messages import (
     NewestCollective,
     StackLine,
 )
+from monarch_nb.host.linux import process_state
 from monarch_nb.runtime import ActorCell, Runtime
-from monarch_nb.transport import UnreachableError
-from monarch_nb.wire import Asker, error_line
-
-logger = logging.getLogger(__name__)
+from monarch_nb.wire import Asker
 
 MOST_LINES = 12  # of a stack
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
@@ -41,17 +37,7 @@ class Inspection:
         runtime.verbs.handle(INSPECT, self._inspect)
 
     def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
-        def run() -> None:  # the recorder of thousands of collectives takes a tenth of a second to read
-            with contextlib.suppress(UnreachableError):
-                try:
-                    evidence = self.evidence()
-                except Exception as error:
-                    logger.exception("evidence of this process")
-                    asker.refuse(error_line(error))
-                else:
-                    asker.reply(evidence)
-
-        threading.Thread(target=run, name="monarch-diagnosis", daemon=True).start()
+        answer_aside(self.evidence, asker, "diagnosis")  # the recorder of thousands takes a tenth of a second to read
 
     def evidence(self) -> Evidence:
         """What this process runs. Any thread."""
@@ -122,8 +108,8 @@ def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
 
 def _state(thread: int) -> str:
     try:
-        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        return process_state(thread)[0]
+    except (OSError, ValueError, IndexError):
         return ""
 
 
