@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = (
     ("_about", "_absent", "_becoming", "_imported", "_lazy", "_private"),  # what needs nothing of ours
     ("settings",),  # what every layer reads: time-outs and limits; `config` is its public face
+    ("gpu",),  # what the driver of a GPU is asked for
     ("shape", "wire"),
     ("routing",),
     ("transport",),

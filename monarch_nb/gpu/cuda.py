@@ -1,0 +1,313 @@
+"""NVIDIA's driver, by its own Python bindings (`cuda-bindings`), which PyTorch's CUDA builds bring along.
+
+Sources: the CUDA Driver API, sections "Memory Management" (IPC handles), "Virtual Memory Management" (memory named by a
+file descriptor) and "Stream Management"; docs.nvidia.com/cuda/cuda-driver-api.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from monarch_nb.gpu.driver import GpuError, GpuMemoryError
+
+__all__ = ["CudaDriver"]
+
+_PIECE = 8 << 20  # bytes of one pinned buffer; two of them take turns
+_STICKY = frozenset(
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+        "CUDA_ERROR_CONTAINED",
+    }
+)
+_FD = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class CudaDriver:
+    """The GPUs of this process. Uses the primary contexts, as PyTorch does, and streams of its own."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._devices: dict[int, _Device] = {}
+        self._initialised = False
+
+    def device_of_tensor(self, tensor: Any) -> int | None:
+        """See Driver."""
+        return tensor.device.index if tensor.device.type == "cuda" else None
+
+    def new_storage(self, size: int, device: int) -> Any:
+        """See Driver."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device)).untyped_storage()
+
+    def current_stream(self, device: int) -> int:
+        """See Driver."""
+        import torch
+
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def device_of(self, address: int) -> int | None:
+        """See Driver."""
+        self._init()
+        kind, where = (
+            cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        )
+        error, found = cu.cuPointerGetAttribute(kind, address)
+        if error == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return None  # memory that CUDA does not know
+        _checked(error, "cuPointerGetAttribute")
+        if int(found) != int(cu.CUmemorytype.CU_MEMORYTYPE_DEVICE):
+            return None
+        return int(_call(cu.cuPointerGetAttribute, where, address))
+
+    def range_of(self, address: int) -> tuple[int, int]:
+        """See Driver."""
+        self._init()
+        start, size = _call(cu.cuMemGetAddressRange, address)
+        return int(start), int(size)
+
+    def copy(self, target: int, source: int, size: int, *, device: int, after: int = 0) -> None:
+        """See Driver."""
+        if not size:
+            return
+        here = self._device(device)
+        with here.current(), here.stream() as stream:
+            if after:
+                here.wait_for(stream, after)
+            target_pinned, source_pinned = self._quick(target), self._quick(source)
+            if target_pinned and source_pinned:
+                _call(cu.cuMemcpyAsync, target, source, size, stream)
+                _call(cu.cuStreamSynchronize, stream)
+            else:
+                here.staged(target, source, size, stream, to_host=not target_pinned)
+
+    def lend(self, address: int) -> bytes:
+        """See Driver."""
+        with self._device(self._owner(address)).current():
+            return bytes(_call(cu.cuIpcGetMemHandle, address).reserved)
+
+    def open(self, handle: bytes, device: int) -> int:
+        """See Driver."""
+        named = cu.CUipcMemHandle()
+        named.reserved = handle
+        lazily = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+        with self._device(device).current():
+            return int(_call(cu.cuIpcOpenMemHandle, named, lazily))
+
+    def close(self, address: int) -> None:
+        """See Driver."""
+        with self._device(self._owner(address)).current():
+            _call(cu.cuIpcCloseMemHandle, address)
+
+    def create(self, size: int, device: int) -> tuple[int, int]:
+        """See Driver."""
+        here = self._device(device)
+        with here.current():
+            rounded = -(-size // here.granularity) * here.granularity
+            memory = _call(cu.cuMemCreate, rounded, here.allocation, 0)
+            try:
+                return int(_call(cu.cuMemExportToShareableHandle, memory, _FD, 0)), rounded
+            finally:
+                _call(cu.cuMemRelease, memory)  # the descriptor holds it from here on
+
+    def map(self, descriptor: int, size: int, device: int) -> int:
+        """See Driver."""
+        here = self._device(device)
+        with here.current():
+            memory = _call(cu.cuMemImportFromShareableHandle, descriptor, _FD)
+            try:
+                address = int(_call(cu.cuMemAddressReserve, size, 0, 0, 0))
+                try:
+                    _call(cu.cuMemMap, address, size, 0, memory, 0)
+                    try:
+                        _call(cu.cuMemSetAccess, address, size, [here.access], 1)
+                    except GpuError:
+                        cu.cuMemUnmap(address, size)
+                        raise
+                except GpuError:
+                    cu.cuMemAddressFree(address, size)
+                    raise
+            finally:
+                _call(cu.cuMemRelease, memory)  # the mapping holds it from here on
+        return address
+
+    def unmap(self, address: int, size: int) -> None:
+        """See Driver."""
+        self._init()
+        _call(cu.cuMemUnmap, address, size)
+        _call(cu.cuMemAddressFree, address, size)
+
+    def identity(self, device: int) -> str:
+        """See Driver."""
+        return bytes(_call(cu.cuDeviceGetUuid, self._device(device).number).bytes).hex()
+
+    def memory(self, device: int) -> tuple[int, int]:
+        """See Driver."""
+        with self._device(device).current():
+            free, total = _call(cu.cuMemGetInfo)
+        return int(free), int(total)
+
+    def check(self) -> None:
+        """See Driver."""
+        for device in tuple(self._devices.values()):
+            device.check()
+
+    def _init(self) -> None:
+        if not self._initialised:
+            _call(cu.cuInit, 0)
+            self._initialised = True
+
+    def _device(self, number: int) -> "_Device":
+        device = self._devices.get(number)
+        if device is None:
+            with self._lock:
+                self._init()
+                device = self._devices.get(number) or self._devices.setdefault(number, _Device(number))
+        return device
+
+    def _owner(self, address: int) -> int:
+        device = self.device_of(address)
+        if device is None:
+            raise GpuError(f"{address:#x} is no address of a GPU's memory")
+        return device
+
+    def _quick(self, address: int) -> bool:
+        """Whether the device itself can reach the memory: its own, or pinned memory of the host."""
+        kind = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        error, _ = cu.cuPointerGetAttribute(kind, address)
+        return bool(error == cu.CUresult.CUDA_SUCCESS)
+
+
+class _Device:
+    """One GPU: its primary context, streams that wait for work, and pinned memory for staging."""
+
+    def __init__(self, index: int) -> None:
+        self.number = _call(cu.cuDeviceGet, index)
+        self._context = _call(cu.cuDevicePrimaryCtxRetain, self.number)
+        self._lock = threading.Lock()
+        self._streams: list[Any] = []
+        self._pinned: list[tuple[int, int]] = []  # pairs of buffers
+        self.allocation = cu.CUmemAllocationProp()
+        self.allocation.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self.allocation.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self.allocation.location.id = index
+        self.allocation.requestedHandleTypes = _FD
+        self.access = cu.CUmemAccessDesc()
+        self.access.location = self.allocation.location
+        self.access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        with self.current():
+            self.granularity = int(_call(cu.cuMemGetAllocationGranularity, self.allocation, least))
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """A block in which the calling thread's calls go to this device."""
+        _call(cu.cuCtxPushCurrent, self._context)
+        try:
+            yield
+        finally:
+            cu.cuCtxPopCurrent()
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        """A stream that nobody else uses meanwhile, and that waits for no other."""
+        with self._lock:
+            stream = self._streams.pop() if self._streams else None
+        if stream is None:
+            stream = _call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+        yield stream  # after an error it is not used again: copies may be under way
+        with self._lock:
+            self._streams.append(stream)
+
+    def wait_for(self, stream: Any, other: int) -> None:
+        """What comes next in `stream` waits for what has been put into another stream so far."""
+        event = _call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+        try:
+            _call(cu.cuEventRecord, event, cu.CUstream(other))
+            _call(cu.cuStreamWaitEvent, stream, event, 0)
+        finally:
+            cu.cuEventDestroy(event)
+
+    def staged(self, target: int, source: int, size: int, stream: Any, *, to_host: bool) -> None:
+        """Copies between the device and pageable memory: while one pinned buffer is filled, the other is emptied."""
+        with self._lock:
+            buffers = self._pinned.pop() if self._pinned else None
+        if buffers is None:
+            buffers = (_pinned(_PIECE), _pinned(_PIECE))
+        before: tuple[int, int, int] | None = None  # buffer, offset and size of the piece that is under way to the host
+        events = [_call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value) for _ in buffers]
+        try:
+            for number, start in enumerate(range(0, size, _PIECE)):
+                turn, count = number % 2, min(_PIECE, size - start)
+                if to_host:
+                    _call(cu.cuMemcpyAsync, buffers[turn], source + start, count, stream)
+                    _call(cu.cuEventRecord, events[turn], stream)
+                    if before is not None:
+                        last, offset, length = before
+                        _call(cu.cuEventSynchronize, events[last])
+                        ctypes.memmove(target + offset, buffers[last], length)
+                    before = (turn, start, count)
+                else:
+                    if number > 1:
+                        _call(cu.cuEventSynchronize, events[turn])
+                    ctypes.memmove(buffers[turn], source + start, count)
+                    _call(cu.cuMemcpyAsync, target + start, buffers[turn], count, stream)
+                    _call(cu.cuEventRecord, events[turn], stream)
+            _call(cu.cuStreamSynchronize, stream)
+            if before is not None:
+                last, offset, length = before
+                ctypes.memmove(target + offset, buffers[last], length)
+        finally:
+            for event in events:
+                cu.cuEventDestroy(event)
+        with self._lock:
+            self._pinned.append(buffers)
+
+    def check(self) -> None:
+        """Raises the sticky error of the context, if it has one."""
+        with self.current(), self.stream() as stream:
+            _call(cu.cuStreamQuery, stream)
+
+
+def _pinned(size: int) -> int:
+    return int(_call(cu.cuMemHostAlloc, size, 0))
+
+
+def _call(function: Any, *args: Any) -> Any:
+    """Calls the driver; returns what follows the error number, alone or as a tuple."""
+    error, *found = function(*args)
+    _checked(error, function.__name__)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _checked(error: Any, title: str) -> None:
+    if error == cu.CUresult.CUDA_SUCCESS:
+        return
+    name = getattr(error, "name", str(error))
+    code, text = int(error), f"{title}: {name}"
+    _, described = cu.cuGetErrorString(error)
+    if described:
+        text += f" ({described.decode()})"
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        raise GpuMemoryError(text, code)
+    raise GpuError(text, code, sticky=name in _STICKY)
