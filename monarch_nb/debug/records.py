@@ -91,6 +91,7 @@ class Tensor(msgspec.Struct, frozen=True):
     nan: int = 0  # how many are not a number
     inf: int = 0
     step: int = 1  # the numbers are of every so many-th element only
+    pending: bool = False  # its device has not got to it yet: a kernel, or a collective that others have not joined
 
 
 class Value(Harmless, frozen=True):

@@ -16,6 +16,7 @@ from monarch_nb.gpu.driver import GpuError, GpuMemoryError
 
 __all__ = ["CudaDriver"]
 
+_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _PIECE = 8 << 20  # bytes of one pinned buffer; two of them take turns
 _STICKY = frozenset(
     {
@@ -104,12 +105,13 @@ class CudaDriver:
     def lend(self, address: int) -> bytes:
         """See Driver."""
         with self._device(self._owner(address)).current():
-            return bytes(_call(cu.cuIpcGetMemHandle, address).reserved)
+            named = _call(cu.cuIpcGetMemHandle, address)
+            return ctypes.string_at(int(named.getPtr()), _HANDLE_BYTES)  # the name of its field changed in 13.5
 
     def open(self, handle: bytes, device: int) -> int:
         """See Driver."""
         named = cu.CUipcMemHandle()
-        named.reserved = handle
+        ctypes.memmove(int(named.getPtr()), handle.ljust(_HANDLE_BYTES, b"\0"), _HANDLE_BYTES)
         lazily = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
         with self._device(device).current():
             return int(_call(cu.cuIpcOpenMemHandle, named, lazily))

@@ -94,10 +94,11 @@ def run(
     jobs: int = 2,
     told: Callable[[Report], object] = lambda report: None,
     shrink: bool = True,
+    device: str = "cpu",
 ) -> Tally:
     """Runs the programs of these seeds, `jobs` at a time."""
     tally = Tally()
-    workers = [_Worker(list(seeds[first::jobs]), meshes, shrink) for first in range(jobs)]
+    workers = [_Worker(list(seeds[first::jobs]), meshes, shrink, device) for first in range(jobs)]
     try:
         while any(not worker.done for worker in workers):
             ready, _, _ = select.select([worker.pipe for worker in workers if not worker.done], [], [], 5.0)
@@ -114,8 +115,8 @@ def run(
 class _Worker:
     """A process that runs programs, and says what comes of each."""
 
-    def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], shrink: bool) -> None:
-        self._left, self._meshes, self._shrink = seeds, meshes, shrink
+    def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], shrink: bool, device: str) -> None:
+        self._left, self._meshes, self._shrink, self._device = seeds, meshes, shrink, device
         self._chunk: set[int] = set()  # seeds that the process has and has not reported
         self.done = not seeds
         self.pipe = -1
@@ -126,7 +127,7 @@ class _Worker:
         self.pipe, write = os.pipe()
         self._buffer = b""
         self._last = time.monotonic()
-        command = [sys.executable, "-m", "tests.random_programs", "--report", str(write)]
+        command = [sys.executable, "-m", "tests.random_programs", "--report", str(write), "--device", self._device]
         command += ["--meshes", *("x".join(map(str, mesh)) for mesh in self._meshes)]
         command += [] if self._shrink else ["--no-shrink"]
         self._process = subprocess.Popen(

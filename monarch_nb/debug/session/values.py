@@ -2,6 +2,7 @@
 
 import math
 import reprlib
+import time
 from typing import Any
 
 from monarch_nb.debug.records import Tensor, Value
@@ -11,6 +12,7 @@ LONGEST = 2000  # characters of one value
 INSIDE = 10  # texts that a container holds are cut so many times sooner
 MOST = 1 << 20  # elements of a tensor that are inspected, where it is one variable of many
 _FEW = 12  # elements of a tensor that are shown themselves
+_PATIENCE_S = 1.0  # for the work of a device, after which its tensors are shown without numbers
 
 
 class _Repr(reprlib.Repr):
@@ -67,10 +69,11 @@ def value_of(value: Any, *, much: bool = False) -> Value:
     name = type_name(value)
     tensor = tensor_of(value, most=None if much else MOST)
     number: float | None = None
-    if issubclass(type(value), (int, float)) or (tensor is not None and math.prod(tensor.shape) == 1):
+    shown = tensor is not None and not tensor.pending
+    if issubclass(type(value), (int, float)) or (tensor is not None and shown and math.prod(tensor.shape) == 1):
         number = _item(value)
     text = describe(tensor) if tensor is not None else shorten(value, much=much)
-    if tensor is not None and 0 < math.prod(tensor.shape) <= _FEW:
+    if tensor is not None and shown and 0 < math.prod(tensor.shape) <= _FEW:
         text = f"{_elements(value)}  {text}" if math.prod(tensor.shape) > 1 else f"{_elements(value)}"
     try:
         length = len(value) if issubclass(type(value), (str, bytes, list, tuple, dict, set)) else None
@@ -105,6 +108,34 @@ def _some_of(array: Any, most: int | None) -> tuple[Any, int]:
     return array, step
 
 
+class _Devices:
+    """Whether a device has done what the calling thread has asked of it.
+
+    To read a tensor waits for all work before it. If that includes a collective which another rank has not joined,
+    perhaps since it is stopped in the debugger too, it would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._busy_at = -math.inf
+
+    def settled(self, device: Any) -> bool:
+        """Waits a second at most, and not at all where a wait has just been in vain. Raises what the device reports."""
+        import torch
+
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(device))
+        end = time.monotonic() + (_PATIENCE_S if time.monotonic() - self._busy_at > _PATIENCE_S else 0.0)
+        while not done.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() >= end:
+                self._busy_at = time.monotonic()
+                return False
+            time.sleep(0.001)
+        return True
+
+
+_DEVICES = _Devices()
+
+
 def _torch(value: Any, most: int | None) -> Tensor:
     import torch
 
@@ -113,6 +144,8 @@ def _torch(value: Any, most: int | None) -> Tensor:
     device = str(plain.device) if plain.device.type != "cpu" else ""
     if plain.numel() == 0 or plain.is_complex() or plain.device.type == "meta":
         return Tensor(shape, dtype, device)
+    if plain.device.type == "cuda" and not _DEVICES.settled(plain.device):
+        return Tensor(shape, dtype, device, pending=True)
     plain, step = _some_of(plain, most)
     plain = plain.contiguous() if step > 1 else plain
     nan = inf = 0
@@ -176,6 +209,8 @@ def describe(tensor: Tensor) -> str:
     """A summary in one line."""
     sizes = "×".join(map(str, tensor.shape)) or "scalar"
     words = [f"{tensor.dtype}[{sizes}]" + (f" on {tensor.device}" if tensor.device else "")]
+    if tensor.pending:
+        words.append("(not computed yet: its device is busy, or waits in a collective)")
     if tensor.least is not None and tensor.most is not None and tensor.mean is not None:
         words.append(f"min {tensor.least:.4g}  max {tensor.most:.4g}  mean {tensor.mean:.4g}")
     if tensor.nan:

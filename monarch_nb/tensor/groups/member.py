@@ -29,7 +29,8 @@ class Membership:
 
     `group` is the uid of the proc mesh. `progress` gives the number of operations of a stream that this process has
     done, `running` the number of the batch that it executes (0 for none), `usage` the memory and time of a stream,
-    `values` the local values of a tensor; the last of these blocks.
+    `values` the local values of a tensor, which blocks. `settle` is called on any thread before the collectives of a
+    generation that is over are ended: what its device has not computed by then is lost.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class Membership:
         running: Callable[[], int],
         usage: Callable[[int], MemoryUsed],
         values: Callable[[AskValues], Values],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.world = TorchGroups()
         self.progress, self._running, self.usage, self.values = progress, running, usage, values
         self.group = ""
         self.over: CutGroup | None = None  # what ended this generation
-        self._runtime = runtime
+        self._runtime, self._settle = runtime, settle
         self._controller, self._generation = "", -1
         self._failed_everywhere: dict[int, int] = {}  # by stream, the last operation known to have failed on all ranks
         self._cut: CutGroup | None = None  # the last one received
@@ -117,6 +119,8 @@ class Membership:
             if (message.group, message.generation) != (self.group, self._generation) or self.over is not None:
                 return
             self.over = message
+            self._settle()
             self._changed.notify_all()
             connections = self.world.connections
         connections.cut()
+        threading.Thread(target=self.world.abort, name="monarch-abort", daemon=True).start()

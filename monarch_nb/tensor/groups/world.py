@@ -5,7 +5,9 @@ find each other through a store in the first of them, and exchange data over con
 store nor the connections are encrypted or authenticated. On a single host both listen on the loopback interface only.
 """
 
+import contextlib
 import datetime
+import logging
 import os
 import socket
 import sys
@@ -22,6 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from monarch_nb.collectives.connections import Connections
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.tensor.propagation import MeshLayout
+
+logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(minutes=30)  # of a collective; the end of a generation frees waiting ranks long before
@@ -98,12 +102,13 @@ class TorchGroups:
             connections.noted(address.port),  # and the store's: frees ranks that wait there for a dead member
         ):
             store = TCPStore(address.host, address.port, is_master=False)
-            backend = "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo"
+            own = PrefixStore(f"generation {spec.generation}", store)
+            backend = "gloo" if spec.device == "cpu" else _backend_of(_devices(own, rank, self.size))
             dist.init_process_group(
                 backend,
                 rank=rank,
                 world_size=self.size,
-                store=PrefixStore(f"generation {spec.generation}", store),
+                store=own,
                 timeout=_TIMEOUT,
             )
             self._ours = True
@@ -129,6 +134,17 @@ class TorchGroups:
     def drop(self, name: str) -> None:
         """Removes a mesh from later generations."""
         self._meshes.pop(name, None)
+
+    def abort(self) -> None:
+        """Ends the collectives of NCCL that are pending: their kernels wait on the device. May block; any thread.
+
+        Those of gloo end with their connections.
+        """
+        for group in tuple(c10d._world.pg_map):
+            with contextlib.suppress(RuntimeError, AttributeError):  # it has none, or is being destroyed
+                backend: Any = group._get_backend(torch.device("cuda"))
+                if backend.name() == "nccl":
+                    backend.abort()
 
     def leave(self) -> None:
         """Destroys the group without notifying its members."""
@@ -166,6 +182,24 @@ class TorchGroups:
             )
         c10d._world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(members)}
         return group.group_name
+
+
+def _devices(store: PrefixStore, rank: int, size: int) -> list[str]:
+    """Names of the devices of all members, by rank; blocks until all have said theirs."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # its watchdog aborts, and does not end the process
+    device = torch.cuda.current_device()
+    torch.cuda.set_device(device)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", os.environ.get("CUDA_VISIBLE_DEVICES", device))
+    store.set(f"device {rank}", f"{socket.gethostname()} {uuid}")
+    return [store.get(f"device {member}").decode() for member in range(size)]
+
+
+def _backend_of(devices: Sequence[str]) -> str:
+    """NCCL where each member has a device of its own; it refuses two that share one, so that gloo serves there."""
+    if len(set(devices)) == len(devices):
+        return "cpu:gloo,cuda:nccl"
+    logger.info("processes share a GPU: collectives go by gloo, through the host's memory")
+    return "cpu:gloo,cuda:gloo"
 
 
 def _along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:

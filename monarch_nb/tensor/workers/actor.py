@@ -112,12 +112,18 @@ class TensorWorker(Actor):
     def __init__(self) -> None:
         for advice in ("_collective_utils", "_redistribute"):  # which the program cannot take: it has called neither
             logging.getLogger(f"torch.distributed.tensor.{advice}").setLevel(logging.ERROR)
-        self._member = Membership(current_runtime(), self._progress, lambda: self._busy, self._usage, self._values)
+        self._member = Membership(
+            current_runtime(), self._progress, lambda: self._busy, self._usage, self._values, self._settle
+        )
         self._busy = 0  # number of the current run, 0 if idle
         self._run_numbers = count(1)
         self._sessions: dict[int, WorkerSession] = {}
         self._taken: dict[int, int] = {}  # the last batch of each stream
         self._last: dict[int, Receipt] = {}  # its receipt, since a batch may arrive twice
+
+    def _settle(self) -> None:
+        for session in tuple(self._sessions.values()):
+            session.settle()
 
     @endpoint
     def version(self) -> str:

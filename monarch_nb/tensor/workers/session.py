@@ -147,11 +147,14 @@ class WorkerSession:
         self._journal = BatchJournal(self._plans)
         self._failures: list[Failure] = []
         self._number = -1  # of the current or last operation
+        self._first = 0  # of the current or last batch
         self._begun: int | None = None  # the first operation of the current compiled step
         self._runs = False
         self._stopwatch = Stopwatch()
         self._halted: Failure | None = None  # the failure after which nothing runs in this generation
         self._reached = (0, 0)  # operations done and begun at the halt
+        self._marks: deque[tuple[int, Any]] | None = deque() if mesh.device_type == "cuda" else None
+        self._computed: int | None = None  # operations that the device had done when the generation ended
 
     @property
     def done(self) -> int:
@@ -165,7 +168,20 @@ class WorkerSession:
     @property
     def reached(self) -> tuple[int, int]:
         """Numbers of operations done and begun."""
-        return self._reached if self._halted is not None else (self._number + 1, self._number + 1)
+        done, begun = self._reached if self._halted is not None else (self._number + 1, self._number + 1)
+        return (done if self._computed is None else min(done, self._computed)), begun
+
+    def settle(self) -> None:
+        """Notes what the device has computed so far, before pending collectives are ended: others are lost. Any thread.
+
+        A host has issued operations long before a device does them, and one that waits for a collective to be ended
+        gives garbage.
+        """
+        if self._marks is None or self._computed is not None:
+            return
+        marks = tuple(self._marks)
+        issued = self._first if self._runs else self._number + 1
+        self._computed = next((first for first, mark in marks if not mark.query()), issued)
 
     @property
     def is_halted(self) -> bool:
@@ -174,7 +190,7 @@ class WorkerSession:
 
     def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
         """Runs a batch from operation `first` on; returns failures and requested values."""
-        self._number, self._failures, self._runs = first - 1, [], True
+        self._number, self._failures, self._first, self._runs = first - 1, [], first, True
         self._journal.note(first, numbers, objects)
         values: list[Any] = []
         try:
@@ -187,7 +203,18 @@ class WorkerSession:
         finally:
             self._runs = False
             BORROWED.give_back()
+            self._mark(first)
         return self._failures, values
+
+    def _mark(self, first: int) -> None:
+        """Puts a mark into the device's work, behind a batch that begins with operation `first`."""
+        if self._marks is None:
+            return
+        while self._marks and self._marks[0][1].query():
+            self._marks.popleft()
+        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        mark.record()
+        self._marks.append((first, mark))
 
     def _execute(self, numbers: Sequence[Number], pending: deque[Any], values: list[Any]) -> int:
         """Runs commands; gives where it stopped."""
@@ -270,7 +297,9 @@ class WorkerSession:
         lost = LostTensor(self._halted or self._generation_failure())
         for number in made | {number for number in written if number in self.env}:
             self.env[number] = lost
-        self._halted = None
+        self._halted = self._computed = None
+        if self._marks is not None:
+            self._marks.clear()
 
     def _generation_failure(self) -> Failure:
         over = self._member.over
@@ -290,7 +319,10 @@ class WorkerSession:
 
     def _reply(self, code: Number, number: Number, values: list[Any]) -> None:
         try:
-            values.append(self._value(code, self.tensor(number)))
+            value = self._value(code, self.tensor(number))
+            if self._marks is not None and self._member.over is not None:  # of collectives that have been ended
+                raise RuntimeError(self._member.over.reason)
+            values.append(value)
         except BaseException as error:
             values.append(self._failure("full_tensor" if code != SHARDS else "local_shards", error))
 

@@ -1,0 +1,191 @@
+"""The debugger, stacks and errors where ranks compute on a GPU."""
+
+import time
+from typing import Any
+
+import torch
+
+from monarch_nb import debug
+from monarch_nb.actor import Actor, ActorError, endpoint, this_host
+from tests.gpu import DEVICE, NotTried, fact, need_gpu
+
+_ANSWER_S = 30.0
+
+
+class Trainer(Actor):
+    """A rank with tensors on the device."""
+
+    @endpoint
+    def step(self, scale: float) -> float:
+        """Stops with a tensor."""
+        x = torch.arange(6, dtype=torch.float32, device=DEVICE).reshape(2, 3) * scale
+        x[0, 0] = float("nan")
+        loss = x.nansum()
+        breakpoint()
+        return float(loss)
+
+    @endpoint
+    def busy(self, seconds: float) -> str:
+        """Stops with a tensor that the device has not computed yet."""
+        x = torch.ones(1 << 20, device=DEVICE)
+        torch.cuda._sleep(int(seconds * 1.7e9))
+        y = x + 1
+        breakpoint()
+        torch.cuda.synchronize()
+        return f"{float(y.sum()):.0f}"
+
+    @endpoint
+    def wait(self, seconds: float) -> None:
+        """Waits for a long kernel."""
+        torch.cuda._sleep(int(seconds * 1.7e9))
+        torch.cuda.synchronize()
+
+    @endpoint
+    def fail(self) -> None:
+        """Raises with a tensor in its frame."""
+        weights = torch.full((4,), 7.0, device=DEVICE)
+        raise ValueError(f"no good: {weights.shape}")
+
+    @endpoint
+    def value(self) -> float:
+        """Computes."""
+        return float(torch.ones(4, device=DEVICE).sum())
+
+    @endpoint
+    def assertion(self) -> float:
+        """A kernel's assertion, which every later call of this process reports too."""
+        x = torch.zeros(4, device=DEVICE)[torch.tensor([10**9], device=DEVICE)]
+        return float(x)
+
+    @endpoint
+    def too_much(self) -> None:
+        """More memory than there is."""
+        torch.empty(1 << 42, device=DEVICE)
+
+
+def _trainers(count: int = 1) -> tuple[Any, Any]:
+    if DEVICE == "cuda":
+        need_gpu()
+    procs = this_host().spawn_procs(per_host={"ranks": count})
+    return procs, procs.spawn("trainers", Trainer)
+
+
+@fact(limit_s=90)
+def a_breakpoint_shows_tensors() -> str:
+    """At a breakpoint on two ranks, tensors of the device are shown by shape, device and numbers"""
+    procs, trainers = _trainers(2)
+    future = trainers.step.call(2.0)
+    debug.wait(2, timeout=_ANSWER_S)
+    text = debug.eval("x").text
+    loss = debug.eval("loss").values
+    debug.resume()
+    found = list(future.get(_ANSWER_S).values())
+    procs.stop().get(20)
+    assert found == [30.0, 30.0], found
+    assert "NaN" in text, text
+    assert DEVICE == "cpu" or "cuda" in text, text
+    return f"{text[:200]}; loss {loss}"
+
+
+@fact(limit_s=90)
+def a_busy_device_does_not_hold_the_debugger_up() -> str:
+    """A tensor that the device has not computed yet is said to be so, in bounded time"""
+    if DEVICE != "cuda":
+        raise NotTried("it needs a GPU")
+    procs, trainers = _trainers()
+    future = trainers.busy.call_one(12.0)
+    debug.wait(1, timeout=_ANSWER_S)
+    began = time.monotonic()
+    text = debug.eval("y").text
+    took = time.monotonic() - began
+    debug.resume()
+    found = future.get(_ANSWER_S)
+    procs.stop().get(20)
+    assert found == str(2 << 20), found
+    assert "not computed yet" in text, text
+    assert took < 4, took
+    return f"{took:.1f} s: {text[:160]}"
+
+
+@fact(limit_s=90)
+def stacks_while_a_kernel_runs() -> str:
+    """Stacks of a rank that waits for a long kernel come at once, and name the line"""
+    if DEVICE != "cuda":
+        raise NotTried("it needs a GPU")
+    procs, trainers = _trainers()
+    trainers.value.call_one().get(_ANSWER_S)
+    future = trainers.wait.call_one(8.0)
+    time.sleep(1.0)
+    began = time.monotonic()
+    text = debug.stacks(trainers)
+    took = time.monotonic() - began
+    future.get(_ANSWER_S)
+    procs.stop().get(20)
+    assert "synchronize" in text, text
+    assert took < 4, took
+    return f"{took:.2f} s: {text.splitlines()[-1].strip()[:160]}"
+
+
+@fact(limit_s=90)
+def post_mortem() -> str:
+    """The frames of a failed call keep their tensors"""
+    procs, trainers = _trainers()
+    try:
+        trainers.fail.call_one().get(_ANSWER_S)
+    except ActorError as error:
+        group = debug.post_mortem(error)
+    text = group.eval("weights").text
+    group.resume()
+    value = trainers.value.call_one().get(_ANSWER_S)
+    procs.stop().get(20)
+    assert "7" in text, text
+    assert value == 4.0
+    return text[:200]
+
+
+@fact(limit_s=120)
+def an_error_that_stays_marks_the_rank_and_heal_mends_it() -> str:
+    """After a kernel's failed assertion the rank is marked failed once, the other goes on, and heal gives a new process"""
+    if DEVICE != "cuda":
+        raise NotTried("it needs a GPU")
+    import monarch
+
+    procs, trainers = _trainers(2)
+    assert list(trainers.value.call().get(_ANSWER_S).values()) == [4.0, 4.0]
+    try:
+        trainers.slice(ranks=0).assertion.call_one().get(_ANSWER_S)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        raise AssertionError("no error")
+    other = trainers.slice(ranks=1).value.call_one().get(_ANSWER_S)
+    assert other == 4.0, other
+    try:
+        trainers.slice(ranks=0).value.call_one().get(_ANSWER_S)
+    except Exception as error:
+        later = f"{type(error).__name__}: {error}"
+    else:
+        raise AssertionError("the rank still computes")
+    monarch.heal_mesh(procs)
+    healed = list(trainers.value.call().get(_ANSWER_S).values())
+    procs.stop().get(20)
+    assert healed == [4.0, 4.0], healed
+    assert "heal" in said + later, f"{said} | {later}"
+    return f"{said.splitlines()[0][:150]} | then {later.splitlines()[0][:200]}"
+
+
+@fact(limit_s=90)
+def out_of_memory_in_an_actor() -> str:
+    """Out of memory in an endpoint is an error of that call, which says what the device holds; the rank goes on"""
+    if DEVICE != "cuda":
+        raise NotTried("it needs a GPU")
+    procs, trainers = _trainers()
+    try:
+        trainers.too_much.call_one().get(_ANSWER_S)
+    except ActorError as error:
+        said = str(error)
+    value = trainers.value.call_one().get(_ANSWER_S)
+    procs.stop().get(20)
+    assert value == 4.0
+    assert "OutOfMemoryError" in said, said
+    return next(line for line in said.splitlines() if "OutOfMemory" in line)[:250]

@@ -1,0 +1,60 @@
+"""Which GPU a process gets, and what is known of it."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from monarch_nb.actor import Actor, endpoint, this_host
+from tests.gpu import DEVICE, NotTried, need_gpu
+
+_ANSWER_S = 60.0
+
+
+class Rank(Actor):
+    """Says what it sees."""
+
+    @endpoint
+    def sees(self) -> tuple[str | None, int, str]:
+        """Its CUDA_VISIBLE_DEVICES, the number of devices, and the name of the first."""
+        import torch
+
+        count = torch.cuda.device_count()
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), count, torch.cuda.get_device_name(0) if count else ""
+
+
+def _seen(**options: Any) -> list[Any]:
+    if DEVICE != "cuda":
+        raise NotTried("it needs a GPU")
+    need_gpu()
+    procs = this_host().spawn_procs(**options)
+    found = list(procs.spawn("ranks", Rank).sees.call().get(_ANSWER_S).values())
+    procs.stop().get(20)
+    return found
+
+
+def a_rank_gets_its_gpu() -> str:
+    """gpus=1 gives the rank the GPU, by CUDA_VISIBLE_DEVICES"""
+    found = _seen(per_host={"gpus": 1})
+    assert found[0][:2] == ("0", 1), found
+    return f"CUDA_VISIBLE_DEVICES={found[0][0]}: {found[0][2]}"
+
+
+def a_host_with_too_few_is_an_error() -> str:
+    """gpus=2 on a host with one is an error before anything starts, that says what to do"""
+    try:
+        found = _seen(per_host={"gpus": 2})
+    except ValueError as error:
+        return str(error)[:300]
+    raise AssertionError(f"it was spawned: {found}")
+
+
+def doctor() -> str:
+    """monarch-nb doctor says which driver, which GPUs and which build of PyTorch there are"""
+    need_gpu()
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch_nb", "doctor"], capture_output=True, text=True, check=False, timeout=60
+    )
+    lines = [line.strip() for line in done.stdout.splitlines() if "GPU" in line or "CUDA" in line or "NCCL" in line]
+    assert lines, done.stdout[-500:] + done.stderr[-500:]
+    return " / ".join(lines)[:400]

@@ -1,0 +1,157 @@
+"""RDMABuffer on the memory of a GPU."""
+
+import time
+from typing import Any
+
+import torch
+
+from monarch_nb.actor import Actor, endpoint, this_host
+from monarch_nb.rdma import RDMABuffer
+from tests.gpu import DEVICE, fact, need_gpu
+
+_ANSWER_S = 60.0
+_MB = 1 << 20
+
+
+class Owner(Actor):
+    """A rank that offers memory of the device."""
+
+    @endpoint
+    def offer(self, count: int) -> RDMABuffer:
+        """A buffer of so many numbers, counted from 0."""
+        self.tensor = torch.arange(count, dtype=torch.float32, device=DEVICE)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        self.buffer = RDMABuffer(self.tensor)
+        return self.buffer
+
+    @endpoint
+    def mean(self) -> float:
+        """Of the memory that it offers."""
+        return float(self.tensor.double().mean())
+
+    @endpoint
+    def drop(self) -> None:
+        """Ends the offer."""
+        self.buffer.drop().get()
+
+
+class User(Actor):
+    """A rank that reads and writes it."""
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer, device: str, count: int) -> tuple[float, str]:
+        """Reads all into memory of a device."""
+        room = torch.zeros(count, dtype=torch.float32, device=device)
+        await buffer.read_into(room)
+        return float(room.double().mean()), buffer.backend
+
+    @endpoint
+    async def write(self, buffer: RDMABuffer, device: str, count: int, value: float) -> None:
+        """Writes all from memory of a device."""
+        await buffer.write_from(torch.full((count,), value, dtype=torch.float32, device=device))
+
+    @endpoint
+    async def rates(self, buffer: RDMABuffer, count: int) -> dict[str, float]:
+        """GB/s of reads and writes, and of copies within this process."""
+        here, other = (torch.zeros(count, dtype=torch.float32, device=DEVICE) for _ in range(2))
+        pinned = torch.zeros(count, dtype=torch.float32, pin_memory=DEVICE == "cuda")
+        size = here.nbytes
+        found: dict[str, float] = {}
+
+        async def measured(name: str, work: Any) -> None:
+            best = float("inf")
+            for _ in range(8):
+                began = time.perf_counter()
+                await work()
+                if DEVICE == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                best = min(best, time.perf_counter() - began)
+            found[name] = size / best / 1e9
+
+        async def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+            target.copy_(source, non_blocking=True)
+
+        for _ in range(2):
+            await measured("read", lambda: buffer.read_into(here))
+            await measured("copy on the device", lambda: copy(other, here))
+            await measured("write", lambda: buffer.write_from(here))
+            await measured("read to pinned", lambda: buffer.read_into(pinned))
+            await measured("copy to pinned", lambda: copy(pinned, here))
+            await measured("write from pinned", lambda: buffer.write_from(pinned))
+            await measured("copy from pinned", lambda: copy(here, pinned))
+        return found
+
+
+def _pair() -> tuple[Any, Any, Any]:
+    if DEVICE == "cuda":
+        need_gpu()
+    procs = this_host().spawn_procs(per_host={"ranks": 2})
+    return procs, procs.slice(ranks=0).spawn("owner", Owner), procs.slice(ranks=1).spawn("user", User)
+
+
+@fact()
+def reads_and_writes() -> str:
+    """Another rank reads and writes a buffer on the device, from the device and from the CPU"""
+    procs, owner, user = _pair()
+    count = 4 * _MB + 3
+    buffer = owner.offer.call_one(count).get(_ANSWER_S)
+    expected = (count - 1) / 2
+    said = []
+    for device in (DEVICE, "cpu"):
+        mean, mover = user.read.call_one(buffer, device, count).get(_ANSWER_S)
+        assert abs(mean - expected) < 1e-3 * expected, f"{device}: {mean} in place of {expected}"
+        said.append(f"{device} by {mover}")
+    for number, device in enumerate((DEVICE, "cpu")):
+        user.write.call_one(buffer, device, count, 5.0 + number).get(_ANSWER_S)
+        assert owner.mean.call_one().get(_ANSWER_S) == 5.0 + number
+    procs.stop().get(20)
+    return ", ".join(said)
+
+
+@fact()
+def the_notebook_reads_it_without_a_gpu() -> str:
+    """The controller reads a buffer on the device into its own memory, and keeps off the GPU"""
+    procs, owner, _ = _pair()
+    buffer = owner.offer.call_one(_MB).get(_ANSWER_S)
+    room = torch.zeros(_MB)
+    buffer.read_into(room).get(_ANSWER_S)
+    procs.stop().get(20)
+    assert float(room[-1]) == _MB - 1
+    assert not torch.cuda.is_initialized()
+    return f"by {buffer.backend or 'another way'}"
+
+
+@fact()
+def a_dropped_buffer_is_an_error() -> str:
+    """After drop() a read is an error"""
+    procs, owner, user = _pair()
+    buffer = owner.offer.call_one(_MB).get(_ANSWER_S)
+    user.read.call_one(buffer, DEVICE, _MB).get(_ANSWER_S)
+    owner.drop.call_one().get(_ANSWER_S)
+    try:
+        found = user.read.call_one(buffer, DEVICE, _MB).get(_ANSWER_S)
+    except Exception as error:
+        text = str(error)
+    else:
+        raise AssertionError(f"it was read: {found}")
+    procs.stop().get(20)
+    assert "dropped" in text, text
+    return next(line for line in text.splitlines() if "dropped" in line)[:200]
+
+
+@fact(alone=True)
+def rates() -> str:
+    """Reads and writes of 1 GB on one GPU make 0.9 of a copy on the device, and 0.8 of pinned copies"""
+    procs, owner, user = _pair()
+    count = (256 if DEVICE == "cuda" else 4) * _MB
+    buffer = owner.offer.call_one(count).get(_ANSWER_S)
+    found = user.rates.call_one(buffer, count).get(_ANSWER_S)
+    procs.stop().get(20)
+    said = "GB/s: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+    if DEVICE == "cuda":
+        assert found["read"] >= 0.9 * found["copy on the device"], said
+        assert found["write"] >= 0.9 * found["copy on the device"], said
+        assert found["read to pinned"] >= 0.8 * found["copy to pinned"], said
+        assert found["write from pinned"] >= 0.8 * found["copy from pinned"], said
+    return said
