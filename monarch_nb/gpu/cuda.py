@@ -171,8 +171,11 @@ class CudaDriver:
 
     def check(self) -> None:
         """See Driver."""
-        for device in tuple(self._devices.values()):
-            device.check()
+        self._init()
+        for index in range(int(_call(cu.cuDeviceGetCount))):
+            _, active = _call(cu.cuDevicePrimaryCtxGetState, _call(cu.cuDeviceGet, index))
+            if active:
+                self._device(index).check()
 
     def _init(self) -> None:
         if not self._initialised:

@@ -168,6 +168,13 @@ class _Engine(_engine):  # type: ignore[misc]
         """Runs a backward pass; raises what an operation or hook has raised."""
         try:
             return super().run_backward(*args, **kwargs)
+        except RuntimeError as error:
+            if "opt_ready_stream" not in str(error):
+                raise
+            raise RuntimeError(
+                "PyTorch cannot compute gradients of tensors of a GPU in a process in which sharded tensors are used "
+                "too (pytorch/pytorch#161129): train on the mesh, with Mesh(..., device='cuda'), or in an actor"
+            ) from error
         except SystemError:
             own = [taken for taken in _taken if taken[-1] == threading.get_ident()]
             if not own:

@@ -23,11 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_nb.collectives.connections import Connections
 from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.tensor.groups.staging import Staging
 from monarch_nb.tensor.propagation import MeshLayout
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+_SHARED = "cpu:gloo,cuda:gloo"  # the backends of ranks that share a device
 _TIMEOUT = datetime.timedelta(minutes=30)  # of a collective; the end of a generation frees waiting ranks long before
 
 
@@ -62,6 +64,7 @@ class TorchGroups:
         self._on_loopback = False  # this class has set the interface
         self._ours = False  # the default group of this process was made here
         self._meshes: dict[str, DeviceMesh] = {}
+        self._staging: Staging | None = None  # where ranks share a device
 
     def keep_store(self, one_host: bool) -> StoreAddress:
         """Starts the store, in the process of rank 0. Later generations reuse it unless they span more hosts."""
@@ -104,6 +107,8 @@ class TorchGroups:
             store = TCPStore(address.host, address.port, is_master=False)
             own = PrefixStore(f"generation {spec.generation}", store)
             backend = "gloo" if spec.device == "cpu" else _backend_of(_devices(own, rank, self.size))
+            if backend == _SHARED:
+                self._staging = Staging()
             dist.init_process_group(
                 backend,
                 rank=rank,
@@ -151,6 +156,9 @@ class TorchGroups:
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours = False
+        if self._staging is not None:
+            self._staging.end()
+            self._staging = None
 
     def _connect(self, name: str, mesh: DeviceMesh) -> None:
         """Makes the groups along the dimensions of a mesh, with names that agree on all ranks and in all generations.
@@ -199,7 +207,7 @@ def _backend_of(devices: Sequence[str]) -> str:
     if len(set(devices)) == len(devices):
         return "cpu:gloo,cuda:nccl"
     logger.info("processes share a GPU: collectives go by gloo, through the host's memory")
-    return "cpu:gloo,cuda:gloo"
+    return _SHARED
 
 
 def _along(mesh: DeviceMesh, dim: int, rank: int) -> Sequence[int]:

@@ -4,6 +4,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import (
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import (
     _register_process_group,
     _resolve_process_group,
 )
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
@@ -34,6 +36,7 @@ _logs = [
         "torch.distributed.tensor._redistribute",
     )
 ]
+_fake_tensors: Any = fake_tensor
 _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -68,12 +71,18 @@ def imagining() -> Iterator[None]:
     disabled = [log.disabled for log in _logs]
     for log in _logs:
         log.disabled = True
+    init, _fake_tensors.init_gpu_context = _fake_tensors.init_gpu_context, _leave_gpu_alone
     try:
         with torch._C.DisableTorchFunction(), _fake, torch.no_grad():
             yield
     finally:
+        _fake_tensors.init_gpu_context = init
         for log, was in zip(_logs, disabled, strict=True):
             log.disabled = was
+
+
+def _leave_gpu_alone(device: torch.device) -> None:
+    """In place of a function that makes a tensor on the GPU, once fake tensors on one are made: nothing is computed."""
 
 
 class World:

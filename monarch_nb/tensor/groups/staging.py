@@ -1,0 +1,68 @@
+"""Collectives of ranks that share a GPU: through the host's memory, by gloo.
+
+NCCL refuses two ranks on one device. Gloo takes tensors of a device in the plain collectives of torch.distributed, and
+ends the process (a segmentation fault, seen with PyTorch 2.11) in the functional ones, which DTensor and compiled code
+call: those get a kernel for CUDA tensors here, that copies to the CPU, exchanges there, and copies back.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = ["Staging"]
+
+# Of the namespace _c10d_functional; torch/csrc/distributed/c10d/Functional.cpp has their schemas.
+_OPERATIONS = (
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_out",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_out",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+)
+
+
+class Staging:
+    """Puts the kernels in place for this process; `end` takes them back."""
+
+    def __init__(self, key: str = "CUDA") -> None:
+        make: Any = torch.library.Library
+        self._library: Any = make("_c10d_functional", "IMPL")
+        for name in _OPERATIONS:
+            packet = getattr(torch.ops._c10d_functional, name, None)
+            if packet is not None:  # older versions of PyTorch lack some
+                self._library.impl(name, _staged(packet.default), key)
+
+    def end(self) -> None:
+        """Takes the kernels back."""
+        library, self._library = self._library, None
+        if library is not None:
+            library._destroy()
+
+
+def _staged(operation: Any) -> Callable[..., Any]:
+    in_place = operation._schema.name.endswith("_")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        device = given[0].device
+        here, options = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+        found = operation(*here, **options)
+        found = tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, found)
+        target = args[0] if in_place else kwargs.get("out")
+        if target is not None:
+            for one, other in zip(tree_leaves(target), tree_leaves(found), strict=True):
+                one.copy_(other)
+            return target
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), found)
+
+    return call

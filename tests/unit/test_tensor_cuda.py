@@ -1,0 +1,86 @@
+"""Sharded tensors on GPUs, as far as a machine without one shows them."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.multiprocessing
+
+from monarch_nb.tensor.groups import staging
+from monarch_nb.tensor.groups.world import _backend_of
+from monarch_nb.tensor.propagation import MeshLayout
+from monarch_nb.tensor.propagation.world import World, imagining
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_ranks_with_a_device_each_use_nccl_and_ranks_that_share_one_gloo() -> None:
+    assert _backend_of(["a GPU-1", "a GPU-2", "b GPU-1"]) == "cpu:gloo,cuda:nccl"
+    assert _backend_of(["a GPU-1", "a GPU-2", "a GPU-1"]) == "cpu:gloo,cuda:gloo"
+
+
+def test_planning_for_gpus_makes_nothing_on_a_gpu_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # to make something there would raise here
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check=False: torch.device("cuda"))
+    World(MeshLayout((2,), ("data",), "cuda"))
+    with imagining():
+        made = torch.empty(3, device="cuda")
+    assert made.device.type == "cuda"
+    assert not torch.cuda.is_initialized()
+
+
+def _of_rank(rank: int, port: int, results: Any) -> None:
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives  # defines the operations
+
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
+    name, operations = dist.group.WORLD.group_name, torch.ops._c10d_functional
+    own = torch.arange(4.0) + rank
+    staged = lambda operation, *args, **kwargs: staging._staged(operation.default)(*args, **kwargs)  # noqa: E731
+    room, changed = torch.zeros(8), own.clone()
+    found = {
+        "all_reduce": staged(operations.all_reduce, own, "sum", name),
+        "all_reduce_": staged(operations.all_reduce_, changed, "sum", name),
+        "all_gather": staged(operations.all_gather_into_tensor, own, 2, name),
+        "all_gather_out": staged(operations.all_gather_into_tensor_out, own, 2, name, out=room),
+        "reduce_scatter": staged(operations.reduce_scatter_tensor, own, "sum", 2, name),
+        "all_to_all": staged(operations.all_to_all_single, own, [2, 2], [2, 2], name),
+        "broadcast": staged(operations.broadcast, own, 1, name),
+        "coalesced": staged(operations.all_reduce_coalesced, [own, own], "max", name)[1],
+    }
+    assert found["all_reduce_"] is changed
+    assert found["all_gather_out"] is room
+    if rank == 0:
+        results.put({key: value.tolist() for key, value in found.items()})
+    dist.destroy_process_group()
+
+
+def test_staged_collectives_give_what_gloo_gives() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(_of_rank, (port, results), nprocs=2)
+    assert results.get() == {
+        "all_reduce": [1, 3, 5, 7],
+        "all_reduce_": [1, 3, 5, 7],
+        "all_gather": [0, 1, 2, 3, 1, 2, 3, 4],
+        "all_gather_out": [0, 1, 2, 3, 1, 2, 3, 4],
+        "reduce_scatter": [1, 3],
+        "all_to_all": [0, 1, 1, 2],
+        "broadcast": [1, 2, 3, 4],
+        "coalesced": [1, 2, 3, 4],
+    }
+
+
+def test_kernels_for_gpus_are_in_place_until_the_end_of_a_generation() -> None:
+    has = lambda: torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_reduce", "CUDA")  # noqa: E731
+    kernels = staging.Staging()
+    assert has()
+    kernels.end()
+    kernels.end()
+    assert not has()
