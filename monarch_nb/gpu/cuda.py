@@ -5,6 +5,7 @@ file descriptor) and "Stream Management"; docs.nvidia.com/cuda/cuda-driver-api.
 """
 
 import ctypes
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,11 @@ class CudaDriver:
         import torch
 
         return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def devices(self) -> tuple[int, ...]:
+        """See Driver."""
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        return tuple(range(cuda.device_count())) if cuda is not None and cuda.is_initialized() else ()
 
     def device_of(self, address: int) -> int | None:
         """See Driver."""

@@ -43,6 +43,9 @@ class Driver(Protocol):
     def current_stream(self, device: int) -> int:
         """The stream into which torch puts the calling thread's work, as `copy` takes it."""
 
+    def devices(self) -> tuple[int, ...]:
+        """The devices, if this process computes on them already; else none. Initialises nothing."""
+
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def device_of(self, address: int) -> int | None:

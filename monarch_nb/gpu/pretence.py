@@ -43,7 +43,7 @@ class PretenceDriver:
     name = "pretence"
 
     def __init__(self, capacity: int = 1 << 30, devices: int = 1) -> None:
-        self.capacity, self.devices = capacity, devices
+        self.capacity = capacity
         self.copies: list[tuple[int, int, int, int]] = []  # target, source, size, stream that came first
         self._lock = threading.RLock()
         self._maps: dict[int, tuple[Any, int, int]] = {}  # by address: mapping, bytes, device
@@ -79,6 +79,10 @@ class PretenceDriver:
     def current_stream(self, device: int) -> int:
         """See Driver."""
         return 0
+
+    def devices(self) -> tuple[int, ...]:
+        """See Driver."""
+        return tuple(device for device, used in self._used.items() if used)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 

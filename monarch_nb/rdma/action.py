@@ -94,7 +94,7 @@ class RDMAAction:
         def step(mine: RdmaService, limit: Limit) -> None:
             question = verbs.Atomic(handle.number, handle.secret, 0, operand, expected)
             outcome = checked(handle, mine.ask(handle, verbs.ATOMIC, question)(limit))
-            target.part(0, WORD).view()[:] = outcome.data
+            target.part(0, WORD).write(outcome.data)
 
         self._reserve(target.part(0, WORD), fills=True)
         self._steps.append((handle.process, "atomic", step))

@@ -128,14 +128,14 @@ class BulkListener:
                     end = min(start + _PIECE, offset + size)
                     if not 0 <= start <= end <= memory.size:
                         raise PermissionError("outside of the buffer")
-                    piece = memory.part(start, end - start).view()
-                    if not begun:
-                        connection.sendall(GO)
-                        begun = True
-                    if what == READ:
-                        connection.sendall(piece)
-                    else:
-                        receive_into(connection, piece)
+                    with memory.part(start, end - start).on_host(write=what != READ) as piece:
+                        if not begun:
+                            connection.sendall(GO)
+                            begun = True
+                        if what == READ:
+                            connection.sendall(piece)
+                        else:
+                            receive_into(connection, piece)
         except (LookupError, PermissionError):
             if begun:
                 return False

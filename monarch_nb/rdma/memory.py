@@ -1,36 +1,98 @@
 """Memory of this process: address, size, access and owner."""
 
+import builtins
 import ctypes
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from monarch_nb.gpu import Driver, driver
 from monarch_nb.wire import kind_of
 
-__all__ = ["Memory", "Ranges", "memory_of"]
+__all__ = ["Memory", "Ranges", "memory_of", "move_bytes"]
 
 
 class Memory:
     """A range of bytes at a fixed address. `keeper` is the object that owns the memory, which this keeps alive."""
 
-    __slots__ = ("address", "keeper", "readonly", "size")
+    __slots__ = ("address", "device", "keeper", "readonly", "size", "stream")
 
-    def __init__(self, address: int, size: int, keeper: object, *, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        keeper: object,
+        *,
+        readonly: bool = False,
+        device: int | None = None,
+        stream: int = 0,
+    ) -> None:
         self.address = address
         self.size = size  # bytes
         self.keeper = keeper
         self.readonly = readonly
+        self.device = device  # the GPU that it lies on; None: the host
+        self.stream = stream  # of the device, with work on the memory that comes first
 
     def part(self, offset: int, size: int) -> "Memory":
         """The part of `size` bytes at `offset`."""
         assert 0 <= offset <= offset + size <= self.size
-        return Memory(self.address + offset, size, self.keeper, readonly=self.readonly)
+        return Memory(
+            self.address + offset, size, self.keeper, readonly=self.readonly, device=self.device, stream=self.stream
+        )
+
+    def read(self) -> builtins.bytes:
+        """A copy of the bytes."""
+        if self.device is None:
+            return builtins.bytes(self.view())
+        with self.on_host(write=False) as room:
+            return builtins.bytes(room)
+
+    def write(self, data: Any) -> None:
+        """Replaces the bytes by as many others."""
+        with self.on_host(write=True) as room:
+            room[:] = data
+
+    @contextmanager
+    def on_host(self, *, write: bool) -> Iterator[memoryview]:
+        """The bytes in memory of the host: themselves, or a copy of those of a device, for a block.
+
+        With `write` the block fills them all, and they go to the device at its end. Of a device, take parts of a few
+        megabytes. Raises GpuError where the device refuses.
+        """
+        if self.device is None:
+            yield self.view()
+            return
+        room = bytearray(self.size)
+        copy = Memory(ctypes.addressof(ctypes.c_char.from_buffer(room)) if room else 0, self.size, room)
+        if not write:
+            move_bytes(copy, self)
+        yield memoryview(room)
+        if write:
+            move_bytes(self, copy)
 
     def view(self) -> memoryview:
-        """The bytes as a memoryview, writable unless the memory is read-only."""
+        """The bytes as a memoryview, writable unless the memory is read-only. Of memory of the host only."""
+        assert self.device is None, "memory of a device has no view"
         held = (ctypes.c_ubyte * self.size).from_address(self.address)
         view = memoryview(held).cast("B")
         return view.toreadonly() if self.readonly else view
+
+
+def move_bytes(target: Memory, source: Memory) -> None:
+    """Copies as many bytes as `target` has from `source`, each on the host or on a device; blocks until they are there.
+
+    Raises GpuError where a device refuses.
+    """
+    device = target.device if target.device is not None else source.device
+    if device is None:
+        ctypes.memmove(target.address, source.address, target.size)
+        return
+    gpu = _driver()
+    stream = target.stream or source.stream
+    gpu.copy(target.address, source.address, target.size, device=device, after=stream)
 
 
 def memory_of(data: Any, *, writable: bool = False, what: str = "data") -> Memory:
@@ -80,11 +142,7 @@ class Ranges:
 
 
 def _of_tensor(tensor: Any, what: str) -> Memory:
-    if tensor.device.type != "cpu":
-        raise ValueError(
-            f"{what} lies on {tensor.device}: only memory of the host is moved so far; "
-            "move a copy of it, such as tensor.cpu(), and copy back"
-        )
+    device = _device_of(tensor, what)
     layout = str(tensor.layout)
     if layout != "torch.strided":
         raise ValueError(f"{what} is a tensor of layout {layout}; only dense (strided) ones have one piece of memory")
@@ -102,7 +160,32 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
         address = 0
     if size and not address:
         raise ValueError(f"{what} is {kind_of(tensor)}, which has no memory of its own: use its local part")
-    return Memory(address, size, tensor.detach())
+    stream = 0 if device is None else _driver().current_stream(device)
+    return Memory(address, size, tensor.detach(), device=device, stream=stream)
+
+
+def _device_of(tensor: Any, what: str) -> int | None:
+    """The GPU that a tensor is on; None for one on the CPU. Raises ValueError for other devices."""
+    if tensor.device.type == "cpu":
+        gpu = driver()
+        return gpu.device_of_tensor(tensor) if gpu is not None and gpu.name == "pretence" else None
+    if tensor.device.type != "cuda":
+        raise ValueError(
+            f"{what} lies on {tensor.device}: memory of the host and of GPUs is moved; "
+            "move a copy of it, such as tensor.cpu(), and copy back"
+        )
+    if driver() is None:
+        raise ValueError(
+            f"{what} lies on {tensor.device}, and cuda-bindings, which speaks to its driver, cannot be imported: "
+            "pip install 'monarch-nb[gpu]', or move a copy of it, such as tensor.cpu()"
+        )
+    return int(tensor.device.index)
+
+
+def _driver() -> Driver:
+    found = driver()
+    assert found is not None, "memory of a device without a driver"
+    return found
 
 
 def _address_of(view: memoryview) -> int:

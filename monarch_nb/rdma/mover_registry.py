@@ -9,6 +9,7 @@ from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import Mover
 from monarch_nb.rdma.movers.cross_memory import CrossMemory
+from monarch_nb.rdma.movers.gpu import GpuMover
 from monarch_nb.rdma.movers.local import LocalMover
 from monarch_nb.rdma.movers.messages import Messages
 from monarch_nb.rdma.movers.nixl import Nixl
@@ -46,6 +47,7 @@ def movers_named() -> tuple[str, ...]:
 MOVERS: dict[str, Callable[[MoverServices], Mover]] = {
     "local": lambda end: LocalMover(end.address, end.regions),
     "cross-memory": lambda end: CrossMemory(),
+    "gpu": lambda end: GpuMover(),
     "nixl": lambda end: Nixl(end.fabric, end.lease_client, lambda: "nixl" in movers_named()),
     "streams": lambda end: Streams(end.dial, lambda: max(1, settings.rdma_tcp_fallback_parallelism)),
     "messages": lambda end: Messages(end.ask),

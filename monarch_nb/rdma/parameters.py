@@ -151,7 +151,9 @@ class ParameterStore:
         self._versions[:] = _VERSIONS.pack(version - 1, version)
         for name, shard in self._shards.items():
             part, memory = self._parts[name], memory_of(shard.tensor.detach().contiguous(), what=name)
-            slot[part.offset : part.offset + memory.size] = memory.view() if memory.size else b""
+            slot[part.offset : part.offset + memory.size] = (
+                memory.read() if memory.device is not None else memory.view() if memory.size else b""
+            )
         self._versions[:] = _VERSIONS.pack(version, version)
         return version
 

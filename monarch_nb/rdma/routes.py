@@ -3,16 +3,19 @@
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb._about import more
 from monarch_nb.rdma.errors import RDMAError
 from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import CannotReachError, Move, Mover
 
 __all__ = ["SOCKETS", "MoverRoutes", "Route"]
 
+_GPU_MOVERS = frozenset({"local", "gpu"})  # those that take memory of this process on a GPU as it is
+_PIECE = 16 << 20  # bytes staged at a time
 SOCKETS = frozenset({"streams", "messages"})  # the movers that go through sockets
 
 
@@ -87,7 +90,9 @@ class MoverRoutes:
         """
         route = self.of(moves[0].handle.process)
         begun = time.perf_counter()
-        self._move(route, route.allowed if quick else self._allowed(), moves, limit, write)
+        allowed = route.allowed if quick else self._allowed()
+        for some in _by_device(moves):
+            self._move(route, allowed, some, limit, write)
         size, seconds = sum(move.local.size for move in moves), time.perf_counter() - begun
         with self._lock:
             route.transfers += 1
@@ -104,7 +109,11 @@ class MoverRoutes:
         for name in (*([known] if known else ()), *allowed):
             mover = self._movers[name]
             try:
-                (mover.write if write else mover.read)(moves, limit)
+                move = mover.write if write else mover.read
+                if name in _GPU_MOVERS or all(each.local.device is None for each in moves):
+                    move(moves, limit)
+                else:
+                    _staged(move, moves, limit, write=write)
             except CannotReachError as error:
                 if str(error):
                     reasons.append(f"{name}: {error}")
@@ -129,3 +138,24 @@ class MoverRoutes:
                 RDMATcpFallbackWarning,
                 stacklevel=2,
             )
+
+
+def _by_device(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+    """Transfers of buffers on the host, and those of buffers on GPUs, which other movers serve."""
+    if all(move.handle.device is None for move in moves):
+        yield moves
+        return
+    for on_device in (False, True):
+        if some := [move for move in moves if (move.handle.device is not None) is on_device]:
+            yield some
+
+
+def _staged(
+    carry: Callable[[Sequence[Move], Limit], None], moves: Sequence[Move], limit: Limit, *, write: bool
+) -> None:
+    """Transfers whose local memory may lie on a GPU, by a mover that knows memory of the host: piece by piece."""
+    for move in moves:
+        for start in range(0, move.local.size, _PIECE):
+            size = min(_PIECE, move.local.size - start)
+            with move.local.part(start, size).on_host(write=not write) as room:
+                carry([Move(move.handle, move.offset + start, memory_of(room))], limit)

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.gpu import GpuError, driver
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, UnansweredError, request
 from monarch_nb.rdma import verbs
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import BufferHandle
+from monarch_nb.rdma.handle import BufferHandle, DeviceRegion
 from monarch_nb.rdma.identity import own_identity
 from monarch_nb.rdma.lease_client import LeaseClient
 from monarch_nb.rdma.leases import MemoryLeases
@@ -168,6 +169,7 @@ class RdmaService:
             address=memory.address,
             mark=region.mark,
             guard=self.regions.guard.descriptor,
+            device=None if memory.device is None else _lent(memory, memory.device),
         )
 
     def withdraw(self, number: int) -> None:
@@ -267,25 +269,25 @@ class RdmaService:
     def _read(self, question: verbs.Reading) -> TransferOutcome:
         with self.regions.use(question.number, question.secret) as memory:
             _check(memory, question.offset, question.size)
-            return TransferOutcome("done", data=bytes(memory.part(question.offset, question.size).view()))
+            return TransferOutcome("done", data=memory.part(question.offset, question.size).read())
 
     def _write(self, question: verbs.Writing) -> TransferOutcome:
         with self.regions.use(question.number, question.secret, write=True) as memory:
             _check(memory, question.offset, len(question.data))
-            memory.part(question.offset, len(question.data)).view()[:] = question.data
+            memory.part(question.offset, len(question.data)).write(question.data)
         return DONE
 
     def _atomic(self, question: verbs.Atomic) -> TransferOutcome:
         with self._atomics, self.regions.use(question.number, question.secret, write=True) as memory:
             _check(memory, question.offset, WORD)
-            word = memory.part(question.offset, WORD).view()
-            before = bytes(word)
+            word = memory.part(question.offset, WORD)
+            before = word.read()
             value = int.from_bytes(before, "little", signed=True)
             if question.expected is None:
                 value += question.operand
             elif value == question.expected:
                 value = question.operand
-            word[:] = (value & (2**64 - 1)).to_bytes(WORD, "little")
+            word.write((value & (2**64 - 1)).to_bytes(WORD, "little"))
         return TransferOutcome("done", data=before)
 
     def _drop(self, question: verbs.DropBuffer) -> TransferOutcome:
@@ -320,6 +322,18 @@ class RdmaService:
         self.regions.withdraw_all(lambda region: True)
         self.fabric.close()
         self.regions.guard.close()
+
+
+def _lent(memory: Memory, device: int) -> DeviceRegion:
+    gpu = driver()
+    assert gpu is not None
+    try:
+        start, _ = gpu.range_of(memory.address)
+        return DeviceRegion(gpu.identity(device), gpu.lend(start), memory.address - start)
+    except GpuError as error:
+        if error.sticky:
+            raise
+        return DeviceRegion(gpu.identity(device), b"", 0)  # expandable segments: others read it through the host
 
 
 def _check(memory: Memory, offset: int, size: int) -> None:

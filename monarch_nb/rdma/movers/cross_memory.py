@@ -23,7 +23,7 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.regions import MARK, for_reading_only
 from monarch_nb.rdma.side_by_side import side_by_side
 
-__all__ = ["CrossMemory"]
+__all__ = ["CrossMemory", "check_identity", "check_offered", "written"]
 
 _PIECE = 16 << 20  # bytes the kernel copies between two checks of the limit
 _SMALL = 4096  # bytes up to which one system call brings all, to be looked at before they are handed on
@@ -74,12 +74,12 @@ class CrossMemory:
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """From buffers of one process of this machine: one system call for a small one, two for up to 256."""
-        _check_identity(moves[0].handle)
+        _check_host(moves)
         _each(moves, limit, _read)
 
     def write(self, moves: Sequence[Move], limit: Limit) -> None:
         """Into buffers of one process of this machine, whose memory stays meanwhile."""
-        _check_identity(moves[0].handle)
+        _check_host(moves)
         _each(moves, limit, _write)
 
     def close(self) -> None:
@@ -153,20 +153,36 @@ def _read_small(move: Move) -> None:
 
 
 def _write(moves: list[Move]) -> None:
-    first = moves[0].handle
+    with written(moves):
+        _call(_writev, moves[0].handle, _pieces(moves))
+
+
+def check_offered(moves: Sequence[Move]) -> None:
+    """Raises BufferDroppedError unless all buffers are offered now, by their marks; OwnerLostError without an owner."""
+    for start in range(0, len(moves), _AT_ONCE):
+        some = moves[start : start + _AT_ONCE]
+        _call(_readv, some[0].handle, _marks(some))
+        _compare(some)
+
+
+@contextlib.contextmanager
+def written(moves: Sequence[Move]) -> Iterator[None]:
+    """A block that writes to buffers, whose memory stays meanwhile.
+
+    Raises PermissionError for one that is read-only, BufferDroppedError for one that is not offered any more.
+    """
     for move in moves:
         if for_reading_only(move.handle.secret):
             raise PermissionError(f"{move.handle} is read-only")
     with _staying(moves) as stays:
-        _call(_readv, first, _marks(moves))
-        _compare(moves)
+        check_offered(moves)
         if not stays:
-            raise _dropped(first)
-        _call(_writev, first, _pieces(moves))
+            raise _dropped(moves[0].handle)
+        yield
 
 
 @contextlib.contextmanager
-def _staying(moves: list[Move]) -> Iterator[bool]:
+def _staying(moves: Sequence[Move]) -> Iterator[bool]:
     """A block during which the memory of buffers stays, unless it is about to go."""
     first = moves[0].handle
     with contextlib.ExitStack() as held:
@@ -180,7 +196,8 @@ def _staying(moves: list[Move]) -> Iterator[bool]:
         yield stays
 
 
-def _check_identity(handle: BufferHandle) -> None:
+def check_identity(handle: BufferHandle) -> None:
+    """Raises CannotReachError unless the owner's memory can be read by the kernel's calls."""
     if _readv is None or _writev is None:
         raise CannotReachError("this system has no process_vm_readv")
     mine = own_identity()
@@ -190,16 +207,22 @@ def _check_identity(handle: BufferHandle) -> None:
         raise CannotReachError("it is in another container (another namespace of process ids)")
 
 
+def _check_host(moves: Sequence[Move]) -> None:
+    if any(move.handle.device is not None for move in moves):
+        raise CannotReachError  # without a text: the mover of GPUs says why it cannot
+    check_identity(moves[0].handle)
+
+
 def _pieces(moves: list[Move]) -> list[_Piece]:
     return [(move.local.address, move.handle.address + move.offset, move.local.size) for move in moves]
 
 
-def _marks(moves: list[Move]) -> list[_Piece]:
+def _marks(moves: Sequence[Move]) -> list[_Piece]:
     room = _vectors.marks_address
     return [(room + index * MARK, move.handle.mark, MARK) for index, move in enumerate(moves)]
 
 
-def _compare(moves: list[Move]) -> None:
+def _compare(moves: Sequence[Move]) -> None:
     seen = ctypes.string_at(_vectors.marks_address, MARK * len(moves))
     for index, move in enumerate(moves):
         if seen[index * MARK : (index + 1) * MARK] != move.handle.secret:

@@ -1,10 +1,10 @@
 """For buffers of this process: copies bytes from address to address."""
 
-import ctypes
 from collections.abc import Sequence
 
 from monarch_nb.rdma.errors import BufferDroppedError
 from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import move_bytes
 from monarch_nb.rdma.movers.mover import CannotReachError, Move
 from monarch_nb.rdma.regions import Regions
 
@@ -39,11 +39,11 @@ class LocalMover:
                 raise CannotReachError  # without a text, since another process is no surprise
             try:
                 with self._regions.use(move.handle.number, move.handle.secret, write=into) as memory:
-                    there, here = memory.address + move.offset, move.local.address
-                    for start in range(0, move.local.size, _PIECE):
+                    here = move.local
+                    for start in range(0, here.size, _PIECE):
                         limit.left()
-                        size = min(_PIECE, move.local.size - start)
-                        source, target = (here, there) if into else (there, here)
-                        ctypes.memmove(target + start, source + start, size)
+                        size = min(_PIECE, here.size - start)
+                        one, other = memory.part(move.offset + start, size), here.part(start, size)
+                        move_bytes(*((one, other) if into else (other, one)))
             except LookupError as error:
                 raise BufferDroppedError(f"{move.handle} was dropped; its owner offers it no longer") from error

@@ -63,6 +63,8 @@ class Nixl:
 
     def _carry(self, moves: Sequence[Move], limit: Limit, *, write: bool) -> None:
         """Transfers, with a second attempt on a new connection, since an existing one may have died."""
+        if any(move.handle.device is not None for move in moves):
+            raise CannotReachError  # without a text: a GPU's memory is not registered with RDMA devices
         self._fabric.check(asked_for=self._asked_for())
         cut = ""
         for _ in range(2):

@@ -1,0 +1,134 @@
+"""For buffers on a GPU that this process uses too: the owner's allocation is opened, and the device copies."""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from monarch_nb.gpu import Driver, GpuError, driver
+from monarch_nb.rdma.errors import OwnerLostError
+from monarch_nb.rdma.handle import BufferHandle, DeviceRegion
+from monarch_nb.rdma.limits import Limit
+from monarch_nb.rdma.memory import Memory, move_bytes
+from monarch_nb.rdma.movers.cross_memory import check_identity, check_offered, written
+from monarch_nb.rdma.movers.mover import CannotReachError, Move
+
+__all__ = ["GpuMover"]
+
+_PIECE = 256 << 20  # bytes copied between two checks of the limit: a tenth of a millisecond on the device
+_OPEN = 32  # allocations that stay open: each keeps its owner's memory from being freed
+
+
+class _Allocation:
+    """An allocation of another process that is open here."""
+
+    __slots__ = ("address", "device", "users")
+
+    def __init__(self, address: int, device: int) -> None:
+        self.address, self.device, self.users = address, device, 0
+
+
+class GpuMover:
+    """Moves bytes of buffers that lie on a GPU of this process, from and to its own GPU and host memory."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[str, bytes], _Allocation] = OrderedDict()  # the least recently used first
+
+    def read(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Checks that all are offered, copies, and checks again: memory may be used anew after a drop."""
+        with self._allocations(moves) as allocations:
+            check_offered(moves)
+            self._copy(moves, allocations, limit, write=False)
+            check_offered(moves)
+
+    def write(self, moves: Sequence[Move], limit: Limit) -> None:
+        """Into buffers whose memory stays meanwhile."""
+        with self._allocations(moves) as allocations, written(moves):
+            self._copy(moves, allocations, limit, write=True)
+
+    def close(self) -> None:
+        """Closes the allocations that nobody uses now; the others are closed with the process."""
+        with self._lock:
+            self._evict(0)
+
+    def _copy(self, moves: Sequence[Move], allocations: Sequence[_Allocation], limit: Limit, *, write: bool) -> None:
+        for move, allocation in zip(moves, allocations, strict=True):
+            assert move.handle.device is not None
+            there = Memory(
+                allocation.address + move.handle.device.offset + move.offset,
+                move.local.size,
+                allocation,
+                device=allocation.device,
+            )
+            for start in range(0, move.local.size, _PIECE):
+                limit.left()
+                size = min(_PIECE, move.local.size - start)
+                remote, local = there.part(start, size), move.local.part(start, size)
+                move_bytes(*((remote, local) if write else (local, remote)))
+
+    @contextlib.contextmanager
+    def _allocations(self, moves: Sequence[Move]) -> Iterator[list[_Allocation]]:
+        """The allocations of these buffers, which stay open during the block."""
+        check_identity(moves[0].handle)
+        gpu = driver()
+        if gpu is None or not gpu.devices():
+            raise CannotReachError  # without a text: in a notebook that is as it must be
+        taken: list[_Allocation] = []
+        try:
+            for move in moves:
+                taken.append(self._take(gpu, move.handle))
+            yield taken
+        except OwnerLostError:
+            self._forget(moves[0].handle.process)
+            raise
+        finally:
+            with self._lock:
+                for allocation in taken:
+                    allocation.users -= 1
+
+    def _take(self, gpu: Driver, handle: BufferHandle) -> _Allocation:
+        region = handle.device
+        if region is None:
+            raise CannotReachError  # without a text, since memory of the host is no surprise
+        if not region.lent:
+            raise CannotReachError("its GPU memory cannot be lent to other processes (expandable segments, or a pool)")
+        key = handle.process, region.lent
+        with self._lock:
+            allocation = self._open.get(key)
+            if allocation is None:
+                allocation = self._open[key] = self._opened(gpu, region)
+            self._open.move_to_end(key)
+            allocation.users += 1
+            self._evict(_OPEN)
+        return allocation
+
+    def _opened(self, gpu: Driver, region: DeviceRegion) -> _Allocation:
+        for device in gpu.devices():
+            if gpu.identity(device) == region.identity:
+                try:
+                    return _Allocation(gpu.open(region.lent, device), device)
+                except GpuError as error:
+                    if error.sticky:
+                        raise
+                    raise CannotReachError(f"its GPU memory cannot be opened here ({error})") from error
+        raise CannotReachError("it lies on a GPU that this process does not see")
+
+    def _forget(self, process: str) -> None:
+        """Closes the allocations of a process that has ended, as far as they are not used now."""
+        with self._lock:
+            self._close([key for key, known in self._open.items() if key[0] == process and not known.users])
+
+    def _evict(self, most: int) -> None:
+        idle = [key for key, allocation in self._open.items() if not allocation.users]
+        self._close(idle[: max(0, len(self._open) - most)])
+
+    def _close(self, keys: Sequence[tuple[str, bytes]]) -> None:
+        gpu = driver()
+        for key in keys:
+            allocation = self._open.pop(key)
+            if gpu is not None:
+                with contextlib.suppress(GpuError):  # its context is gone
+                    gpu.close(allocation.address)
