@@ -33,7 +33,7 @@ from monarch_nb.runtime.output.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import RegionForm
 from monarch_nb.transport import Node, ThreadClock
-from monarch_nb.wire import Asker
+from monarch_nb.wire import Asker, land_on_gpus
 
 
 def run_proc(spec: ProcSpec) -> int:
@@ -58,6 +58,7 @@ def run_proc(spec: ProcSpec) -> int:
     )
     role = ProcessRole(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
     runtime = compose(local, node, ThreadClock(), role)
+    land_on_gpus()
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)
     install(runtime)

@@ -33,7 +33,7 @@ from monarch_nb.wire.header import CastPlan, Flags, Header, Kind, Layout, Run, S
 from monarch_nb.wire.hosts import begin_host_names, host_id, host_name, with_host_names
 from monarch_nb.wire.pickler import DISPATCH_TABLE, REDUCERS
 from monarch_nb.wire.plain import converted, decode_plain, json_decoder, msgpack_decoder
-from monarch_nb.wire.tensors import without_modes
+from monarch_nb.wire.tensors import land_on_gpus, without_modes
 from monarch_nb.wire.texts import (
     Harmless,
     ThreadCutOff,
@@ -114,6 +114,7 @@ __all__ = [
     "is_mistake",
     "json_decoder",
     "kind_of",
+    "land_on_gpus",
     "msgpack_decoder",
     "number_of",
     "parse_address",

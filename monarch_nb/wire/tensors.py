@@ -1,33 +1,53 @@
 """How torch tensors travel: their storage out of band, everything else in a few words of pickle.
 
-What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter; it is always
-on the CPU. A tensor that covers at least half of its storage brings the storage along, and every later view of that
-storage in the same message shares it there too. A smaller view brings its own elements only, never the big storage
-behind it (a scattered one is made dense). What has no plain strided memory (sparse, nested, quantized, meta,
-subclasses, tensors with attributes or hooks of their own) is taken apart by torch's own pickling; storages that come up
-there travel out of band all the same.
+What arrives equals what was sent in shape, dtype, values, strides, `requires_grad` and being a Parameter. A tensor on a
+GPU arrives on the GPU of the same number, or on the current one where there are fewer; on the CPU in a process without
+a GPU, and in the controller, which leaves GPUs alone. Its bytes go through the memory of the host. A tensor that covers
+at least half of its storage brings the storage along, and every later view of that storage in the same message shares
+it there too. A smaller view brings its own elements only, never the big storage behind it (a scattered one is made
+dense). What has no plain strided memory (sparse, nested, quantized, meta, subclasses, tensors with attributes or hooks
+of their own) is taken apart by torch's own pickling; storages that come up there travel out of band all the same.
 """
 
 import ctypes
+import os
 import pickle
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from monarch_nb.gpu import driver
+
 # torch.dtype -> its name in torch
 _dtype_names: dict[Any, str] = {}
+_STAGED = 1 << 20  # bytes; from here on pinned memory is worth its turns
+
+
+class _Landing:
+    """What becomes of tensors of GPUs that arrive in this process."""
+
+    on_gpus = False  # they are put on its GPU, if it has one
+    pretends = False  # its GPUs are pretended: for torch, their tensors are on the CPU
+
+
+def land_on_gpus() -> None:
+    """Tensors of GPUs that arrive in this process are put on its GPU from now on, if it has one."""
+    _Landing.on_gpus = True
+    _Landing.pretends = os.environ.get("MONARCH_NB_GPU") == "pretence"
 
 
 class Storage:
-    """The bytes of one storage, on their way into a message."""
+    """The bytes of one storage, on their way into a message; `device` is the GPU that they come from."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "device")
 
-    def __init__(self, buffer: Any) -> None:
+    def __init__(self, buffer: Any, device: int | None = None) -> None:
         self.buffer = buffer
+        self.device = device
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_storage, (pickle.PickleBuffer(self.buffer),)
+        buffer = pickle.PickleBuffer(self.buffer)
+        return (open_storage, (buffer,)) if self.device is None else (open_on_gpu, (buffer, self.device))
 
 
 def tensor_types() -> tuple[type, ...]:
@@ -54,8 +74,6 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
     requires_grad = tensor.requires_grad
     is_parameter = type(tensor) is not torch.Tensor
     plain = tensor.detach() if requires_grad or is_parameter else tensor
-    if not on_cpu:
-        plain = plain.cpu()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     shape = tuple(plain.shape)
@@ -70,13 +88,13 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
             return NotImplemented  # its memory was freed
         if 2 * plain.nbytes < size:
             if plain.is_contiguous():
-                span = Storage(_bytes_of(torch, memory, plain.storage_offset() * plain.itemsize, plain.nbytes))
+                span = _taken(torch, memory, plain.storage_offset() * plain.itemsize, plain.nbytes)
                 return rebuild_tensor, (span, name, 0, shape, None, requires_grad, is_parameter)
             plain = plain.clone(memory_format=torch.preserve_format)
             memory = plain.untyped_storage()
             size = memory.nbytes()
             key = (memory.data_ptr(), size)
-        storage = storages[key] = Storage(_bytes_of(torch, memory, 0, size))
+        storage = storages[key] = _taken(torch, memory, 0, size)
     offset = plain.storage_offset()
     strides = None if plain.is_contiguous() else plain.stride()
     return rebuild_tensor, (storage, name, offset, shape, strides, requires_grad, is_parameter)
@@ -85,15 +103,15 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
 def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage]) -> Any:
     """A reduction of a bare torch storage, as torch's own pickling of tensors brings it: its bytes out of band, too.
 
-    One on a GPU becomes one on the CPU; one without bytes is left to torch.
+    One without bytes is left to torch.
     """
     untyped = getattr(storage, "_untyped_storage", storage)  # asking the typed one itself warns
     size, dtype = untyped.nbytes(), None if untyped is storage else storage.dtype
     if untyped.device.type == "meta" or not size:
         return NotImplemented
-    memory = untyped.cpu() if untyped.device.type != "cpu" else untyped
+    memory = untyped.cpu() if untyped.device.type not in ("cpu", "cuda") else untyped
     key = (memory.data_ptr(), size)
-    held = storages.get(key) or storages.setdefault(key, Storage(_bytes_of(sys.modules["torch"], memory, 0, size)))
+    held = storages.get(key) or storages.setdefault(key, _taken(sys.modules["torch"], memory, 0, size))
     return rebuild_storage, (held, dtype)
 
 
@@ -117,6 +135,29 @@ def open_storage(buffer: Any) -> Any:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
+def open_on_gpu(buffer: Any, device: int) -> Any:
+    """The torch storage made of `buffer`, on a GPU if this process puts tensors there; blocks until it is."""
+    host = open_storage(buffer)
+    if not _Landing.on_gpus:
+        return host
+    size = host.nbytes()
+    gpu = driver()
+    if _Landing.pretends and gpu is not None:
+        storage = gpu.new_storage(size, device)
+        gpu.copy(storage.data_ptr(), host.data_ptr(), size, device=device)
+        return storage
+    import torch
+
+    if not torch.cuda.is_available():
+        return host
+    index = device if device < torch.cuda.device_count() else torch.cuda.current_device()
+    if gpu is None or size < _STAGED:
+        return torch.empty(0, dtype=torch.uint8).set_(host).to(torch.device("cuda", index)).untyped_storage()
+    storage = gpu.new_storage(size, index)
+    gpu.copy(storage.data_ptr(), host.data_ptr(), size, device=index, after=gpu.current_stream(index))
+    return storage
+
+
 def rebuild_tensor(
     storage: Any,
     dtype: str,
@@ -133,7 +174,7 @@ def rebuild_tensor(
     if storage is None:
         tensor = torch.empty_strided(shape, strides or (), dtype=getattr(torch, dtype), device="cpu")
     else:
-        tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        tensor = torch.empty(0, dtype=getattr(torch, dtype), device=storage.device)
         if strides is None:
             strides = _contiguous(shape)
         tensor.set_(storage, offset, shape, strides)
@@ -173,6 +214,25 @@ class _ModesOff:
     def __exit__(self, *error: object) -> None:
         for context in reversed(self._contexts):
             context.__exit__(*error)
+
+
+def _taken(torch: Any, memory: Any, start: int, size: int) -> Storage:
+    """The bytes of a part of a storage; of one on a GPU a copy of them, once its work so far is done."""
+    on_gpu = memory.device.type == "cuda"
+    gpu = driver() if on_gpu or _Landing.pretends else None
+    device: int | None = memory.device.index if on_gpu else None
+    if gpu is not None and _Landing.pretends:
+        device = gpu.device_of_tensor(memory)
+    if device is None:
+        return Storage(_bytes_of(torch, memory, start, size))
+    if gpu is None or size < _STAGED:
+        part = torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory, start, (size,), (1,))
+        host = part.cpu() if part.is_cuda else part.clone()
+    else:
+        host = torch.empty(size, dtype=torch.uint8, device="cpu")
+        address, stream = memory.data_ptr() + start, gpu.current_stream(device)
+        gpu.copy(host.data_ptr(), address, size, device=device, after=stream)
+    return Storage(_bytes_of(torch, host.untyped_storage(), 0, size), device)
 
 
 def _bytes_of(torch: Any, memory: Any, start: int, size: int) -> Any:
