@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from monarch_nb._about import __version__
 from monarch_nb.host.folders import base_folder
+from monarch_nb.host.gpus import devices
 from monarch_nb.host.linux import has_pidfd, portable, rdma_devices
 from monarch_nb.host.packages import installed
-from monarch_nb.lifecycle.devices import devices
 
 _WANTED = ("monarch-nb", "pyzmq", "msgspec", "cloudpickle")
 _ALSO = ("torch", "numpy", "torchmonarch", "nixl-cu12", "nixl-cu13")

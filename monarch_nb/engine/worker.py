@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.engine.compose import ProcessRole, compose
+from monarch_nb.host.gpus import TOO_FEW
 from monarch_nb.host.protocol import ProcSpec, ProcStop
 from monarch_nb.host.verbs import PROC_STOP
 from monarch_nb.lifecycle.proc_spawn import PYTHON, python_version
@@ -44,6 +45,9 @@ def run_proc(spec: ProcSpec) -> int:
             f"{spec.name} runs Python {python_version()} ({sys.executable}), its controller Python {wanted}: functions "
             "and classes cannot travel between them. Use an interpreter of the same minor version on both sides\n"
         )
+        return 1
+    if too_few := spec.env.get(TOO_FEW):
+        sys.stderr.write(f"{spec.name}: {too_few}\n")
         return 1
     settings.receive(spec.env.get(TRAVELS_IN) or "")
     os.environ.pop(TRAVELS_IN, None)

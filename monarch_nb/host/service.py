@@ -14,6 +14,7 @@ from monarch_nb._about import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.gateway import GatewayService
+from monarch_nb.host.gpus import with_gpu
 from monarch_nb.host.leases import OwnerLeases
 from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
 from monarch_nb.host.packages import torch_version
@@ -154,7 +155,7 @@ class AgentService:
             address = proc_address(self._host, request.mesh, rank, incarnation)
             if self._children.find(address) is not None:
                 raise ValueError(f"{address} was started before; its next start needs a new incarnation")
-            name = parse_address(address).name
+            name, env = parse_address(address).name, with_gpu(env, self._host)
             spec = p.ProcSpec(
                 address=address, agent=self._sender.address, host=self._host, run_folder=str(self._folder),
                 mesh=request.mesh, rank=rank, incarnation=incarnation, owner=owner, name=request.name,

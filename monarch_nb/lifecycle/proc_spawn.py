@@ -13,7 +13,7 @@ from monarch_nb.host import verbs as host_verbs
 from monarch_nb.host.procs.template import QUICK, worth_importing
 from monarch_nb.host.protocol import Launch, SpawnProcs
 from monarch_nb.lifecycle.actor_spawn import with_stand_ins
-from monarch_nb.lifecycle.devices import environments, warn_of_shared
+from monarch_nb.lifecycle.devices import check_own_host, environments, warn_of_shared
 from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.mesh.active import announce
 from monarch_nb.mesh.arguments import encode_arguments
@@ -226,6 +226,9 @@ def spawn_procs(wanted: ProcsWanted) -> ProcMesh:
         compile(source, filename, "exec", dont_inherit=True)  # raises for a typo here
     region = Region(tuple(wanted.extent.labels), NDSlice.new_row_major(tuple(wanted.extent.sizes)))
     uid = runtime.new_uid("p")
+    own_host, _ = operations().own_host()
+    if own_host in wanted.hosts:
+        check_own_host(host_name(own_host), wanted.per_host, wanted.env)
     name, env = wanted.name, environments(wanted.per_host, wanted.env)
     spawn_spec = ProcSpawnSpec(
         instance,

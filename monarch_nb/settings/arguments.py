@@ -54,6 +54,7 @@ class ConfigureArgs(AcceptedArgs, total=False):
     rdma_movers: str
     rdma_put_kept: int
     rdma_tcp_fallback_parallelism: int
+    share_gpus: bool
     shared_memory_threshold: int
     stop_actor_timeout: Duration
     tail_log_lines: int

@@ -34,6 +34,9 @@ class Effective:
         True,
         "whether processes have what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT...",
     )
+    share_gpus = flag(
+        False, "whether several processes of a host may have one GPU, where `gpus` asks for more than it has"
+    )
     mesh_attach_config_timeout = seconds(60, "how long hosts may take to answer when they are attached")
 
     # Ending
@@ -58,7 +61,8 @@ class Effective:
 
     # Memory of other processes
     rdma_movers = text(
-        "", "which movers RDMABuffer may use, with commas: local, cross-memory, nixl, streams, messages; all, if empty"
+        "",
+        "which movers RDMABuffer may use, with commas: local, cross-memory, gpu, nixl, streams, messages; all, if empty",
     )
     rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
     rdma_encrypt_streams = flag(True, "whether streams to other machines are encrypted; both ends must say no to this")

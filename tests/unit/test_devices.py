@@ -1,56 +1,100 @@
-"""Which device each process is given."""
+"""Which GPU each process is given."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from monarch_nb.config import configured
+from monarch_nb.host import gpus
 from monarch_nb.lifecycle import devices
 
 
-def test_each_process_gets_the_device_of_its_place(monkeypatch):
+def _started(per_host: dict[str, int], common: dict[str, str | None] | None = None) -> list[dict[str, str | None]]:
+    """The environments in which a host starts the processes."""
+    return [gpus.with_gpu(env, "h1") for env in devices.environments(per_host, common or {})]
+
+
+def test_each_process_gets_the_gpu_of_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    found = devices.environments({"gpus": 2, "lanes": 2}, {"X": "1"})
+    found = _started({"gpus": 2, "lanes": 2}, {"X": "1"})
     assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["4", "4", "7", "7"]
     assert [env["LOCAL_RANK"] for env in found] == ["0", "1", "2", "3"]
     assert all(env["X"] == "1" and env["LOCAL_WORLD_SIZE"] == "4" for env in found)
+    assert all(gpus.SLOT not in env for env in found)
 
 
-def test_a_list_of_devices_ends_at_minus_one(monkeypatch):
+def test_a_host_gives_its_own_gpus_whatever_the_controller_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (asked, _) = devices.environments({"gpus": 2}, {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5,MIG-6,MIG-7")
+    assert gpus.with_gpu(asked, "h2")["CUDA_VISIBLE_DEVICES"] == "MIG-5"
+
+
+def test_a_process_that_chooses_its_devices_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert _started({"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "0"})[1]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_list_of_devices_ends_at_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,-1,3")
-    assert devices.devices() == ["2"]
+    assert gpus.devices() == ["2"]
 
 
-def test_without_devices_gpus_is_a_dimension_and_that_is_said_once(monkeypatch, caplog):
+def test_a_container_without_the_drivers_folder_shows_its_devices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "_FOLDERS", (str(tmp_path / "nothing"), str(tmp_path)))
+    assert gpus.devices() == []
+    monkeypatch.setattr(gpus, "_FOLDERS", (str(tmp_path),))
+    for name in ("0000:00:05.0", "0000:00:06.0"):
+        (tmp_path / name).mkdir()
+    assert gpus.devices() == ["0", "1"]
+
+
+def test_without_gpus_it_is_a_dimension_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(devices, "_said", set())
     with caplog.at_level("INFO"):
-        first = devices.environments({"gpus": 3}, {})
-        devices.environments({"gpus": 3}, {})
+        first = _started({"gpus": 3})
+        _started({"gpus": 3})
     assert len(first) == 3
     assert all("CUDA_VISIBLE_DEVICES" not in env for env in first)
     assert len([r for r in caplog.records if "no GPUs" in r.message]) == 1
 
 
-def _mesh(name, env, hosts=("h1",)):
-    return SimpleNamespace(name=name, hosts=tuple(hosts), spawn_spec=SimpleNamespace(env=tuple(env)))
+def test_more_processes_than_gpus_is_an_error_that_says_how_to_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match=r"gpus=2 on host h1, which has 1: spawn gpus=1, or .*share_gpus=True"):
+        devices.check_own_host("h1", {"gpus": 2}, {})
+    assert all("which has 1" in str(env[gpus.TOO_FEW]) for env in _started({"gpus": 2}))
+    devices.check_own_host("h1", {"gpus": 2}, {"CUDA_VISIBLE_DEVICES": "0"})
+    with configured(share_gpus=True):
+        devices.check_own_host("h1", {"gpus": 2}, {})
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in _started({"gpus": 3})] == ["0", "0", "0"]
 
 
-def test_two_meshes_on_the_same_device_warn_with_both_names(monkeypatch):
+def _mesh(name: str, env: Any, hosts: tuple[str, ...] = ("h1",)) -> SimpleNamespace:
+    return SimpleNamespace(name=name, hosts=hosts, spawn_spec=SimpleNamespace(env=tuple(env)))
+
+
+def test_two_meshes_on_the_same_gpus_warn_with_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     env = devices.environments({"gpus": 2}, {})
     with pytest.warns(UserWarning, match=r"trainers and servers both use GPU 0, 1"):
         devices.warn_of_shared("trainers", ["h1"], env, [_mesh("servers", env)])
 
 
-def test_meshes_on_other_hosts_or_devices_do_not_warn(monkeypatch, recwarn):
+def test_meshes_on_other_hosts_or_gpus_or_that_share_them_do_not_warn(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     env = devices.environments({"gpus": 1}, {})
     devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env, hosts=("h2",))])
     devices.warn_of_shared("a", ["h1"], env, [_mesh("b", [{"CUDA_VISIBLE_DEVICES": "1"}])])
+    with configured(share_gpus=True):
+        devices.warn_of_shared("a", ["h1"], env, [_mesh("b", env)])
     assert list(recwarn) == []
-
-
-def test_more_processes_than_devices_warns(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.warns(UserWarning, match="several processes of a share GPU 0"):
-        devices.warn_of_shared("a", ["h1"], devices.environments({"gpus": 2}, {}), [])
