@@ -36,6 +36,8 @@ from monarch_nb.shape import RegionForm
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Asker, land_on_gpus
 
+_LOST_S = 1.0  # for the clean-up of actors in a process that cannot use its GPU any more
+
 
 def run_proc(spec: ProcSpec) -> int:
     """Runs a process of a mesh; returns its exit status when it is stopped. On the main thread."""
@@ -84,16 +86,25 @@ def run_proc(spec: ProcSpec) -> int:
         runtime.stop_actors(reason, max(0.1, request.timeout_s - 0.5))
         console.stop(reason)
 
+    lost: list[str] = []
+
+    def gpu_lost(why: str) -> None:
+        lost.append(why)
+        threading.Thread(target=leave, args=(ProcStop(why, _LOST_S),), name="monarch-stop", daemon=True).start()
+
+    runtime.on_gpu_lost.append(gpu_lost)
     runtime.verbs.handle(PROC_STOP, stop)
     runtime.start()
     console.executor.run()  # type: ignore[union-attr]
     runtime.part(MeshLogs).close()
     dumps.file_of(spec.run_folder, spec.address).unlink(missing_ok=True)
     runtime.close()
+    if lost:
+        sys.stderr.write(f"{spec.name}: {lost[0]}\n")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    return 0
+    return int(bool(lost))
 
 
 def _constructed() -> tuple[str, int] | None:

@@ -62,7 +62,8 @@ class Effective:
     # Memory of other processes
     rdma_movers = text(
         "",
-        "which movers RDMABuffer may use, with commas: local, cross-memory, gpu, nixl, streams, messages; all, if empty",
+        "which movers RDMABuffer may use, with commas: local, cross-memory, gpu, nixl, streams, messages; all, "
+        "if empty",
     )
     rdma_allow_tcp_fallback = flag(True, "whether RDMABuffer may move bytes through sockets")
     rdma_encrypt_streams = flag(True, "whether streams to other machines are encrypted; both ends must say no to this")

@@ -196,8 +196,8 @@ def main() -> int:
     began = time.monotonic()
     for outcome in run_all(chosen, given.jobs, given.logs):
         outcomes.append(outcome)
-        print(f"{time.monotonic() - began:5.0f} s  {outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"[:600],
-              flush=True)  # fmt: skip
+        line = f"{time.monotonic() - began:5.0f} s  {outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"
+        print(line[:600], flush=True)
     outcomes.sort(key=lambda each: order[each.part, each.name])
     text = page(outcomes)
     if given.page:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.gpu import NotTried, need_gpu
+from tests.gpu import NotTried, fact, need_gpu
 
 _MB = 1 << 20
 _SYS_PIDFD_GETFD = 438  # the same on all architectures
@@ -137,6 +137,7 @@ def both_sides_see_the_same_memory() -> str:
     return "two mappings of one descriptor"
 
 
+@fact(alone=True)
 def memory_that_nobody_holds_is_free_again() -> str:
     """Memory that nobody holds any more is free again, also after a process was killed"""
     driver = _driver()
@@ -236,7 +237,7 @@ def a_process_cannot_open_its_own() -> str:
     try:
         address = driver.open(driver.lend(start), 0)
     except GpuError as error:
-        assert not error.sticky, error
+        driver.check()
         return str(error)
     raise AssertionError(f"it could, at {address:#x} (the allocation is at {start:#x})")
 
@@ -324,7 +325,7 @@ def _lends_expandable(connection: Connection) -> None:
             driver.lend(start)
             connection.send(f"it can be lent ({size >> 20} MB from {start:#x})")
         except GpuError as error:
-            assert not error.sticky
+            driver.check()
             connection.send(f"refused: {error}")
     except Exception as error:
         connection.send(error)
@@ -413,6 +414,7 @@ def _gb_per_s(work: Callable[[], None], size: int) -> float:
     return size / best / 1e9
 
 
+@fact(alone=True)
 def staging_is_quick() -> str:
     """Staged copies of pageable memory, beside torch's own of pinned and of pageable memory"""
     driver = _driver()
@@ -435,9 +437,6 @@ def staging_is_quick() -> str:
         "memmove": _gb_per_s(lambda: ctypes.memmove(pinned.data_ptr(), plain.data_ptr(), size) and None, size),
     }
     return "GB/s: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
-
-
-staging_is_quick.alone = True  # type: ignore[attr-defined]
 
 
 def _breaks(connection: Connection) -> None:

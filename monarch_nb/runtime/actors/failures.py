@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.gpu import GpuError, driver
 from monarch_nb.runtime.actors.traceback_cleanup import chain, release_frame_locals
 from monarch_nb.settings import settings
 
@@ -132,6 +133,24 @@ def frames_of(error: BaseException) -> list[types.TracebackType]:
         at = at.tb_next
     first = next((n for n, tb in enumerate(every) if not tb.tb_frame.f_code.co_filename.startswith(_PACKAGE)), 0)
     return every[first:]
+
+
+def gpu_lost(error: BaseException) -> str:
+    """Why this process cannot use its GPU any more, if that is what `error` says, which gets a note of it; else "".
+
+    After some errors (an illegal access, a failed assertion of a kernel) every later call of CUDA in the process fails.
+    """
+    if not isinstance(error, RuntimeError) or "CUDA" not in str(error):
+        return ""
+    gpu = driver()
+    try:
+        if gpu is not None:
+            gpu.check()
+    except GpuError as state:
+        if state.sticky:
+            error.add_note("This process cannot use its GPU any more, and ends: heal_mesh(...) replaces it.")
+            return f"it cannot use its GPU any more: {state}"
+    return ""
 
 
 def _out_of_memory(error: BaseException) -> bool:
