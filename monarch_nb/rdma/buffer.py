@@ -30,6 +30,7 @@ from monarch_nb.runtime import (
 __all__ = ["RDMABuffer", "service", "transfer"]
 
 _INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
+_INLINE_ON_DEVICE = 1 << 30  # bytes, of memory of one GPU at both ends: a millisecond
 _TIMEOUT_S = 60.0
 T = TypeVar("T")
 
@@ -155,7 +156,9 @@ def transfer(moves: Sequence[Move], timeout: float, *, write: bool) -> Future[No
     mine = service()
     first = moves[0].handle
     limit = Limit(timeout, "writing" if write else "reading", first)
-    if sum(move.local.size for move in moves) <= _INLINE and mine.routes.quick(first.process):
+    on_device = all(move.handle.device is not None and move.local.device is not None for move in moves)
+    most = _INLINE_ON_DEVICE if on_device else _INLINE
+    if sum(move.local.size for move in moves) <= most and mine.routes.quick(first.process, on_device=on_device):
         done: Future[None] = pending_future()
         try:
             mine.routes.transfer(moves, limit, write=write, quick=True)

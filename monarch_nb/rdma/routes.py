@@ -77,9 +77,14 @@ class MoverRoutes:
                 route = self._routes.setdefault(process, Route(process))
         return route
 
-    def quick(self, process: str) -> bool:
-        """Returns whether transfers need no other thread, so that a small one is faster on the calling thread."""
+    def quick(self, process: str, *, on_device: bool = False) -> bool:
+        """Returns whether transfers need no other thread, so that a small one is faster on the calling thread.
+
+        `on_device` asks about those from GPU to GPU.
+        """
         route = self.of(process)
+        if on_device and route.mover not in _GPU_MOVERS:
+            return False
         mover = self._movers.get(route.mover)
         return mover is not None and mover.alone and route.allowed == self._allowed()
 

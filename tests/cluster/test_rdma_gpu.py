@@ -14,7 +14,9 @@ import torch
 from monarch_nb.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch_nb.config import configured
 from monarch_nb.rdma import RDMABuffer
+from tests.cluster.actor_tools import Faults, faults
 
+__all__ = ["faults"]
 pytestmark = pytest.mark.timeout(120)
 SECONDS = 30.0
 COUNT = 3 << 20  # bytes
@@ -181,9 +183,10 @@ def test_memory_is_free_again_after_the_drop_and_the_end_of_its_reader(owner: An
     assert owner.free_bytes.call_one().get(SECONDS) >= free
 
 
-def test_a_killed_owner_is_an_error_that_names_it(owner: Any, user: Any) -> None:
+def test_a_killed_owner_is_an_error_that_names_it(owner: Any, user: Any, faults: Faults) -> None:
     buffer = owner.offer.call_one(COUNT, 5).get(SECONDS)
     assert user.read.call_one(buffer, gpu=True).get(SECONDS) == (5, 5, "gpu")
     os.kill(owner.pid.call_one().get(SECONDS), signal.SIGKILL)
+    assert faults.next().crashed_ranks == [0]
     with pytest.raises(ActorError, match="owner"):
         user.read.call_one(buffer, gpu=True).get(SECONDS)

@@ -55,7 +55,7 @@ def facts(part: str) -> dict[str, Callable[[], str]]:
         if inspect.isfunction(value)
         and value.__module__ == module.__name__
         and not name.startswith("_")
-        and value.__doc__
+        and not inspect.signature(value).parameters
     }
 
 

@@ -21,9 +21,9 @@ from torch.nn import functional
 from tests.gpu import DEVICE, fact, need_gpu
 
 WORDS, LENGTH = 8192, 1024
-SIZES = {"small": (2, 64, 2, 1), "gpt": (12, 768, 12, 32)}  # layers, width, heads, batch
+SIZES = {"small": (2, 64, 2, 1), "gpt": (6, 1024, 16, 32)}  # layers, width, heads, batch
 SIZE = "gpt" if DEVICE == "cuda" else "small"
-STEPS, WARM = (30, 8) if DEVICE == "cuda" else (3, 2)
+STEPS, WARM = (20, 5) if DEVICE == "cuda" else (3, 2)
 _ANSWER = "tokens/s: "
 
 
@@ -132,42 +132,38 @@ def _on_mesh(size: str, *, compiled: str) -> tuple[float, float]:
         mesh.stop().get(20)
 
 
-def _compared(size: str, compiled: str = "", *, peer_compiled: bool = False) -> str:
-    theirs, their_loss = under_torchrun(size, compiled=peer_compiled)
-    ours, our_loss = _on_mesh(size, compiled=compiled)
-    again, _ = under_torchrun(size, compiled=peer_compiled)
-    theirs = max(theirs, again)
-    said = (
-        f"{ours:,.0f} tokens/s on the mesh, {theirs:,.0f} under torchrun: {ours / theirs:.3f} "
-        f"(loss {our_loss:.3f} and {their_loss:.3f})"
-    )
-    assert abs(our_loss - their_loss) < 0.1, said
-    assert DEVICE != "cuda" or ours >= 0.98 * theirs, said
+def _said(name: str, ours: tuple[float, float], theirs: tuple[float, float], failed: list[str]) -> str:
+    said = f"{name} {ours[0]:,.0f} tokens/s, torchrun {theirs[0]:,.0f}: {ours[0] / theirs[0]:.3f}"
+    if abs(ours[1] - theirs[1]) > 0.1:
+        failed.append(f"{name}: loss {ours[1]:.3f}, torchrun {theirs[1]:.3f}")
+    if DEVICE == "cuda" and ours[0] < 0.98 * theirs[0]:
+        failed.append(said)
     return said
 
 
 @fact(limit_s=200, alone=True)
-def as_written() -> str:
-    """A GPT of 100 million parameters as it is written, on a mesh of one rank, makes 0.98 of torchrun's tokens/s"""
+def steps() -> str:
+    """A GPT's steps on a mesh of one rank make 0.98 of torchrun's tokens/s, as written and replayed as one message"""
     if DEVICE == "cuda":
         need_gpu()
-    return _compared(SIZE)
+    theirs, failed = under_torchrun(SIZE, compiled=False), list[str]()
+    said = [
+        _said("as written", _on_mesh(SIZE, compiled=""), theirs, failed),
+        _said("replayed", _on_mesh(SIZE, compiled="python"), theirs, failed),
+    ]
+    assert not failed, "; ".join(said + failed)
+    return "; ".join(said)
 
 
 @fact(limit_s=200, alone=True)
-def replayed() -> str:
-    """The same step as one message (monarch.compile) makes 0.98 of torchrun's"""
-    if DEVICE == "cuda":
-        need_gpu()
-    return _compared(SIZE, "python")
-
-
-@fact(limit_s=240, alone=True)
 def compiled() -> str:
     """The same step by inductor makes 0.98 of what torch.compile makes under torchrun"""
     if DEVICE == "cuda":
         need_gpu()
-    return _compared(SIZE, "inductor", peer_compiled=True)
+    theirs, failed = under_torchrun(SIZE, compiled=True), list[str]()
+    said = _said("inductor", _on_mesh(SIZE, compiled="inductor"), theirs, failed)
+    assert not failed, "; ".join([said, *failed])
+    return said
 
 
 def _main(asked: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ pytest.importorskip("torch")
 
 import torch
 import torch.multiprocessing
+from torch.distributed.tensor import Shard
 
 from monarch_nb.tensor.groups import staging
 from monarch_nb.tensor.groups.world import _backend_of
-from monarch_nb.tensor.propagation import MeshLayout
+from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.tensor.propagation.world import World, imagining
 
 pytestmark = pytest.mark.timeout(120)
@@ -20,6 +21,19 @@ pytestmark = pytest.mark.timeout(120)
 def test_ranks_with_a_device_each_use_nccl_and_ranks_that_share_one_gloo() -> None:
     assert _backend_of(["a GPU-1", "a GPU-2", "b GPU-1"]) == "cpu:gloo,cuda:nccl"
     assert _backend_of(["a GPU-1", "a GPU-2", "a GPU-1"]) == "cpu:gloo,cuda:gloo"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_move_from_one_dimension_to_another_is_planned_without_a_process_group(device: str) -> None:
+    if device == "cuda" and not torch.backends.cuda.is_built():
+        pytest.skip("PyTorch here is built without CUDA, and cannot plan this for GPUs")
+    layout = MeshLayout((2,), ("data",), device)
+    world = World(layout)
+    with imagining():
+        world.register()
+        rows = world.fake(Meta.of(layout, (4, 6), torch.float32, (Shard(0),)))
+        columns = rows.redistribute(placements=[Shard(1)])
+    assert tuple(columns._local_tensor.shape) == (4, 3)
 
 
 def test_planning_for_gpus_makes_nothing_on_a_gpu_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +63,7 @@ def _of_rank(rank: int, port: int, results: Any) -> None:
         "reduce_scatter": staged(operations.reduce_scatter_tensor, own, "sum", 2, name),
         "all_to_all": staged(operations.all_to_all_single, own, [2, 2], [2, 2], name),
         "broadcast": staged(operations.broadcast, own, 1, name),
+        "shard_dim_alltoall": staged(torch.ops._dtensor.shard_dim_alltoall, own.view(2, 2), 0, 1, name).flatten(),
         "coalesced": staged(operations.all_reduce_coalesced, [own, own], "max", name)[1],
     }
     assert found["all_reduce_"] is changed
@@ -73,6 +88,7 @@ def test_staged_collectives_give_what_gloo_gives() -> None:
         "reduce_scatter": [1, 3],
         "all_to_all": [0, 1, 1, 2],
         "broadcast": [1, 2, 3, 4],
+        "shard_dim_alltoall": [0, 2, 1, 3],
         "coalesced": [1, 2, 3, 4],
     }
 

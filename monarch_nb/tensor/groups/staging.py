@@ -13,22 +13,25 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["Staging"]
 
-# Of the namespace _c10d_functional; torch/csrc/distributed/c10d/Functional.cpp has their schemas.
-_OPERATIONS = (
-    "all_reduce",
-    "all_reduce_",
-    "all_reduce_coalesced",
-    "all_reduce_coalesced_",
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_out",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_out",
-    "reduce_scatter_tensor_coalesced",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_",
-)
+# By namespace; torch/csrc/distributed/c10d/Functional.cpp has their schemas.
+_OPERATIONS = {
+    "_dtensor": ("shard_dim_alltoall",),
+    "_c10d_functional": (
+        "all_reduce",
+        "all_reduce_",
+        "all_reduce_coalesced",
+        "all_reduce_coalesced_",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all_single",
+        "broadcast",
+        "broadcast_",
+    ),
+}
 
 
 class Staging:
@@ -36,17 +39,19 @@ class Staging:
 
     def __init__(self, key: str = "CUDA") -> None:
         make: Any = torch.library.Library
-        self._library: Any = make("_c10d_functional", "IMPL")
-        for name in _OPERATIONS:
-            packet = getattr(torch.ops._c10d_functional, name, None)
-            if packet is not None:  # older versions of PyTorch lack some
-                self._library.impl(name, _staged(packet.default), key)
+        self._libraries: list[Any] = []
+        for space, names in _OPERATIONS.items():
+            library = make(space, "IMPL")
+            self._libraries.append(library)
+            for name in names:
+                packet = getattr(getattr(torch.ops, space), name, None)
+                if packet is not None:  # older versions of PyTorch lack some
+                    library.impl(name, _staged(packet.default), key)
 
     def end(self) -> None:
         """Takes the kernels back."""
-        library, self._library = self._library, None
-        if library is not None:
-            library._destroy()
+        while self._libraries:
+            self._libraries.pop()._destroy()
 
 
 def _staged(operation: Any) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _collective_utils
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -36,7 +36,12 @@ _logs = [
         "torch.distributed.tensor._redistribute",
     )
 ]
-_fake_tensors: Any = fake_tensor
+# Functions of PyTorch in whose place others stand while ranks are imagined.
+_REPLACED: tuple[tuple[Any, str, Any], ...] = (
+    (fake_tensor, "init_gpu_context", lambda device: None),  # makes a tensor on the GPU for the first fake one there
+    (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which there is none of
+    (_collective_utils, "get_group_rank", lambda group, rank: group.rank()),
+)
 _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -71,18 +76,17 @@ def imagining() -> Iterator[None]:
     disabled = [log.disabled for log in _logs]
     for log in _logs:
         log.disabled = True
-    init, _fake_tensors.init_gpu_context = _fake_tensors.init_gpu_context, _leave_gpu_alone
+    before = [(module, name, getattr(module, name)) for module, name, _ in _REPLACED]
+    for module, name, replacement in _REPLACED:
+        setattr(module, name, replacement)
     try:
         with torch._C.DisableTorchFunction(), _fake, torch.no_grad():
             yield
     finally:
-        _fake_tensors.init_gpu_context = init
+        for module, name, own in before:
+            setattr(module, name, own)
         for log, was in zip(_logs, disabled, strict=True):
             log.disabled = was
-
-
-def _leave_gpu_alone(device: torch.device) -> None:
-    """In place of a function that makes a tensor on the GPU, once fake tensors on one are made: nothing is computed."""
 
 
 class World:
