@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs models soak chaos docs docs-serve screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs models soak chaos docs docs-serve gpu-report screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -100,6 +100,18 @@ test-clusters: setup ## the tests of jobs on real servers, which it installs wit
 
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)
+
+# An environment of its own, with PyTorch as its index has it for this machine: with CUDA. GPU_PY= takes one that is there.
+GPU_VENV := build/gpu-venv
+GPU_PY ?= $(GPU_VENV)/bin/python
+
+$(GPU_VENV)/.stamp: pyproject.toml constraints.txt
+	scripts/make-venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,gpu,dev]' accelerate lightning
+	@touch $@
+
+gpu-report: $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PY)),$(GPU_VENV)/.stamp) ## see on a GPU what can be seen on one, and write docs/gpu.md; PART=tensors for some, which writes nothing
+	PYTHONPATH=.:kernel_ext $(GPU_PY) -m tests.gpu $(if $(PART),--part $(PART),--page docs/gpu.md) $(ARGS)
 
 random-programs: setup ## 1,000 random programs of sharded tensors against local torch; COUNT= for more, SEED= to repeat, RESULTS=file to go on later
 	$(PY) -m tests.random_programs --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results $(RESULTS)) $(ARGS)
