@@ -65,6 +65,7 @@ def run_proc(spec: ProcSpec) -> int:
     role = ProcessRole(spec.agent, is_worker=True, root_id=f"<{spec.name or 'proc'}>", python=spec.python)
     runtime = compose(local, node, ThreadClock(), role)
     land_on_gpus()
+    node.announce_gpu()
     install_breakpoints()
     dumps.register(spec.run_folder, spec.address)
     install(runtime)

@@ -44,7 +44,7 @@ class PretenceDriver:
 
     def __init__(self, capacity: int = 1 << 30, devices: int = 1) -> None:
         self.capacity = capacity
-        self.copies: list[tuple[int, int, int, int]] = []  # target, source, size, stream that came first
+        self.copies: list[tuple[int | None, int | None, int]] = []  # to and from which device (None: the host), bytes
         self._lock = threading.RLock()
         self._maps: dict[int, tuple[Any, int, int]] = {}  # by address: mapping, bytes, device
         self._starts: list[int] = []
@@ -103,7 +103,7 @@ class PretenceDriver:
     def copy(self, target: int, source: int, size: int, *, device: int, after: int = 0) -> None:
         """See Driver."""
         self.check()
-        self.copies.append((target, source, size, after))
+        self.copies.append((self._find(target), self._find(source), size))
         ctypes.memmove(target, source, size)
 
     # -- memory that others lend --------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def encode_arguments(
 ) -> list[Any]:
     """The body of a call. Raises TypeError that names the argument which cannot be sent, and the way to the culprit."""
     try:
-        return encode((args, kwargs), current_runtime())
+        runtime = current_runtime()
+        return encode((args, kwargs), runtime, gpu=runtime.is_worker)
     except Exception as error:
         failure = error
     culprit = None if method is None else _unsendable(method, hidden, args, kwargs)

@@ -46,7 +46,7 @@ class Links:
         self._inside: set[UnixStream] = set()  # connections to processes of this host
         self.arrived, self.undeliverable, self.dropped = node.arrived, node.undeliverable, node.dropped
         self.lend, self.give_back = node.lend, node.give_back
-        self._first_dial = node.first_dial
+        self._first_dial, self.shares_gpu = node.first_dial, node.shares_gpu
         self._routes = RoutingTable(address, agent)
         self._reader = reader
         self._trust = (keys, insecure_loopback)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.gpu import announce, announced
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
 from monarch_nb.transport import interrupts, shared
@@ -82,6 +83,8 @@ class Node:
         self._limits = limits or Limits()
         config = config or LinkConfig()
         self._portable = not available()
+        self._has_gpu = False  # and has announced it
+        self._gpu_peers: dict[str, bool] = {}
         if settings.explicit("shared_memory_threshold"):
             shared.threshold = settings.shared_memory_threshold
         self._reader = Reader(f"monarch-nb-{self.name}", config.tick)
@@ -117,6 +120,22 @@ class Node:
         """The folder in which it listens."""
         assert self._own_folder is not None
         return self._own_folder
+
+    def announce_gpu(self) -> None:
+        """Lets other processes of the host know which GPUs this one sees, if it may use any."""
+        self._has_gpu = not self._portable and announce(self.run_folder, self.name)
+
+    def shares_gpu(self, address: str) -> bool:
+        """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+        if not self._has_gpu or self._own_folder is None:
+            return False
+        host, name, *_ = parse_address(address)
+        if host != self.host:
+            return False
+        known = self._gpu_peers.get(name)
+        if known is None:
+            known = self._gpu_peers[name] = announced(self._own_folder, name)
+        return known
 
     # lifecycle
 

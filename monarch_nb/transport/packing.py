@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb.gpu import DeviceFile
 from monarch_nb.routing.actions import PREFIX_SIZE, PrefixKind
 from monarch_nb.transport import shared
-from monarch_nb.transport.errors import TransportError
+from monarch_nb.transport.errors import SharedMemoryError, TransportError
 from monarch_nb.transport.parcel import Body, Parcel, length_of
 from monarch_nb.transport.pool import Loan
 from monarch_nb.transport.shared import MemoryFile
@@ -61,9 +62,9 @@ def pack_whole(header: Header, parcel: Parcel) -> Item:
 def pack_local(header: Header, parcel: Parcel, loan: int = 0) -> Item:
     """For a peer on this host: large bodies by descriptor, perhaps on loan, the rest as frames."""
     bodies = parcel.bodies
-    if parcel.in_files:
+    if parcel.in_files or parcel.on_gpu:
         pid = os.getpid()
-        table = tuple((pid, b.fd, b.length) if type(b) is MemoryFile else (0, IN_BAND, length_of(b)) for b in bodies)
+        table = tuple(_entry(pid, body) for body in bodies)
         for body in bodies:
             if type(body) is MemoryFile:
                 if body.loan is not None:
@@ -71,11 +72,20 @@ def pack_local(header: Header, parcel: Parcel, loan: int = 0) -> Item:
                 if body.entry is not None and not loan:
                     body.entry.given = True
         encoded = encode_header(msgspec.structs.replace(header, buffers=table, loan=loan))
-        frames: Sequence[Any] = [b for b in bodies if type(b) is not MemoryFile]
+        frames: Sequence[Any] = [b for b in bodies if type(b) is not MemoryFile and type(b) is not DeviceFile]
     else:
         encoded = encode_header(header)
         frames = bodies
     return Item(WHOLE[parcel.hops] + encoded, frames, header, bodies, parcel.hops)
+
+
+def _entry(pid: int, body: Body) -> tuple[int, ...]:
+    """How a body is named: process, descriptor and bytes; of a file of a GPU also its memory's bytes and its device."""
+    if type(body) is MemoryFile:
+        return pid, body.fd, body.length
+    if type(body) is DeviceFile:
+        return pid, body.fd, body.length, body.size, body.device
+    return 0, IN_BAND, length_of(body)
 
 
 def pack_chunked(header: Header, parcel: Parcel) -> list[Item]:
@@ -92,7 +102,7 @@ def _pieces(bodies: Sequence[Body]) -> Iterator[list[memoryview]]:
     portion: list[memoryview] = []
     room = SIZE
     for body in bodies:
-        data = body.view() if isinstance(body, MemoryFile) else memoryview(body)
+        data = body.view() if isinstance(body, MemoryFile | DeviceFile) else memoryview(body)
         start = 0
         while start < data.nbytes:
             piece = data[start : start + room]
@@ -173,9 +183,21 @@ def attach(header: Header, frames: Sequence[Body]) -> list[Body]:
     header.buffers = ()
     in_band = iter(frames)
     try:
-        return [next(in_band) if fd == IN_BAND else MemoryFile.of_process(pid, fd, length) for pid, fd, length in table]
+        return [next(in_band) if entry[1] == IN_BAND else _opened(entry) for entry in table]
     except StopIteration:
         raise msgspec.DecodeError("fewer frames than the header names") from None
+
+
+def _opened(entry: tuple[int, ...]) -> Body:
+    if len(entry) == len(("pid", "fd", "length")):
+        return MemoryFile.of_process(*entry)
+    try:
+        return DeviceFile.of_process(*entry)
+    except OSError as error:
+        raise SharedMemoryError(
+            f"cannot take over the GPU memory of a peer on this host ({error.strerror}). If the processes may not "
+            "trace each other (containers, yama), set MONARCH_NB_PORTABLE=1 in all of them."
+        ) from error
 
 
 class Unpacker:

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from monarch_nb.gpu import DeviceFile
 from monarch_nb.transport import shared
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Pieces
 
-Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile
+Body: TypeAlias = bytes | bytearray | memoryview | MemoryFile | DeviceFile
 
 
 def length_of(body: Body) -> int:
     """Bytes in one body."""
-    if isinstance(body, MemoryFile):
+    if isinstance(body, MemoryFile | DeviceFile):
         return body.length
     return body.nbytes if isinstance(body, memoryview) else len(body)
 
@@ -23,20 +24,22 @@ class Parcel:
     Made by `Node.snapshot`, or handed to the handler. It never changes after it was made; it may be sent many times.
     """
 
-    __slots__ = ("_frames", "bodies", "hops", "in_files", "lane", "nbytes", "origin")
+    __slots__ = ("_frames", "bodies", "hops", "in_files", "lane", "nbytes", "on_gpu", "origin")
 
     def __init__(self, bodies: Sequence[Body] = (), *, hops: int = 0) -> None:
         self.bodies: tuple[Body, ...] = tuple(bodies)
         nbytes = 0
-        in_files = False
+        in_files = on_gpu = False
         for body in self.bodies:
             if type(body) is bytes:
                 nbytes += len(body)
             else:
                 nbytes += length_of(body)
                 in_files = in_files or type(body) is MemoryFile
+                on_gpu = on_gpu or type(body) is DeviceFile
         self.nbytes = nbytes
         self.in_files = in_files  # whether any body is in a memory file
+        self.on_gpu = on_gpu  # whether any body is in a file of a GPU
         self.hops = hops  # relays it passed
         self.lane = 0  # on which it arrived
         self.origin: tuple[Any, int, int] | None = None  # (peer, charge, peer's incarnation) until consumed
@@ -59,6 +62,18 @@ class Parcel:
             for place, body in enumerate(self.bodies)
         ]
 
+    def on_host(self, *, portable: bool) -> "Parcel":
+        """The same parcel for a peer that does not share the GPU: its files are copied to the memory of the host."""
+        bodies: list[Body] = []
+        for body in self.bodies:
+            if type(body) is not DeviceFile:
+                bodies.append(body)
+            elif portable:
+                bodies.append(bytes(body.view()))
+            else:
+                bodies.append(MemoryFile.holding(body.view()))
+        return Parcel(bodies, hops=self.hops)
+
     def clone(self) -> "Parcel":
         """Another parcel with the same content and private buffers of its own."""
         return Parcel([bytes(body) if isinstance(body, bytearray) else body for body in self.bodies], hops=self.hops)
@@ -73,13 +88,14 @@ class Parcel:
 
 
 def _first(body: Body) -> bytes | memoryview:
+    assert not isinstance(body, DeviceFile), "the pickle stream is on a GPU"
     if isinstance(body, MemoryFile):
         return body.private()
     return body if isinstance(body, bytes) else memoryview(body)
 
 
-def _private(body: Body) -> memoryview:
-    if isinstance(body, MemoryFile):
+def _private(body: Body) -> Any:
+    if isinstance(body, MemoryFile | DeviceFile):
         return body.private()
     return memoryview(body if isinstance(body, bytearray) else bytearray(body))
 
@@ -100,7 +116,7 @@ def snapshot(
         if type(frame) is bytes and (portable or len(frame) < shared.threshold):
             bodies.append(frame)  # immutable: nothing to copy
             continue
-        if type(frame) is MemoryFile:
+        if type(frame) is MemoryFile or type(frame) is DeviceFile:
             bodies.append(frame)  # of another parcel: nobody changes it either
             continue
         data = frame if type(frame) is Pieces else memoryview(frame).cast("B")

@@ -156,7 +156,10 @@ class Peer:
         handed_on()
 
     def _pack(self, header: Header, parcel: Parcel) -> Item | list[Item]:
-        if self.connection.inside and not self._portable:
+        inside = self.connection.inside and not self._portable
+        if parcel.on_gpu and not (inside and self._owner.shares_gpu(self.address)):
+            parcel = parcel.on_host(portable=not inside)
+        if inside:
             lent = parcel.in_files and header.dst == self.address and header.kind != Kind.CAST
             return pack_local(header, parcel, self._owner.lend(parcel, header.dst) if lent else 0)
         if parcel.nbytes <= SIZE:

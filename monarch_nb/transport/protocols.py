@@ -55,6 +55,9 @@ class Transport(Protocol):
     def listen(self, bind: str, keys: "Keys | None", insecure_loopback: bool = False) -> str:
         """Listen for other machines from now on; the endpoint. Raises TransportError where that cannot be had."""
 
+    def shares_gpu(self, address: str) -> bool:
+        """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""
+
     def snapshot(self, frames: Sequence[Any]) -> Parcel:
         """Copy buffers into a parcel that may be sent many times."""
 

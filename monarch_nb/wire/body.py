@@ -161,10 +161,11 @@ class MessageTooLargeError(ValueError):
     """A message that leaves its process has more bytes than `codec_max_frame_length` allows."""
 
 
-def encode(obj: object, context: object = None) -> list[Sent]:
+def encode(obj: object, context: object = None, *, gpu: bool = False) -> list[Sent]:
     """The frames of `obj`. Those after the first may be the caller's own memory: copy them before it can change.
 
-    `context` is what `current_codec()` returns meanwhile. Raises what the objects' own pickling raises.
+    `context` is what `current_codec()` returns meanwhile. With `gpu`, large tensors of a GPU are files of it
+    (`gpu.DeviceFile`) among the frames. Raises what the objects' own pickling raises.
     """
     if obj is None:
         return [_NONE]
@@ -175,7 +176,7 @@ def encode(obj: object, context: object = None) -> list[Sent]:
     previous = enter_codec(context)
     try:
         cargo = Cargo()
-        pickler = Pickler(cargo)
+        pickler = Pickler(cargo, gpu=gpu)
         with without_modes():
             pickler.dump(obj)
             chunks, frames = pickler.chunks, pickler.buffers

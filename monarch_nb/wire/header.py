@@ -124,7 +124,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     chain: tuple[str, ...] = ()  # calls that wait for this one, outermost first
     log: int = 0  # REPLY: where the process's log stood when the endpoint returned
     plan: CastPlan | None = None
-    buffers: tuple[tuple[int, int, int], ...] = ()  # (pid, fd, length) of bodies in memory files, after the frames
+    buffers: tuple[tuple[int, ...], ...] = ()  # (pid, fd, length, …) of bodies in files, after the frames
     flags: int = 0  # of `Flags`
     actor: str = ""  # human name of who sent it, for errors
     trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded

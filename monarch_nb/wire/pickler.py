@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import cloudpickle.cloudpickle as cp
 
+from monarch_nb.gpu import Marker
 from monarch_nb.settings import settings
 from monarch_nb.wire.code import Cargo, class_of, travels_by_value
 from monarch_nb.wire.tensors import Storage, reduce_storage, reduce_tensor, tensor_types
@@ -39,10 +40,11 @@ REDUCERS: dict[type, Callable[[Any], Any]] = {}
 class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles into `chunks`, and buffers into `buffers`. By-value classes go into `cargo`."""
 
-    def __init__(self, cargo: Cargo, *, out_of_band: bool = True) -> None:
+    def __init__(self, cargo: Cargo, *, out_of_band: bool = True, gpu: bool = False) -> None:
         self.cargo = cargo
         self.chunks: list[Any] = []
-        self.buffers: list[memoryview] = []
+        self.buffers: list[Any] = []  # memoryviews, and files of a GPU
+        self._gpu = gpu  # whether tensors of a GPU may go as files of it
         self.named: dict[str, type] = {}
         self.files: dict[str, str | None] = {}
         self._storages: dict[tuple[int, int], Storage] = {}
@@ -60,7 +62,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         if REDUCERS and kind in REDUCERS:
             return REDUCERS[kind](obj)
         if kind in self._tensors:
-            return reduce_tensor(obj, self._storages)
+            return reduce_tensor(obj, self._storages, gpu=self._gpu)
         if issubclass(kind, type):
             if obj in cp._BUILTIN_TYPE_NAMES:
                 return cp._class_reduce(obj)
@@ -77,7 +79,7 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         if special is not None:
             return special(obj)
         if self._tensors and kind.__name__ in ("UntypedStorage", "TypedStorage"):
-            return reduce_storage(obj, self._storages)
+            return reduce_storage(obj, self._storages, gpu=self._gpu)
         return NotImplemented
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
@@ -89,10 +91,13 @@ class Pickler(cp.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         return reduced
 
 
-def _keeper(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+def _keeper(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
         """Whether the pickle is to hold the buffer itself."""
         view = buffer.raw()
+        if type(view.obj) is Marker:
+            buffers.append(view.obj.file)
+            return False
         if view.nbytes < SMALLEST_BUFFER:
             return True
         buffers.append(view)

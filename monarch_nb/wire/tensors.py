@@ -16,7 +16,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from monarch_nb.gpu import driver
+from monarch_nb.gpu import SMALLEST, DeviceFile, Marker, driver
 
 # torch.dtype -> its name in torch
 _dtype_names: dict[Any, str] = {}
@@ -56,8 +56,11 @@ def tensor_types() -> tuple[type, ...]:
     return () if parameter is None else (sys.modules["torch"].Tensor, parameter)
 
 
-def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
-    """A reduction of `tensor`, or NotImplemented where torch's own has to do. `storages` are the message's so far."""
+def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> Any:
+    """A reduction of `tensor`, or NotImplemented where torch's own has to do. `storages` are the message's so far.
+
+    With `gpu`, large tensors of a GPU go as files of it (`DeviceFile`).
+    """
     torch: Any = sys.modules["torch"]
     on_cpu = tensor.is_cpu
     if (
@@ -88,19 +91,19 @@ def reduce_tensor(tensor: Any, storages: dict[tuple[int, int], Storage]) -> Any:
             return NotImplemented  # its memory was freed
         if 2 * plain.nbytes < size:
             if plain.is_contiguous():
-                span = _taken(torch, memory, plain.storage_offset() * plain.itemsize, plain.nbytes)
+                span = _taken(torch, memory, plain.storage_offset() * plain.itemsize, plain.nbytes, gpu)
                 return rebuild_tensor, (span, name, 0, shape, None, requires_grad, is_parameter)
             plain = plain.clone(memory_format=torch.preserve_format)
             memory = plain.untyped_storage()
             size = memory.nbytes()
             key = (memory.data_ptr(), size)
-        storage = storages[key] = _taken(torch, memory, 0, size)
+        storage = storages[key] = _taken(torch, memory, 0, size, gpu)
     offset = plain.storage_offset()
     strides = None if plain.is_contiguous() else plain.stride()
     return rebuild_tensor, (storage, name, offset, shape, strides, requires_grad, is_parameter)
 
 
-def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage]) -> Any:
+def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage], *, gpu: bool = False) -> Any:
     """A reduction of a bare torch storage, as torch's own pickling of tensors brings it: its bytes out of band, too.
 
     One without bytes is left to torch.
@@ -111,7 +114,7 @@ def reduce_storage(storage: Any, storages: dict[tuple[int, int], Storage]) -> An
         return NotImplemented
     memory = untyped.cpu() if untyped.device.type not in ("cpu", "cuda") else untyped
     key = (memory.data_ptr(), size)
-    held = storages.get(key) or storages.setdefault(key, _taken(sys.modules["torch"], memory, 0, size))
+    held = storages.get(key) or storages.setdefault(key, _taken(sys.modules["torch"], memory, 0, size, gpu))
     return rebuild_storage, (held, dtype)
 
 
@@ -137,11 +140,16 @@ def open_storage(buffer: Any) -> Any:
 
 def open_on_gpu(buffer: Any, device: int) -> Any:
     """The torch storage made of `buffer`, on a GPU if this process puts tensors there; blocks until it is."""
+    gpu = driver()
+    if type(buffer) is DeviceFile:
+        assert gpu is not None, "a file of a GPU in a process that has none"
+        landed = gpu.new_storage(buffer.length, device)
+        buffer.copy_to(landed.data_ptr(), device)
+        return landed
     host = open_storage(buffer)
     if not _Landing.on_gpus:
         return host
     size = host.nbytes()
-    gpu = driver()
     if _Landing.pretends and gpu is not None:
         storage = gpu.new_storage(size, device)
         gpu.copy(storage.data_ptr(), host.data_ptr(), size, device=device)
@@ -216,7 +224,7 @@ class _ModesOff:
             context.__exit__(*error)
 
 
-def _taken(torch: Any, memory: Any, start: int, size: int) -> Storage:
+def _taken(torch: Any, memory: Any, start: int, size: int, as_file: bool) -> Storage:
     """The bytes of a part of a storage; of one on a GPU a copy of them, once its work so far is done."""
     on_gpu = memory.device.type == "cuda"
     gpu = driver() if on_gpu or _Landing.pretends else None
@@ -225,6 +233,12 @@ def _taken(torch: Any, memory: Any, start: int, size: int) -> Storage:
         device = gpu.device_of_tensor(memory)
     if device is None:
         return Storage(_bytes_of(torch, memory, start, size))
+    if as_file and gpu is not None and size >= SMALLEST:
+        file = DeviceFile.holding(memory.data_ptr() + start, size, device)
+        if file is not None:
+            marker = Marker()
+            marker.file = file
+            return Storage(marker, device)
     if gpu is None or size < _STAGED:
         part = torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory, start, (size,), (1,))
         host = part.cpu() if part.is_cuda else part.clone()

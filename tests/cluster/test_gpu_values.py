@@ -1,6 +1,12 @@
 """Tensors of a GPU as arguments and results: the driver of pretence in real processes."""
 
-from collections.abc import Iterator
+import asyncio
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +16,28 @@ pytest.importorskip("torch")
 import torch
 
 from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
+from monarch_nb.gpu import driver
+from tests.cluster.actor_tools import Faults, faults
 from tests.cluster.test_rdma_gpu import on_device
+
+__all__ = ["faults"]
 
 pytestmark = pytest.mark.timeout(120)
 SECONDS = 30.0
+
+
+def _is_gpu_file(fd: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:monarch-nb-gpu")
+    except OSError:  # that of the listing itself
+        return False
+
+
+def _facts(tensors: Sequence[torch.Tensor]) -> list[tuple[bool, int, int]]:
+    """Of each: whether it is on the GPU, and its least and its largest value."""
+    gpu = driver()
+    assert gpu is not None
+    return [(gpu.device_of_tensor(tensor) == 0, int(tensor.min()), int(tensor.max())) for tensor in tensors]
 
 
 class Holder(Actor):
@@ -23,12 +47,8 @@ class Holder(Actor):
 
     @endpoint
     async def receive(self, *tensors: torch.Tensor) -> list[tuple[bool, int, int]]:
-        from monarch_nb.gpu import driver
-
-        gpu = driver()
-        assert gpu is not None
         self.last = tensors
-        return [(gpu.device_of_tensor(tensor) == 0, int(tensor.min()), int(tensor.max())) for tensor in tensors]
+        return _facts(tensors)
 
     @endpoint
     async def send(self, other: Any, count: int) -> list[list[tuple[bool, int, int]]]:
@@ -41,7 +61,46 @@ class Holder(Actor):
         return found
 
     @endpoint
-    async def send_views(self, other: Any) -> bool:
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def files(self) -> int:
+        """How many files of the pretended GPU this process holds, apart from its own tensors."""
+        self.last = ()
+        gc.collect()
+        return sum(_is_gpu_file(fd) for fd in os.listdir("/proc/self/fd"))
+
+    @endpoint
+    async def copies_through_the_host(self) -> Any:
+        """Bytes that were copied between the device and memory of the host since the last question."""
+        gpu: Any = driver()
+        assert gpu is not None
+        found = sum(size for target, source, size in gpu.copies if target != source)
+        gpu.copies.clear()
+        return found
+
+    @endpoint
+    async def hold(self, path: str) -> None:
+        while not os.path.exists(path):  # noqa: ASYNC110  # another process makes it  # noqa: ASYNC240  # as above
+            await asyncio.sleep(0.01)
+
+    @endpoint
+    async def received(self) -> list[tuple[bool, int, int]]:
+        return _facts(self.last)
+
+    @endpoint
+    async def send_and_be_killed(self, other: Any, probe: Any, count: int) -> None:
+        other.receive.broadcast(on_device(count, 3))
+        await probe.pid.call_one()  # on the same link: what was sent before has arrived there
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    async def send_to_the_dead(self, other: Any, count: int) -> None:
+        other.receive.broadcast(on_device(count, 3))
+
+    @endpoint
+    async def send_views(self, other: Any) -> Any:
         whole = on_device(4 << 20, 1)
         part = whole[1 << 20 : 3 << 20]
         part.fill_(2)
@@ -78,3 +137,41 @@ def test_a_result_arrives_in_the_controller_in_its_own_memory(holders: Any) -> N
     for tensor in found.values():
         assert (int(tensor.min()), int(tensor.max())) == (6, 6)
         tensor.fill_(1)
+
+
+def test_large_tensors_do_not_go_through_the_host_between_ranks_of_one_gpu_and_leave_nothing(holders: Any) -> None:
+    one, other = holders.slice(ranks=0), holders.slice(ranks=1)
+    holders.copies_through_the_host.call().get(SECONDS)
+    one.send.call_one(other, 5 << 20).get(SECONDS)
+    assert list(holders.copies_through_the_host.call().get(SECONDS).values()) == [0, 0]
+    assert other.make.call_one(5 << 20, 4).get(SECONDS).nbytes == 5 << 20
+    assert other.copies_through_the_host.call_one().get(SECONDS) == 5 << 20
+    assert list(holders.files.call().get(SECONDS).values()) == [0, 0]
+
+
+def test_a_tensor_arrives_after_its_sender_was_killed(faults: Faults, tmp_path: Path) -> None:
+    procs = this_host().spawn_procs(per_host={"ranks": 2}, env={"MONARCH_NB_GPU": "pretence"})
+    mesh: Any = procs.spawn("holders", Holder)
+    first, second = mesh.slice(ranks=0), mesh.slice(ranks=1)
+    probe: Any = procs.slice(ranks=1).spawn("probe", Holder)
+    second.hold.broadcast(str(tmp_path / "go"))
+    first.send_and_be_killed.broadcast(second, probe, 4 << 20)
+    assert faults.next().crashed_ranks == [0]
+    (tmp_path / "go").touch()
+    assert second.received.call_one().get(SECONDS) == [(True, 3, 3)]
+    assert second.files.call_one().get(SECONDS) == 0
+    procs.stop().get(SECONDS)
+
+
+def test_a_receiver_that_is_killed_leaves_nothing_with_the_sender(faults: Faults) -> None:
+    procs = this_host().spawn_procs(per_host={"ranks": 2}, env={"MONARCH_NB_GPU": "pretence"})
+    mesh: Any = procs.spawn("holders", Holder)
+    first, second = mesh.slice(ranks=0), mesh.slice(ranks=1)
+    os.kill(second.pid.call_one().get(SECONDS), signal.SIGKILL)
+    first.send_to_the_dead.broadcast(second, 4 << 20)
+    assert faults.next().crashed_ranks == [1]
+    end = time.monotonic() + SECONDS
+    while first.files.call_one().get(SECONDS) and time.monotonic() < end:
+        pass
+    assert first.files.call_one().get(SECONDS) == 0
+    procs.stop().get(SECONDS)

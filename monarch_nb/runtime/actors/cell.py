@@ -369,7 +369,7 @@ class ActorCell:
         if header.port == 0 or self._explicit(header):
             return
         try:
-            frames = encode(result, self.process)
+            frames = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
             self.process.check_size(header.src, frames)
         except Exception as error:
             failure = pickle_failure(error, result, f"the `result` of {self.spec.name}.{header.method}")

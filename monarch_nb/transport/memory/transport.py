@@ -81,6 +81,10 @@ class MemoryTransport:
 
     # sending
 
+    def shares_gpu(self, address: str) -> bool:
+        """Never: all is in one process."""
+        return False
+
     def snapshot(self, frames: Sequence[Any]) -> Parcel:
         """Copy buffers into a parcel that may be sent many times."""
         return snapshot(frames, portable=True)
