@@ -1,7 +1,10 @@
 """The facts of a machine that matter here. Looking changes nothing and takes milliseconds."""
 
+import contextlib
+import importlib.util
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -43,6 +46,10 @@ class Facts(Struct, frozen=True):
     rdma: tuple[str, ...] = ()  # RDMA devices that this process may use
     rdma_closed: tuple[str, ...] = ()  # and those it may not
     locked_memory: int = sys.maxsize  # that a process may keep where it is, for devices
+    gpu_models: tuple[str, ...] = ()
+    gpu_driver: str = ""  # its version
+    torch_cuda: str = ""  # for which PyTorch is built, "" for none, or without PyTorch
+    gpu_packages: tuple[tuple[str, str], ...] = ()  # what speaks to GPUs, with versions, "" for what is not there
 
 
 def facts_of_this_machine() -> Facts:
@@ -67,6 +74,10 @@ def facts_of_this_machine() -> Facts:
         rdma=rdma_devices(),
         rdma_closed=rdma_devices(closed=True),
         locked_memory=_limits(resource.RLIMIT_MEMLOCK)[0],
+        gpu_models=_gpu_models(),
+        gpu_driver=_gpu_driver(),
+        torch_cuda=_torch_cuda(),
+        gpu_packages=tuple((name, _any_of(packages)) for name, packages in _FOR_GPUS),
     )
 
 
@@ -126,3 +137,46 @@ def _name_resolves() -> bool:
     except OSError:
         return False
     return True
+
+
+# What speaks to GPUs, by the packages that bring it.
+_FOR_GPUS = (
+    ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12")),
+    ("cuda-bindings", ("cuda-bindings",)),
+    ("nvidia-ml-py", ("nvidia-ml-py",)),
+)
+
+
+def _any_of(packages: tuple[str, ...]) -> str:
+    return next((version for package in packages if (version := installed(package))), "")
+
+
+def _gpu_models() -> tuple[str, ...]:
+    """Names of the GPUs as the driver shows them, without CUDA; none in containers that hide it."""
+    texts = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            texts.append(file.read_text())
+    return tuple(found[1].strip() for text in texts if (found := re.search(r"^Model:(.+)$", text, re.MULTILINE)))
+
+
+def _gpu_driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b(\d{3,}\.\d+(\.\d+)?)\b", text)
+    return found[1] if found else ""
+
+
+def _torch_cuda() -> str:
+    """The CUDA that PyTorch is built for, from its own file: to import it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"^cuda(?:: [^=]+)? = '([\d.]+)'", text, re.MULTILINE)
+    return found[1] if found else ""

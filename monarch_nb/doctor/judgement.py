@@ -26,9 +26,46 @@ def judge(facts: Facts, controller: Facts | None = None) -> list[Check]:
         _ports(facts),
         _name(facts),
         _start(facts),
-        Check("GPUs", "ok", f"{facts.gpus}" if facts.gpus else "none: gpus is a dimension like any other"),
+        _gpus(facts),
         _rdma(facts),
     ]
+
+
+# The oldest driver that runs a CUDA of each major version, without packages for compatibility.
+# Source: CUDA Toolkit Release Notes, "CUDA Toolkit and Minimum Required Driver Version".
+_DRIVERS = {12: 525, 13: 580}
+
+
+def _gpus(facts: Facts) -> Check:
+    if not facts.gpus:
+        return Check("GPUs", "ok", "none: gpus is a dimension like any other")
+    packages = dict(facts.gpu_packages)
+    models = ", ".join(dict.fromkeys(facts.gpu_models))
+    parts = [f"{facts.gpus}" + f" × {models}" * bool(models)]
+    parts += [f"driver {facts.gpu_driver}"] * bool(facts.gpu_driver)
+    parts += [f"PyTorch for CUDA {facts.torch_cuda}"] * bool(facts.torch_cuda)
+    parts += [f"{name} {version}" for name, version in packages.items() if version]
+    fact = ", ".join(parts)
+    if not facts.torch_cuda:
+        return Check(
+            "GPUs", "warning", f"{fact}; PyTorch is missing, or built without CUDA",
+            "Processes cannot compute on the GPUs: install PyTorch's build for CUDA (pytorch.org/get-started).",
+        )  # fmt: skip
+    needed, has = _DRIVERS.get(int(facts.torch_cuda.split(".")[0]), 0), int((facts.gpu_driver or "0").split(".")[0])
+    if 0 < has < needed:
+        return Check(
+            "GPUs", "error", fact,
+            f"PyTorch for CUDA {facts.torch_cuda} needs driver {needed} or newer: update the driver, or install a "
+            "build for an older CUDA.",
+        )  # fmt: skip
+    missing = [name for name in ("cuda-bindings", "nvidia-ml-py") if not packages.get(name)]
+    if missing:
+        return Check(
+            "GPUs", "warning", f"{fact}; without {' and '.join(missing)}",
+            "pip install 'monarch-nb[gpu]': without cuda-bindings, tensors go from process to process through the\n"
+            "host, and RDMABuffer takes none of a GPU; without nvidia-ml-py, displays do not show how busy a GPU is.",
+        )  # fmt: skip
+    return Check("GPUs", "ok", fact)
 
 
 def _python(facts: Facts, controller: Facts | None) -> Check:

@@ -33,6 +33,11 @@ def _is_gpu_file(fd: str) -> bool:
         return False
 
 
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
 def _facts(tensors: Sequence[torch.Tensor]) -> list[tuple[bool, int, int]]:
     """Of each: whether it is on the GPU, and its least and its largest value."""
     gpu = driver()
@@ -82,8 +87,7 @@ class Holder(Actor):
 
     @endpoint
     async def hold(self, path: str) -> None:
-        while not os.path.exists(path):  # noqa: ASYNC110  # another process makes it  # noqa: ASYNC240  # as above
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(_wait_for, path)
 
     @endpoint
     async def received(self) -> list[tuple[bool, int, int]]:

@@ -113,3 +113,30 @@ def test_the_table_shows_what_is_wrong_with_its_advice_below() -> None:
         "! shared memory  64 MB",
         "                 enlarge it",
     ]
+
+
+def with_gpus(**changes: object) -> Check:
+    """What is said of the GPUs of a good machine with two, but for some changes."""
+    facts = but(
+        gpus=2,
+        gpu_models=("NVIDIA H100", "NVIDIA H100"),
+        gpu_driver="580.159.04",
+        torch_cuda="13.0",
+        gpu_packages=(("NCCL", "2.28.9"), ("cuda-bindings", "13.3.1"), ("nvidia-ml-py", "13.610")),
+    )
+    return next(finding for finding in judge(msgspec.structs.replace(facts, **changes)) if finding.about == "GPUs")
+
+
+def test_gpus_are_shown_with_driver_pytorch_and_nccl() -> None:
+    found = with_gpus()
+    assert found.level == "ok"
+    assert found.found.startswith("2 × NVIDIA H100, driver 580.159.04, PyTorch for CUDA 13.0, NCCL 2.28.9")
+
+
+def test_what_keeps_processes_from_the_gpus_is_said_with_its_remedy() -> None:
+    old = with_gpus(gpu_driver="535.54.03")
+    assert (old.level, "needs driver 580 or newer" in old.advice) == ("error", True)
+    without = with_gpus(torch_cuda="")
+    assert (without.level, "without CUDA" in without.found) == ("warning", True)
+    packages = with_gpus(gpu_packages=(("NCCL", "2"), ("cuda-bindings", ""), ("nvidia-ml-py", "13")))
+    assert (packages.level, "monarch-nb[gpu]" in packages.advice) == ("warning", True)
