@@ -93,7 +93,7 @@ def run_proc(spec: ProcSpec) -> int:
         lost.append(why)
         threading.Thread(target=leave, args=(ProcStop(why, _LOST_S),), name="monarch-stop", daemon=True).start()
 
-    runtime.on_gpu_lost.append(gpu_lost)
+    runtime.failures.on_gpu_lost.append(gpu_lost)
     runtime.verbs.handle(PROC_STOP, stop)
     runtime.start()
     console.executor.run()  # type: ignore[union-attr]

@@ -52,28 +52,26 @@ class CudaDriver:
         self._initialised = False
 
     def device_of_tensor(self, tensor: Any) -> int | None:
-        """See Driver."""
+        """See GpuDriver."""
         return tensor.device.index if tensor.device.type == "cuda" else None
 
     def new_storage(self, size: int, device: int) -> Any:
-        """See Driver."""
-        import torch
-
+        """See GpuDriver."""
+        torch: Any = sys.modules["torch"]
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device)).untyped_storage()
 
     def current_stream(self, device: int) -> int:
-        """See Driver."""
-        import torch
-
+        """See GpuDriver."""
+        torch: Any = sys.modules["torch"]
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def devices(self) -> tuple[int, ...]:
-        """See Driver."""
+        """See GpuDriver."""
         cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
         return tuple(range(cuda.device_count())) if cuda is not None and cuda.is_initialized() else ()
 
     def device_of(self, address: int) -> int | None:
-        """See Driver."""
+        """See GpuDriver."""
         self._init()
         kind, where = (
             cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -88,13 +86,13 @@ class CudaDriver:
         return int(_call(cu.cuPointerGetAttribute, where, address))
 
     def range_of(self, address: int) -> tuple[int, int]:
-        """See Driver."""
+        """See GpuDriver."""
         self._init()
         start, size = _call(cu.cuMemGetAddressRange, address)
         return int(start), int(size)
 
     def copy(self, target: int, source: int, size: int, *, device: int, after: int = 0) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         if not size:
             return
         here = self._device(device)
@@ -109,13 +107,13 @@ class CudaDriver:
                 here.staged(target, source, size, stream, to_host=not target_pinned)
 
     def lend(self, address: int) -> bytes:
-        """See Driver."""
+        """See GpuDriver."""
         with self._device(self._owner(address)).current():
             named = _call(cu.cuIpcGetMemHandle, address)
             return ctypes.string_at(int(named.getPtr()), _HANDLE_BYTES)  # the name of its field changed in 13.5
 
     def open(self, handle: bytes, device: int) -> int:
-        """See Driver."""
+        """See GpuDriver."""
         named = cu.CUipcMemHandle()
         ctypes.memmove(int(named.getPtr()), handle.ljust(_HANDLE_BYTES, b"\0"), _HANDLE_BYTES)
         lazily = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
@@ -123,12 +121,12 @@ class CudaDriver:
             return int(_call(cu.cuIpcOpenMemHandle, named, lazily))
 
     def close(self, address: int) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         with self._device(self._owner(address)).current():
             _call(cu.cuIpcCloseMemHandle, address)
 
     def create(self, size: int, device: int) -> tuple[int, int]:
-        """See Driver."""
+        """See GpuDriver."""
         here = self._device(device)
         with here.current():
             rounded = -(-size // here.granularity) * here.granularity
@@ -139,7 +137,7 @@ class CudaDriver:
                 _call(cu.cuMemRelease, memory)  # the descriptor holds it from here on
 
     def map(self, descriptor: int, size: int, device: int) -> int:
-        """See Driver."""
+        """See GpuDriver."""
         here = self._device(device)
         with here.current():
             memory = _call(cu.cuMemImportFromShareableHandle, descriptor, _FD)
@@ -160,23 +158,23 @@ class CudaDriver:
         return address
 
     def unmap(self, address: int, size: int) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         self._init()
         _call(cu.cuMemUnmap, address, size)
         _call(cu.cuMemAddressFree, address, size)
 
     def identity(self, device: int) -> str:
-        """See Driver."""
+        """See GpuDriver."""
         return bytes(_call(cu.cuDeviceGetUuid, self._device(device).number).bytes).hex()
 
     def memory(self, device: int) -> tuple[int, int]:
-        """See Driver."""
+        """See GpuDriver."""
         with self._device(device).current():
             free, total = _call(cu.cuMemGetInfo)
         return int(free), int(total)
 
     def check(self) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         self._init()
         for index in range(int(_call(cu.cuDeviceGetCount))):
             _, active = _call(cu.cuDevicePrimaryCtxGetState, _call(cu.cuDeviceGet, index))

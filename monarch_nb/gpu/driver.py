@@ -1,10 +1,8 @@
-"""What Monarch-NB asks of a GPU driver, and which driver this process has."""
+"""What Monarch-NB asks of the driver of a GPU."""
 
-import os
-from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Driver", "GpuError", "GpuMemoryError", "driver", "use"]
+__all__ = ["GpuDriver", "GpuError", "GpuMemoryError"]
 
 
 class GpuError(RuntimeError):
@@ -20,7 +18,7 @@ class GpuMemoryError(GpuError):
     """The device has no room for an allocation."""
 
 
-class Driver(Protocol):
+class GpuDriver(Protocol):
     """Memory of the GPUs that this process sees. Addresses are numbers in one space with those of host memory.
 
     Methods may be called from any thread; each raises GpuError where the driver refuses. Devices are numbered as
@@ -98,45 +96,3 @@ class Driver(Protocol):
 
     def check(self) -> None:
         """Raises the sticky GpuError of this process, if a kernel or copy has left one; else does nothing."""
-
-
-_chosen: list[Driver | None] = []
-
-
-def driver() -> Driver | None:
-    """The driver of this process; None where it has no GPU, or nothing to speak to it with.
-
-    Never initialises CUDA: that happens with the first call of a method. MONARCH_NB_GPU=pretence chooses the driver of
-    pretence, which keeps the memory of its devices in memory files; MONARCH_NB_GPU=none chooses none.
-    """
-    if not _chosen:
-        _chosen.append(_find(os.environ.get("MONARCH_NB_GPU", "")))
-    return _chosen[0]
-
-
-def use(other: Driver | None) -> Callable[[], None]:
-    """Makes `other` the driver of this process, for tests; the result takes that back."""
-    before = list(_chosen)
-    _chosen[:] = [other]
-
-    def undo() -> None:
-        _chosen[:] = before
-
-    return undo
-
-
-def _find(wanted: str) -> Driver | None:
-    if wanted == "none":
-        return None
-    if wanted == "pretence":
-        from monarch_nb.gpu.pretence import PretenceDriver
-
-        return PretenceDriver()
-    if not os.path.exists("/dev/nvidiactl"):
-        return None
-    try:
-        from monarch_nb.gpu.cuda import CudaDriver
-
-        return CudaDriver()
-    except (ImportError, RuntimeError, OSError):  # cuda-bindings raises RuntimeError where libcuda is not found
-        return None

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.gpu.driver import GpuError, driver
+from monarch_nb.gpu.choice import driver
+from monarch_nb.gpu.driver import GpuError
 
 __all__ = ["SMALLEST", "DeviceFile", "Marker", "announce", "announced"]
 

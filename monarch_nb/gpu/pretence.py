@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import struct
+import sys
 import threading
 from bisect import bisect_right
 from typing import Any
@@ -59,40 +60,39 @@ class PretenceDriver:
     # -- torch's side -------------------------------------------------------------------------------------------------
 
     def device_of_tensor(self, tensor: Any) -> int | None:
-        """See Driver."""
+        """See GpuDriver."""
         memory = tensor if type(tensor).__name__ == "UntypedStorage" else tensor.untyped_storage()
         return self._find(memory.data_ptr()) if memory.device.type == "cpu" and memory.nbytes() else None
 
     def new_storage(self, size: int, device: int) -> Any:
-        """See Driver."""
-        import torch
-
+        """See GpuDriver."""
+        torch: Any = sys.modules["torch"]
         descriptor, rounded = self.create(size, device)
         with self._lock:
             address = self.map(descriptor, rounded, device)
             self._lent[address] = descriptor
             self._used[device] += rounded
         holder: Any = (ctypes.c_ubyte * size).from_address(address)
-        holder.memory = _Allocation(self, address, rounded, device)
+        holder.memory = _PretendedMemory(self, address, rounded, device)
         return torch.frombuffer(holder, dtype=torch.uint8).untyped_storage()
 
     def current_stream(self, device: int) -> int:
-        """See Driver."""
+        """See GpuDriver."""
         return 0
 
     def devices(self) -> tuple[int, ...]:
-        """See Driver."""
+        """See GpuDriver."""
         return tuple(device for device, used in self._used.items() if used)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def device_of(self, address: int) -> int | None:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         return self._find(address)
 
     def range_of(self, address: int) -> tuple[int, int]:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         with self._lock:
             index = bisect_right(self._starts, address) - 1
@@ -101,7 +101,7 @@ class PretenceDriver:
         raise GpuError(f"{address:#x} is no address of a device")
 
     def copy(self, target: int, source: int, size: int, *, device: int, after: int = 0) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         self.copies.append((self._find(target), self._find(source), size))
         ctypes.memmove(target, source, size)
@@ -109,7 +109,7 @@ class PretenceDriver:
     # -- memory that others lend --------------------------------------------------------------------------------------
 
     def lend(self, address: int) -> bytes:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         with self._lock:
             if address not in self._lent:
@@ -118,7 +118,7 @@ class PretenceDriver:
         return handle.ljust(_HANDLE_BYTES, b"\0")
 
     def open(self, handle: bytes, device: int) -> int:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         mark, pid, descriptor, size = _HANDLE.unpack_from(handle)
         if mark != _MARK:
@@ -135,13 +135,13 @@ class PretenceDriver:
             os.close(own)
 
     def close(self, address: int) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         self.unmap(address, self.range_of(address)[1])
 
     # -- memory of our own --------------------------------------------------------------------------------------------
 
     def create(self, size: int, device: int) -> tuple[int, int]:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         rounded = -(-size // _GRANULE) * _GRANULE
         if rounded > self.memory(device)[0]:
@@ -151,7 +151,7 @@ class PretenceDriver:
         return descriptor, rounded
 
     def map(self, descriptor: int, size: int, device: int) -> int:
-        """See Driver."""
+        """See GpuDriver."""
         self.check()
         try:
             mapping = mmap.mmap(descriptor, size)
@@ -164,7 +164,7 @@ class PretenceDriver:
         return address
 
     def unmap(self, address: int, size: int) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         with self._lock:
             mapping, known, _ = self._maps.pop(address)
             self._starts = sorted(self._maps)
@@ -174,16 +174,16 @@ class PretenceDriver:
     # -- state --------------------------------------------------------------------------------------------------------
 
     def identity(self, device: int) -> str:
-        """See Driver."""
+        """See GpuDriver."""
         return f"pretence-{device}"
 
     def memory(self, device: int) -> tuple[int, int]:
-        """See Driver: what this process alone has allocated counts."""
+        """See GpuDriver: what this process alone has allocated counts."""
         self.check()
         return self.capacity - self._used[device], self.capacity
 
     def check(self) -> None:
-        """See Driver."""
+        """See GpuDriver."""
         if self._error is not None:
             raise self._error
 
@@ -197,7 +197,7 @@ class PretenceDriver:
             return device if address < start + size else None
 
 
-class _Allocation:
+class _PretendedMemory:
     """Memory behind a storage; frees it when nothing refers to it any more."""
 
     def __init__(self, driver: PretenceDriver, address: int, size: int, device: int) -> None:

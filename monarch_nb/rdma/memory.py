@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_nb.gpu import Driver, driver
+from monarch_nb.gpu import GpuDriver, driver
 from monarch_nb.wire import kind_of
 
 __all__ = ["Memory", "Ranges", "memory_of", "move_bytes"]
@@ -182,7 +182,7 @@ def _device_of(tensor: Any, what: str) -> int | None:
     return int(tensor.device.index)
 
 
-def _driver() -> Driver:
+def _driver() -> GpuDriver:
     found = driver()
     assert found is not None, "memory of a device without a driver"
     return found

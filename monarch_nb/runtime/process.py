@@ -82,7 +82,6 @@ class Runtime:
         self.feature = self.features.get
         self.part, self.add_part = parts.get, parts.add
         self.on_call: list[Callable[[ActorState], None]] = []  # called for each call that begins here, on its thread
-        self.on_gpu_lost: list[Callable[[str], None]] = []  # called with why this process cannot use its GPU any more
         self.failures = FailureStore(clock.later, lambda error: self.feature(DEBUG).freeze(error))
         losses = Losses(local, node, clock, self.ports, supervisor)
         sender = self._sender = MessageSender(local, node, self.log, supervisor, losses.lost, unanswered=_ENGINES)

@@ -154,8 +154,7 @@ def open_on_gpu(buffer: Any, device: int) -> Any:
         storage = gpu.new_storage(size, device)
         gpu.copy(storage.data_ptr(), host.data_ptr(), size, device=device)
         return storage
-    import torch
-
+    torch: Any = sys.modules["torch"]
     if not torch.cuda.is_available():
         return host
     index = device if device < torch.cuda.device_count() else torch.cuda.current_device()

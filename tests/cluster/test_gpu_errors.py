@@ -35,7 +35,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh.stop().get(SECONDS)
 
 
-def test_an_error_that_stays_ends_the_process_once_and_heal_replaces_it(procs: ProcMesh, faults: Faults) -> None:
+def test_an_error_that_stays_ends_the_process_and_heal_replaces_it(procs: ProcMesh, faults: Faults) -> None:
     trainers: Any = procs.spawn("trainers", Trainer)
     with pytest.raises(ActorError, match="illegal memory access") as raised:
         trainers.slice(ranks=0).fail.call_one(stays=True).get(SECONDS)

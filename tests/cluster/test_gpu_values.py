@@ -1,6 +1,7 @@
 """Tensors of a GPU as arguments and results: the driver of pretence in real processes."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch_nb.actor import Actor, ProcMesh, endpoint, this_host
+from monarch_nb.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_nb.gpu import driver
 from tests.cluster.actor_tools import Faults, faults
 from tests.cluster.test_rdma_gpu import on_device
@@ -101,7 +102,8 @@ class Holder(Actor):
 
     @endpoint
     async def send_to_the_dead(self, other: Any, count: int) -> None:
-        other.receive.broadcast(on_device(count, 3))
+        with contextlib.suppress(SupervisionError):  # where its end is known already
+            other.receive.broadcast(on_device(count, 3))
 
     @endpoint
     async def send_views(self, other: Any) -> Any:
@@ -127,7 +129,7 @@ def holders() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("count", [10, 5000, 3 << 20])
-def test_a_tensor_of_a_gpu_arrives_on_the_gpu_with_the_values_that_it_had(holders: Any, count: int) -> None:
+def test_a_gpu_tensor_arrives_on_the_gpu_as_it_was_sent(holders: Any, count: int) -> None:
     found = holders.slice(ranks=0).send.call_one(holders.slice(ranks=1), count).get(SECONDS)
     assert found == [[(True, value, value), (False, 9, 9)] for value in range(3)]
 
@@ -143,7 +145,7 @@ def test_a_result_arrives_in_the_controller_in_its_own_memory(holders: Any) -> N
         tensor.fill_(1)
 
 
-def test_large_tensors_do_not_go_through_the_host_between_ranks_of_one_gpu_and_leave_nothing(holders: Any) -> None:
+def test_large_tensors_skip_the_host_and_leave_nothing(holders: Any) -> None:
     one, other = holders.slice(ranks=0), holders.slice(ranks=1)
     holders.copies_through_the_host.call().get(SECONDS)
     one.send.call_one(other, 5 << 20).get(SECONDS)

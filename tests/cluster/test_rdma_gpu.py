@@ -117,7 +117,7 @@ def user(procs: ProcMesh) -> Any:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_buffer_on_the_gpu_is_read_and_written_by_the_device(owner: Any, user: Any, gpu: bool) -> None:
+def test_the_device_reads_and_writes_a_buffer_on_it(owner: Any, user: Any, gpu: bool) -> None:
     buffer = owner.offer.call_one(COUNT, 5).get(SECONDS)
     assert user.read.call_one(buffer, gpu=gpu).get(SECONDS) == (5, 5, "gpu")
     assert user.write.call_one(buffer, 9, gpu=gpu).get(SECONDS) == "gpu"
@@ -126,7 +126,7 @@ def test_a_buffer_on_the_gpu_is_read_and_written_by_the_device(owner: Any, user:
     assert user.read.call_one(part, gpu=gpu, offset=10).get(SECONDS) == (77, 77, "gpu")
 
 
-def test_a_buffer_of_the_host_is_read_into_and_written_from_the_gpu(owner: Any, user: Any) -> None:
+def test_a_buffer_of_the_host_is_copied_to_the_gpu(owner: Any, user: Any) -> None:
     buffer = owner.offer_host.call_one(40 << 20, 3).get(SECONDS)
     assert user.read.call_one(buffer, gpu=True).get(SECONDS) == (3, 3, "cross-memory")
     assert user.write.call_one(buffer, 4, gpu=True).get(SECONDS) == "cross-memory"
@@ -159,7 +159,7 @@ def test_a_process_that_uses_no_gpu_reads_through_the_host(owner: Any, procs: Pr
     assert other.read.call_one(buffer, gpu=False).get(SECONDS)[:2] == (6, 6)
 
 
-def test_a_dropped_or_read_only_buffer_on_the_gpu_is_an_error(owner: Any, user: Any) -> None:
+def test_a_dropped_or_read_only_gpu_buffer_is_an_error(owner: Any, user: Any) -> None:
     buffer = owner.offer.call_one(COUNT, 5).get(SECONDS)
     assert user.read.call_one(buffer, gpu=True).get(SECONDS) == (5, 5, "gpu")
     owner.drop.call_one().get(SECONDS)
@@ -173,7 +173,7 @@ def test_a_dropped_or_read_only_buffer_on_the_gpu_is_an_error(owner: Any, user: 
     assert owner.value.call_one().get(SECONDS) == (5, 5)
 
 
-def test_memory_is_free_again_after_the_drop_and_the_end_of_its_reader(owner: Any, user: Any, procs: ProcMesh) -> None:
+def test_a_dropped_buffer_frees_the_memory_of_the_gpu(owner: Any, user: Any, procs: ProcMesh) -> None:
     before = owner.offer.call_one(16, 0).get(SECONDS)
     before.drop().get(SECONDS)
     free = owner.free_bytes.call_one().get(SECONDS)

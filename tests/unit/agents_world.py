@@ -137,6 +137,9 @@ class Agent:
     def lend(self, parcel: Parcel, to: str) -> int:
         return 0
 
+    def shares_gpu(self, address: str) -> bool:
+        return False
+
     def give_back(self, to: str, number: int) -> None:
         pass
 

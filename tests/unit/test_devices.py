@@ -66,7 +66,7 @@ def test_without_gpus_it_is_a_dimension_and_that_is_said_once(
     assert len([r for r in caplog.records if "no GPUs" in r.message]) == 1
 
 
-def test_more_processes_than_gpus_is_an_error_that_says_how_to_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus_is_an_error_that_says_how_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ValueError, match=r"gpus=2 on host h1, which has 1: spawn gpus=1, or .*share_gpus=True"):
         devices.check_own_host("h1", {"gpus": 2}, {})
@@ -88,7 +88,7 @@ def test_two_meshes_on_the_same_gpus_warn_with_both_names(monkeypatch: pytest.Mo
         devices.warn_of_shared("trainers", ["h1"], env, [_mesh("servers", env)])
 
 
-def test_meshes_on_other_hosts_or_gpus_or_that_share_them_do_not_warn(
+def test_meshes_that_use_other_gpus_or_share_them_do_not_warn(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[2]
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
     ("_about", "_absent", "_becoming", "_imported", "_lazy", "_private"),  # what needs nothing of ours
-    ("settings",),  # what every layer reads: time-outs and limits; `config` is its public face
-    ("gpu",),  # what the driver of a GPU is asked for
+    ("settings", "gpu"),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
     ("transport",),

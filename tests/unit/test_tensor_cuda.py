@@ -18,13 +18,13 @@ from monarch_nb.tensor.propagation.world import World, imagining
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_ranks_with_a_device_each_use_nccl_and_ranks_that_share_one_gloo() -> None:
+def test_ranks_that_share_a_device_use_gloo_and_others_nccl() -> None:
     assert _backend_of(["a GPU-1", "a GPU-2", "b GPU-1"]) == "cpu:gloo,cuda:nccl"
     assert _backend_of(["a GPU-1", "a GPU-2", "a GPU-1"]) == "cpu:gloo,cuda:gloo"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_move_from_one_dimension_to_another_is_planned_without_a_process_group(device: str) -> None:
+def test_a_move_between_dimensions_is_planned_without_a_process_group(device: str) -> None:
     if device == "cuda" and not torch.backends.cuda.is_built():
         pytest.skip("PyTorch here is built without CUDA, and cannot plan this for GPUs")
     layout = MeshLayout((2,), ("data",), device)
@@ -93,7 +93,7 @@ def test_staged_collectives_give_what_gloo_gives() -> None:
     }
 
 
-def test_kernels_for_gpus_are_in_place_until_the_end_of_a_generation() -> None:
+def test_staging_kernels_last_until_the_end_of_a_generation() -> None:
     has = lambda: torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_reduce", "CUDA")  # noqa: E731
     kernels = staging.Staging()
     assert has()

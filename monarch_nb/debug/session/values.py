@@ -2,6 +2,7 @@
 
 import math
 import reprlib
+import sys
 import time
 from typing import Any
 
@@ -120,12 +121,11 @@ class _Devices:
 
     def settled(self, device: Any) -> bool:
         """Waits a second at most, and not at all where a wait has just been in vain. Raises what the device reports."""
-        import torch
-
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(device))
+        cuda: Any = sys.modules["torch.cuda"]
+        done = cuda.Event()
+        done.record(cuda.current_stream(device))
         end = time.monotonic() + (_PATIENCE_S if time.monotonic() - self._busy_at > _PATIENCE_S else 0.0)
-        while not done.query():  # type: ignore[no-untyped-call]
+        while not done.query():
             if time.monotonic() >= end:
                 self._busy_at = time.monotonic()
                 return False

@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from monarch_nb.gpu import Driver, GpuError, driver
+from monarch_nb.gpu import GpuDriver, GpuError, driver
 from monarch_nb.rdma.errors import OwnerLostError
 from monarch_nb.rdma.handle import BufferHandle, DeviceRegion
 from monarch_nb.rdma.limits import Limit
@@ -19,7 +19,7 @@ _PIECE = 1 << 30  # bytes copied between two checks of the limit: a millisecond 
 _OPEN = 32  # allocations that stay open: each keeps its owner's memory from being freed
 
 
-class _Allocation:
+class _OpenAllocation:
     """An allocation of another process that is open here."""
 
     __slots__ = ("address", "device", "users")
@@ -35,7 +35,7 @@ class GpuMover:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[str, bytes], _Allocation] = OrderedDict()  # the least recently used first
+        self._open: OrderedDict[tuple[str, bytes], _OpenAllocation] = OrderedDict()  # the least recently used first
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
         """Checks that all are offered, copies, and checks again: memory may be used anew after a drop."""
@@ -54,7 +54,9 @@ class GpuMover:
         with self._lock:
             self._evict(0)
 
-    def _copy(self, moves: Sequence[Move], allocations: Sequence[_Allocation], limit: Limit, *, write: bool) -> None:
+    def _copy(
+        self, moves: Sequence[Move], allocations: Sequence[_OpenAllocation], limit: Limit, *, write: bool
+    ) -> None:
         for move, allocation in zip(moves, allocations, strict=True):
             assert move.handle.device is not None
             there = Memory(
@@ -70,13 +72,13 @@ class GpuMover:
                 move_bytes(*((remote, local) if write else (local, remote)))
 
     @contextlib.contextmanager
-    def _allocations(self, moves: Sequence[Move]) -> Iterator[list[_Allocation]]:
+    def _allocations(self, moves: Sequence[Move]) -> Iterator[list[_OpenAllocation]]:
         """The allocations of these buffers, which stay open during the block."""
         check_identity(moves[0].handle)
         gpu = driver()
         if gpu is None or not gpu.devices():
             raise CannotReachError  # without a text: in a notebook that is as it must be
-        taken: list[_Allocation] = []
+        taken: list[_OpenAllocation] = []
         try:
             for move in moves:
                 taken.append(self._take(gpu, move.handle))
@@ -89,7 +91,7 @@ class GpuMover:
                 for allocation in taken:
                     allocation.users -= 1
 
-    def _take(self, gpu: Driver, handle: BufferHandle) -> _Allocation:
+    def _take(self, gpu: GpuDriver, handle: BufferHandle) -> _OpenAllocation:
         region = handle.device
         if region is None:
             raise CannotReachError  # without a text, since memory of the host is no surprise
@@ -105,11 +107,11 @@ class GpuMover:
             self._evict(_OPEN)
         return allocation
 
-    def _opened(self, gpu: Driver, region: DeviceRegion) -> _Allocation:
+    def _opened(self, gpu: GpuDriver, region: DeviceRegion) -> _OpenAllocation:
         for device in gpu.devices():
             if gpu.identity(device) == region.identity:
                 try:
-                    return _Allocation(gpu.open(region.lent, device), device)
+                    return _OpenAllocation(gpu.open(region.lent, device), device)
                 except GpuError as error:
                     if error.sticky:
                         raise

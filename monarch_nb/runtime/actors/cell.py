@@ -17,7 +17,6 @@ from monarch_nb.routing import Inbox, InboxOverflow
 from monarch_nb.runtime.actors.cleanup import Cleanup
 from monarch_nb.runtime.actors.endpoint import endpoints_of, kind_of, undeclared
 from monarch_nb.runtime.actors.executors import AsyncExecutor, SyncExecutor
-from monarch_nb.runtime.actors.failures import gpu_lost
 from monarch_nb.runtime.actors.interrupts import InterruptWindow
 from monarch_nb.runtime.cancellation import not_run
 from monarch_nb.runtime.context import Ancestor, Context, Instance, StopRequested, current
@@ -385,7 +384,7 @@ class ActorCell:
             self._answer(header, None)
             return
         self.errors += 1
-        kept, lost = None, gpu_lost(error)
+        kept = None
         try:
             kept = self.process.failures.keep(self.instance, header, error)
             self._answer_raised(header, error)
@@ -396,9 +395,7 @@ class ActorCell:
                 self.process.failures.ease(kept)
             except BaseException:  # of what the frames hold; the caller has been answered
                 logger.exception("what a failure of %s holds could not be released", self.instance)
-        if lost:
-            for listener in self.process.on_gpu_lost:
-                listener(lost)
+        self.process.failures.answered()
 
     def _answer_raised(self, header: Header, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))

@@ -48,6 +48,8 @@ class FailureStore:
         self._kept: OrderedDict[Place, deque[StoredFailure]] = OrderedDict()
         self._measuring = False
         self._freezing: set[Place] = set()  # actors that a debugger wants to see where they fail
+        self.on_gpu_lost: list[Callable[[str], None]] = []  # called with why this process cannot use its GPU any more
+        self._gpu_lost = ""
 
     def freeze_at(self, mesh: str, rank: int, *, on: bool) -> None:
         """Whether the failures of an actor stop it, as with `debug_freeze_on_error`."""
@@ -58,6 +60,7 @@ class FailureStore:
 
         What is kept is to be handed to `ease` once the error has been sent to the caller.
         """
+        self._gpu_lost = self._gpu_lost or gpu_lost(error)
         if not isinstance(error, (Exception, SystemExit)):
             return None
         if settings.debug_freeze_on_error or (instance.mesh, instance.base_rank) in self._freezing:
@@ -75,6 +78,13 @@ class FailureStore:
                 mine = self._kept[place] = deque()
             mine.append(kept)
         return kept
+
+    def answered(self) -> None:
+        """The caller has the error, which may be the last that this process can send."""
+        if self._gpu_lost:
+            for listener in self.on_gpu_lost:
+                listener(self._gpu_lost)
+            self.on_gpu_lost.clear()
 
     def ease(self, kept: StoredFailure) -> None:
         """Has kept frames forget what must end, and lets go of older ones; on the actor's thread, before its next

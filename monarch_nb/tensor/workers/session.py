@@ -212,7 +212,8 @@ class WorkerSession:
             return
         while self._marks and self._marks[0][1].query():
             self._marks.popleft()
-        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        cuda: Any = torch.cuda
+        mark = cuda.Event()
         mark.record()
         self._marks.append((first, mark))
 

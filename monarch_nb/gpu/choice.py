@@ -1,0 +1,49 @@
+"""Which driver this process has for its GPUs."""
+
+import os
+from collections.abc import Callable
+
+from monarch_nb.gpu.driver import GpuDriver
+
+__all__ = ["driver", "use"]
+
+_chosen: list[GpuDriver | None] = []
+
+
+def driver() -> GpuDriver | None:
+    """The driver of this process; None where it has no GPU, or nothing to speak to it with.
+
+    Never initialises CUDA: that happens with the first call of a method. MONARCH_NB_GPU=pretence chooses the driver of
+    pretence, which keeps the memory of its devices in memory files; MONARCH_NB_GPU=none chooses none.
+    """
+    if not _chosen:
+        _chosen.append(_find(os.environ.get("MONARCH_NB_GPU", "")))
+    return _chosen[0]
+
+
+def use(other: GpuDriver | None) -> Callable[[], None]:
+    """Makes `other` the driver of this process, for tests; the result takes that back."""
+    before = list(_chosen)
+    _chosen[:] = [other]
+
+    def undo() -> None:
+        _chosen[:] = before
+
+    return undo
+
+
+def _find(wanted: str) -> GpuDriver | None:
+    if wanted == "none":
+        return None
+    if wanted == "pretence":
+        from monarch_nb.gpu.pretence import PretenceDriver
+
+        return PretenceDriver()
+    if not os.path.exists("/dev/nvidiactl"):
+        return None
+    try:
+        from monarch_nb.gpu.cuda import CudaDriver
+
+        return CudaDriver()
+    except (ImportError, RuntimeError, OSError):  # cuda-bindings raises RuntimeError where libcuda is not found
+        return None
