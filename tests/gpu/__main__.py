@@ -119,6 +119,7 @@ def run_all(chosen: Iterable[tuple[str, str]], jobs: int, logs: Path) -> Iterato
     beside, alone = [], []
     for part, name in chosen:
         (alone if getattr(facts(part)[name], "alone", False) else beside).append((part, name))
+    beside.sort(key=lambda each: -getattr(facts(each[0])[each[1]], "limit_s", LIMIT_S))  # the longest first
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(run_apart, part, name, logs) for part, name in beside]
         for future in concurrent.futures.as_completed(futures):
@@ -194,10 +195,19 @@ def main() -> int:
     outcomes: list[Outcome] = []
     order = {each: number for number, each in enumerate(chosen)}
     began = time.monotonic()
-    for outcome in run_all(chosen, given.jobs, given.logs):
-        outcomes.append(outcome)
-        line = f"{time.monotonic() - began:5.0f} s  {outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"
-        print(line[:600], flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for outcome in run_all(chosen, given.jobs, given.logs):
+            outcomes.append(outcome)
+            said = f"{outcome.how:9}  {outcome.part}.{outcome.name}: {outcome.evidence}"
+            print(f"{time.monotonic() - began:5.0f} s  {said}"[:600], flush=True)
+    except KeyboardInterrupt:
+        done = {(outcome.part, outcome.name) for outcome in outcomes}
+        outcomes += [
+            Outcome(part, name, title(facts(part)[name]), "not tried", "the run was ended before its turn", 0.0)
+            for part, name in chosen
+            if (part, name) not in done
+        ]
     outcomes.sort(key=lambda each: order[each.part, each.name])
     text = page(outcomes)
     if given.page:
