@@ -25,6 +25,7 @@ def nav() -> list[Entry]:
                 {"Compatibility": "compatibility.md"},
                 {"Performance": "performance.md"},
                 {"Comparison": "comparison.md"},
+                {"On a GPU": "gpu.md"},
                 {"Coverage of PyTorch": "tensor-coverage.md"},
                 {"Models trained": "models.md"},
                 {"Architecture": "architecture.md"},

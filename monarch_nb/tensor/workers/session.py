@@ -1,5 +1,6 @@
 """Runs the commands of one stream in one worker, in order."""
 
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from monarch_nb.wire import format_exception
 
 REQUESTS = frozenset({WHOLE, NUMBER, SHARDS})
 JOURNAL_LENGTH = 8192  # operations; more than ranks can be apart, which is bounded by the controller's window
+_SETTLES_S = 0.2  # for a device to do what it has been given, where it waits for no other rank
 
 
 class HaltedError(Exception):
@@ -180,6 +182,9 @@ class WorkerSession:
         if self._marks is None or self._computed is not None:
             return
         marks = tuple(self._marks)
+        if _settles():
+            self._computed = self._number if self._runs else self._number + 1
+            return
         issued = self._first if self._runs else self._number + 1
         self._computed = next((first for first, mark in marks if not mark.query()), issued)
 
@@ -468,6 +473,18 @@ class WorkerSession:
         if self._halted is None:
             self._halt(failure, (self._number, self._number + 1))
         return failure
+
+
+def _settles() -> bool:
+    """Whether the device does what it has been given within a moment: else it waits in a collective. Blocks as long."""
+    cuda: Any = torch.cuda
+    mark, end = cuda.Event(), time.monotonic() + _SETTLES_S
+    mark.record(cuda.default_stream())
+    while not mark.query():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 class Unusable(PlanSignature):
