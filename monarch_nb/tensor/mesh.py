@@ -15,6 +15,7 @@ from monarch_nb.runtime import Future, current_runtime
 from monarch_nb.shape import Extent, MeshTrait, NDSlice, Region
 from monarch_nb.supervision import Driver
 from monarch_nb.tensor import conversions, device, factories
+from monarch_nb.tensor.attention import attend
 from monarch_nb.tensor.autocast import register_autocast
 from monarch_nb.tensor.commands import Locals, MakeParts, Open, RunFunction, TensorOf
 from monarch_nb.tensor.errors import stopped_text
@@ -403,6 +404,7 @@ def register_kernels() -> None:
     for operation in _WHOLE:
         ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
     ours.impl("aten::copy_", _copy, "PrivateUse1")
+    ours.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
     register_autocast(every, ours)
 
 

@@ -8,11 +8,11 @@ pytest.importorskip("torch")
 
 import torch
 import torch.multiprocessing
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from monarch_nb.tensor.groups import staging
 from monarch_nb.tensor.groups.world import _backend_of
-from monarch_nb.tensor.propagation import MeshLayout, Meta
+from monarch_nb.tensor.propagation import MeshLayout, Meta, Propagator
 from monarch_nb.tensor.propagation.world import World, imagining
 
 pytestmark = pytest.mark.timeout(120)
@@ -100,3 +100,24 @@ def test_staging_kernels_last_until_the_end_of_a_generation() -> None:
     kernels.end()
     kernels.end()
     assert not has()
+
+
+@pytest.mark.skipif(
+    not torch.backends.cuda.is_built(), reason="PyTorch here is built without CUDA: no plan for its kernels"
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_flash_attention_stays_sharded_by_batch_and_heads(dim: int) -> None:
+    layout, aten = MeshLayout((2,), ("data",), "cuda"), torch.ops.aten
+    query, key, value, out, gradient = (
+        Meta.of(layout, (4, 8, 64, 32), torch.bfloat16, (Shard(dim),)) for _ in range(len("qkvog"))
+    )
+    propagator = Propagator(layout)
+    flash = aten._scaled_dot_product_flash_attention.default
+    plan, *_ = propagator.plan(flash, (query, key, value, 0.0, True, False), {"scale": None})
+    assert [made.placements for made in plan.made] == [(Shard(dim),)] * 2 + [(Replicate(),)] * 3
+    _, sums, seed, offset, _ = plan.made
+    arguments = (gradient, query, key, value, out, sums, None, None, 64, 64, 0.0, True, seed, offset)
+    back, *_ = propagator.plan(aten._scaled_dot_product_flash_attention_backward.default, arguments, {"scale": None})
+    assert [made.placements for made in back.made] == [(Shard(dim),)] * 3
+    assert not plan.notices
+    assert not back.notices

@@ -191,6 +191,20 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
+def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """The same of CUDA's kernel: with what it counts and draws, which every rank has whole."""
+    one = operation.metas[0].shape
+    alike = [len(meta.shape) == len(one) - 1 or meta.shape[:2] == one[:2] for meta in operation.metas]
+    sharded = 2 if operation.packet.endswith("attention") else len(leaves)  # the result and its sums; all gradients
+    return [
+        (
+            [None if leaf is None else Shard(dim) if at < sharded else R for at, leaf in enumerate(leaves)],
+            [Shard(dim) if is_alike else R for is_alike in alike],
+        )
+        for dim in (0, 1)
+    ]
+
+
 def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along ungrouped rows or columns of the product, or along the inner dimension."""
     one, other = (len(meta.shape) for meta in operation.metas[:2])
@@ -275,6 +289,8 @@ _RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_grouped_mm": _grouped_mm,
+    "_scaled_dot_product_flash_attention": _flash_attention,
+    "_scaled_dot_product_flash_attention_backward": _flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }

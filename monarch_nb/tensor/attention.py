@@ -1,0 +1,73 @@
+"""Attention of sharded tensors by a fused kernel, as PyTorch chooses one for tensors of its own devices.
+
+`scaled_dot_product_attention` asks the device of its tensors for a kernel. The device of a mesh has none, so that
+PyTorch would compute attention by its plain operations, with a matrix of all words by all words.
+"""
+
+from typing import Any
+
+import torch
+
+from monarch_nb.tensor.handle import MeshTensor
+
+__all__ = ["attend"]
+
+aten = torch.ops.aten
+_ON_CPU = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_ON_CUDA = frozenset({torch.bfloat16, torch.float16})
+_LARGEST_HEAD, _MULTIPLE = 256, 8  # of flash attention on CUDA; aten/native/transformers/cuda/sdp_utils.cpp
+
+
+def attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Implements `scaled_dot_product_attention`: fused where a kernel takes these tensors, else by plain operations."""
+    tensors = (query, key, value)
+    if not dropout_p and not enable_gqa and _are_alike(tensors):
+        device = query.meta.layout.device
+        if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
+            flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+            return flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        if device == "cuda" and query.dtype in _ON_CUDA and attn_mask is None and _has_flash_width(query.shape[-1]):
+            return aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
+    return _plainly(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _has_flash_width(width: int) -> bool:
+    return width <= _LARGEST_HEAD and not width % _MULTIPLE
+
+
+def _plainly(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None, grouped: bool
+) -> Any:
+    operation = aten.scaled_dot_product_attention.default
+    return operation.decompose(query, key, value, mask, dropout, is_causal, scale=scale, enable_gqa=grouped)
+
+
+def _are_alike(tensors: tuple[Any, ...]) -> bool:
+    """Whether these are handles of four dimensions with words in each, of one type, and as many heads of one width."""
+    first = tensors[0]
+    return all(
+        isinstance(tensor, MeshTensor)
+        and tensor.dim() == first.dim() == len(("batch", "heads", "words", "width"))
+        and tensor.dtype == first.dtype
+        and (tensor.shape[1], tensor.shape[3]) == (first.shape[1], first.shape[3])
+        and 0 not in tensor.shape
+        for tensor in tensors
+    )
+
+
+def _fits(mask: Any, query: Any, is_causal: bool) -> bool:
+    """Whether a mask is added as it is: of the type of the tensors, without a gradient, and the only one."""
+    if mask is None:
+        return True
+    kind = isinstance(mask, MeshTensor) and mask.dtype == query.dtype and not mask.requires_grad
+    return kind and mask.dim() in (2, 4) and not is_causal

@@ -1,0 +1,87 @@
+"""Attention of sharded tensors: by a fused kernel where there is one, with the values of local tensors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.nn import functional
+
+import monarch_nb as monarch
+from monarch_nb.distributed import Mesh
+from monarch_nb.tensor import attention
+
+pytestmark = pytest.mark.timeout(120)
+PLACEMENTS = {"batch": [Shard(0)], "heads": [Shard(1)], "whole": [Replicate()], "words": [Shard(2)]}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    found = Mesh(shape=(2,), mesh_dim_names=("rank",))
+    yield found
+    found.stop().get(30)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Calls that were computed by plain operations."""
+    calls: list[object] = []
+    before = attention._plainly
+
+    def noted(*args: Any) -> Any:
+        calls.append(args)
+        return before(*args)
+
+    monkeypatch.setattr(attention, "_plainly", noted)
+    return calls
+
+
+def compared(mesh: Mesh, placement: Any, width: int = 16, heads: int = 8, **options: Any) -> None:
+    """Results and gradients are those of local tensors."""
+    torch.manual_seed(0)
+    shapes = ((4, 8, 12, width), (4, heads, 10, width), (4, heads, 10, width))
+    local = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    expected = functional.scaled_dot_product_attention(*local, **options)
+    expected.square().sum().backward()
+    sharded = [monarch.distribute(tensor.detach(), mesh, placement).requires_grad_() for tensor in local]
+    mask = options.pop("attn_mask", None)
+    found = functional.scaled_dot_product_attention(
+        *sharded, attn_mask=None if mask is None else monarch.distribute(mask, mesh), **options
+    )
+    found.square().sum().backward()
+    assert torch.allclose(found.full_tensor(), expected, atol=1e-5)
+    for one, other in zip(sharded, local, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad.full_tensor(), other.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": True}, {"scale": 0.5}], ids=repr)
+def test_attention_is_fused(mesh: Mesh, plain: list[object], where: str, options: dict[str, Any]) -> None:
+    if "attn_mask" in options:
+        options = {"attn_mask": torch.randn(12, 10)}
+    compared(mesh, PLACEMENTS[where], **options)
+    assert plain == []
+
+
+def test_what_no_fused_kernel_takes_is_computed_plainly(mesh: Mesh, plain: list[object]) -> None:
+    compared(mesh, [Shard(0)], attn_mask=torch.rand(12, 10) > 0.3)
+    compared(mesh, [Shard(0)], heads=2, enable_gqa=True)
+    assert len(plain) == 2
+
+
+def test_attention_in_a_layer_is_fused_with_and_without_gradients(mesh: Mesh, plain: list[object]) -> None:
+    rows = monarch.distribute(torch.randn(4, 12, 32), mesh, [Shard(0)])
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    expected = layer(rows.full_tensor())
+    sharded = monarch.module_to_mesh(layer, mesh)
+    assert torch.allclose(sharded(rows).full_tensor(), expected, atol=1e-5)
+    with torch.no_grad():
+        assert torch.allclose(sharded(rows).full_tensor(), expected, atol=1e-5)
+    assert plain == []
