@@ -1,5 +1,6 @@
 """Node: the one place through which a process sends and receives messages."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from monarch_nb._private import open_private
 from monarch_nb.gpu import announce, announced
 from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
 from monarch_nb.transport import interrupts, shared
-from monarch_nb.transport.errors import TransportError
-from monarch_nb.transport.folders import SocketFile, private_folder
+from monarch_nb.transport.errors import TransportError, TrustError
 from monarch_nb.transport.keys import Keys, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.listener import UnixListener
@@ -41,6 +42,31 @@ _ANYBODY = "*"  # as a destination: whoever gets it
 
 Handler = Callable[[Header, Parcel], None]
 LinkFailed = Callable[[Header, Parcel, str], None]
+
+
+class SocketFile:
+    """The file of a listening unix socket, which libzmq leaves behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = path.lstat().st_ino
+
+    def remove(self) -> None:
+        """Remove it, unless another process listens there by now."""
+        with contextlib.suppress(OSError):
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+
+
+def private_folder(folder: Path) -> None:
+    """Create a run folder that nobody else can enter, or check that it is one. Raises TrustError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    try:
+        os.close(open_private(folder))
+    except PermissionError as error:
+        raise TrustError(str(error)) from None
 
 
 class Node:
