@@ -327,6 +327,21 @@ def test_losses_with_weights_and_ignored_targets_equal_local_ones(
             torch.testing.assert_close(found.full_tensor(), expected)
 
 
+def test_a_kernel_with_strides_of_its_own_is_viewed_as_planned(mesh: Mesh) -> None:
+    weight, rows_of, gradient = torch.randn(2, 4, 4), torch.rand(1, 4), torch.randn(4, 1, 2)
+
+    def gradient_of(weight: Any, x: Any, gradient: Any) -> Any:
+        x = x.detach().requires_grad_()
+        torch.autograd.backward([(x @ weight).logit(0.1).swapaxes(0, -1)], [gradient])
+        return x.grad
+
+    expected = gradient_of(weight, rows_of, gradient)
+    for _ in range(2):  # as it is run first, and from then on
+        sharded = [monarch_nb.distribute(tensor, mesh, [where]) for tensor, where in ((weight, R), (rows_of, R))]
+        found = gradient_of(*sharded, monarch_nb.distribute(gradient, mesh, [S0]))
+        assert torch.allclose(found.full_tensor(), expected, atol=1e-5)
+
+
 def test_another_thread_goes_backward_by_itself(mesh: Mesh) -> None:
     threads: list[int] = []
     weight: Any = rows(mesh, 4, 2).requires_grad_()

@@ -96,7 +96,7 @@ class Replay:
         if trace.backend == "python":  # compiled graphs contain their collectives
             self._names |= {
                 "begun": stopwatch.begin_sum,
-                "ended": lambda shard, meta: laid_out(stopwatch.end_sum(shard, mesh), meta),
+                "ended": lambda shard, meta: laid_out(stopwatch.end_sum(shard, mesh), meta.stride),
                 "placed": stopwatch.placed,
             }
         exec(compile(self._source.text, self._file, "exec"), self._names)
@@ -261,7 +261,7 @@ def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
 
 def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:
     """Waits for a sum over ranks, laid out in memory in the order of the meta's strides."""
-    return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta)
+    return laid_out(torch.ops._c10d_functional.wait_tensor(shard), meta.stride)
 
 
 def _sharded(shard: torch.Tensor, spec: Any) -> DTensor:

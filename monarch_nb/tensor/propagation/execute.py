@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .meta import Meta
-from .placing import placed
+from .meta import Meta, dense
+from .placing import laid_out, placed
 from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 from .specs import spec_of
 
@@ -146,6 +146,7 @@ class Runner:
             writer.call(step)
         else:
             writer.on_shards(step.operation, *direct[:2], step.out, direct[2])
+        writer.in_order(step, registers)
 
 
 class _FunctionWriter:
@@ -183,6 +184,21 @@ class _FunctionWriter:
         exec("\n".join(self._lines[first:]), names)
         for at in range(len(registers)):
             registers[at] = names[f"r{at}"]
+        if isinstance(step, LocalStep):
+            self.in_order(step, registers)
+
+    def in_order(self, step: Call | LocalStep, registers: list[object]) -> None:
+        """Lays results out as their metas say, now and in the source, where the kernel does otherwise.
+
+        Some kernels give other strides than PyTorch's fake tensors, by which later views of the result are planned.
+        """
+        if any(one.alias_info is not None for one in overload(step.operation)._schema.returns):
+            return  # views, and what is written to
+        for register in step.out:
+            value = None if register is None else registers[register]
+            if register is not None and isinstance(value, DTensor) and _is_out_of_order(value):
+                registers[register] = _relaid(value)
+                self._lines.append(f"r{register} = {self._constant(_relaid)}(r{register})")
 
     def call(self, step: Call) -> None:
         """Writes a call on DTensors."""
@@ -259,6 +275,22 @@ def overload(name: str) -> torch._ops.OpOverload:
 def _moved(given: DTensor, meta: Meta, spec: DTensorSpec, placer: Placer) -> DTensor:
     """Redistributes a tensor to a spec."""
     return DTensor(placer(given._local_tensor, given._spec, meta, spec), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _is_out_of_order(value: DTensor) -> bool:
+    """Whether a shard has other strides than one of a dense tensor with the strides of the whole."""
+    local, meta = value._local_tensor, value._spec.tensor_meta
+    if meta is None or tuple(meta.stride) != dense(meta.stride, meta.shape):
+        return False
+    wanted = dense(meta.stride, local.shape)
+    return any(size > 1 and has != want for size, has, want in zip(local.shape, local.stride(), wanted, strict=True))
+
+
+def _relaid(value: DTensor) -> DTensor:
+    spec = value._spec
+    assert spec.tensor_meta is not None
+    local = laid_out(value._local_tensor, spec.tensor_meta.stride)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _has_slot(value: object) -> bool:

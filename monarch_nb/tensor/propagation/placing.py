@@ -19,7 +19,7 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
 
     Never the memory of the shard that was given.
     """
-    found = laid_out(_moved(local, now, spec), meta)
+    found = laid_out(_moved(local, now, spec), meta.stride)
     return found.clone() if found is local else found
 
 
@@ -55,9 +55,9 @@ def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point and _is_extreme(placement))
 
 
-def laid_out(local: torch.Tensor, meta: Meta) -> torch.Tensor:
-    """The shard, with its elements in memory in the order of the meta's strides."""
-    wanted = dense(meta.stride, local.shape)
+def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """The shard, with its elements in memory in the order of the strides of the whole tensor."""
+    wanted = dense(stride, local.shape)
     if local.stride() != wanted:
         laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
         local = laid.copy_(local)
