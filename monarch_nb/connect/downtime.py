@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from monarch_nb.host import mesh_files
 from monarch_nb.host import protocol as p
 from monarch_nb.host.mesh_files import MeshFile, clock
 from monarch_nb.logs import MeshLogs
@@ -201,5 +202,5 @@ def _line(mesh: MeshFile) -> str:
     if mesh.holder is not None:
         by = mesh.holder
         return f"{what}: held by {by.what}, process {by.pid} on {by.machine}, since {clock(by.since)}"
-    left = format_duration(max(0, round(mesh.until - time.time())) * 10**9)
+    left = format_duration(max(0, round(mesh_files.lease_left(mesh))) * 10**9)
     return f"{what}: left at {clock(mesh.left_at)}: {mesh.why}; {left} of its lease left"

@@ -71,8 +71,7 @@ class Detacher:
         """This process, as other controllers see the holder of a mesh."""
         return p.MeshHolder(
             address=self._runtime.address, pid=os.getpid(), machine=platform.node(), what=self._description,
-            since=time.time(),
-            system=mesh_files.own_system(),
+            since=time.time(), system=mesh_files.own_system(), started=mesh_files.start_of(os.getpid()),
         )  # fmt: skip
 
     def set_description(self, what: str) -> None:
@@ -126,10 +125,10 @@ class Detacher:
             self._held[state.uid] = {}  # if one host refuses, the others have been sent what does not become true
         self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
-        now, file = time.time(), mesh_files.path_of(state.uid, state.name)  # agents elsewhere cannot write this file
+        file = mesh_files.path_of(state.uid, state.name)  # agents elsewhere cannot write this file
         written = mesh_files.read(file)
         if written is not None and written.holder is not None and written.holder.address == runtime.address:
-            mesh_files.change(file, holder=None, left_at=now, until=now + seconds, why=why)
+            mesh_files.leave(file, seconds, why)
         self._mark_left(state, Cause(kind="left", text=f"detached for {format_duration(round(seconds * 1e9))}"))
 
     def detach_on(self, hosts: Sequence[str], host_mesh: str, seconds: float) -> None:

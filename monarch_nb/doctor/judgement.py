@@ -2,6 +2,7 @@
 
 from monarch_nb.doctor.facts import Facts
 from monarch_nb.doctor.finding import Check
+from monarch_nb.host.packages import how_to_install
 
 _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
@@ -98,7 +99,7 @@ def _versions(facts: Facts, controller: Facts | None) -> Check:
         if wanted != installed:
             return Check(
                 "versions", "error", f"monarch-nb {installed}; the controller has {wanted}",
-                f"Install the same version there: pip install monarch-nb=={wanted}",
+                f"Install the same version there: {how_to_install()}",
             )  # fmt: skip
         compared = [name for name in _COMPARED if name in facts.versions and name in controller.versions]
         differ = [name for name in compared if facts.versions[name] != controller.versions[name]]

@@ -38,7 +38,7 @@ from monarch_nb.host.service import AgentService, PendingProcs
 from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
-from monarch_nb.transport import Keys, Node, Parcel, TransportError, split
+from monarch_nb.transport import Keys, Node, Parcel, TransportError
 from monarch_nb.wire import agent_of, host_of, parse_address
 from monarch_nb.wire.header import Flags, Header, Kind
 
@@ -408,8 +408,6 @@ class HostAgent:
 def main(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> int:
     """Runs a host agent to its end. Raises nothing; errors of the start go to stderr."""
     options = parse(argv, prog)
-    if options.dial is not None:
-        split(options.dial)
     if options.owner_fd is None:
         folders.sweep()  # nobody else does where users start the agents
     settings.receive(os.environ.pop(TRAVELS_IN, ""))

@@ -18,14 +18,13 @@ import msgspec
 
 from monarch_nb._private import is_private, read_private, write_private
 from monarch_nb.host.folders import base_folder
-from monarch_nb.host.linux import boot_id, process_state, seconds_since
+from monarch_nb.host.linux import boot_id, process_state
 from monarch_nb.host.protocol import MeshHolder
 from monarch_nb.wire import json_decoder
 
 KEEPERS = 2  # hosts of a mesh that store its full record: agents may be restarted
 _ENDED_S = 7 * 86400.0  # how long the end of a mesh is recorded
 _LATE_S = 60.0  # after the end of a lease
-_CLOCK_S = 2.0  # by which the times of two clocks of one machine may differ
 
 
 class HostRoute(msgspec.Struct, frozen=True):
@@ -57,6 +56,8 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     keep: float = 0.0  # seconds that it lives on when its holder ends; 0: it ends with it
     left_at: float = 0.0  # times are of the wall clock
     until: float = 0.0  # when its lease ends, while it is detached
+    until_monotonic: float = 0.0  # the same by the clock that nobody sets, of the machine since this boot
+    boot: str = ""
     why: str = ""  # it was detached
     ended: str = ""  # the reason, once it has
     ended_at: float = 0.0
@@ -102,6 +103,24 @@ def change(path: Path, **changes: Any) -> None:
             write(path, msgspec.structs.replace(mesh, **changes))
 
 
+def leave(path: Path, seconds: float, why: str, *, left_at: float | None = None, former: str = "") -> None:
+    """Records that a mesh is detached, for the seconds that are left of its lease. Never raises."""
+    now = time.time()
+    more = {"former": former} if former else {}
+    change(path, holder=None, left_at=now if left_at is None else left_at, until=now + seconds, boot=boot_id(),
+           until_monotonic=time.monotonic() + seconds, why=why, **more)  # fmt: skip
+
+
+def lease_left(mesh: MeshFile) -> float:
+    """Returns the seconds that are left of a detached mesh's lease; negative once it is over.
+
+    The wall clock, which somebody may set, decides only for leases that another machine has recorded.
+    """
+    if mesh.boot and mesh.boot == boot_id():
+        return mesh.until_monotonic - time.monotonic()
+    return mesh.until - time.time()
+
+
 def end(path: Path, why: str) -> None:
     """Records a mesh's end and its reason. Never raises; does nothing to a mesh that is held."""
     mesh = read(path)
@@ -116,6 +135,13 @@ def own_system() -> str:
     return ""
 
 
+def start_of(pid: int) -> int:
+    """Returns when a process was started, in clock ticks since the boot; 0 if that is not known."""
+    with contextlib.suppress(OSError):
+        return process_state(pid)[1]
+    return 0
+
+
 def has_ended(holder: MeshHolder) -> bool:
     """Whether a holder is known, on this machine, to have ended."""
     if not holder.system or holder.system != own_system():
@@ -126,7 +152,7 @@ def has_ended(holder: MeshHolder) -> bool:
         return True
     except OSError:
         return False
-    return state in "ZX" or time.time() - seconds_since(ticks) > holder.since + _CLOCK_S  # its pid was reused
+    return state in "ZX" or (holder.started > 0 and ticks != holder.started)  # its pid was reused
 
 
 def tidied() -> list[tuple[Path, MeshFile]]:
@@ -138,10 +164,10 @@ def tidied() -> list[tuple[Path, MeshFile]]:
 
 
 def _tidy(path: Path, mesh: MeshFile) -> None:
-    now, holder = time.time(), mesh.holder
+    holder = mesh.holder
     if holder is not None and has_ended(holder):
         who = f"{holder.what} (process {holder.pid}) has ended"
-        change(path, holder=None, former=holder.address, left_at=now, until=now + mesh.keep, why=who)
+        leave(path, mesh.keep, who, former=holder.address)
         if not mesh.keep:
             end(path, f"it has ended with its program: {who}")
             return
@@ -150,7 +176,9 @@ def _tidy(path: Path, mesh: MeshFile) -> None:
         return
     if agent_gone(mesh):
         end(path, "its host agent was killed, or the machine was restarted")
-    elif 0 < mesh.until < now - _LATE_S:  # its agent, on another machine, has had the time to record the end
+    elif (
+        mesh.until > 0 and lease_left(mesh) < -_LATE_S
+    ):  # its agent, on another machine, has had the time to record the end
         end(path, f"nobody came back to it: its lease ended at {clock(mesh.until)}")
 
 

@@ -339,8 +339,10 @@ class MeshLeaseService:
     def _note(one: MeshLease) -> None:
         """Updates the mesh's file, which controllers read that look for meshes."""
         if one.file:
-            until = one.left_at + one.seconds if one.left else 0.0
-            mesh_files.change(Path(one.file), holder=one.holder, left_at=one.left_at, until=until, why=one.why)
+            if one.left:
+                mesh_files.leave(Path(one.file), max(0.0, one.until - time.monotonic()), one.why, left_at=one.left_at)
+            else:
+                mesh_files.change(Path(one.file), holder=one.holder, left_at=one.left_at, until=0.0, why=one.why)
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -3,13 +3,16 @@
 import argparse
 import os
 import platform
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from monarch_nb._about import more
 from monarch_nb.host.folders import lasting_host_id, new_host_id, run_folder_for
 from monarch_nb.host.protocol import AgentReady
+from monarch_nb.transport import split
 
 UNUSED = 4  # the exit status of an agent that has ended because nobody used it
 
@@ -72,6 +75,19 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     given = parser.parse_args(argv)
+    for option in ("tcp", "dial"):
+        if wrong := _wrong_address(getattr(given, option), bind=option == "tcp"):
+            parser.error(f"--{option} {wrong}")
+    if (given.tcp or given.dial) and given.key is None and not given.insecure_loopback:
+        parser.error(
+            f"{'--tcp' if given.tcp else '--dial'} needs --key FILE, with a file that the controller has, too: it is "
+            f"made if it is missing{more('manual/hosts.md#who-is-trusted')}"
+        )
+    if not given.keep and not _has_end(given.owner_fd):
+        parser.error(
+            "it ends when its standard input does, which is no pipe and no terminal here (as with nohup or systemd): "
+            "--keep has it run on"
+        )
     host = given.host or (lasting_host_id(given.tcp) if given.keep else None) or new_host_id()
     return Options(
         host=host, run_folder=(given.run_folder or run_folder_for(host)).absolute(), tcp=given.tcp,
@@ -81,6 +97,27 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         prewarm=given.prewarm, keep_folder=given.keep_folder, unused_s=given.unused_s,
         terminal=os.isatty(0) and os.isatty(given.ready_fd),
     )  # fmt: skip
+
+
+def _wrong_address(endpoint: str | None, *, bind: bool) -> str:
+    """Returns what is wrong with an endpoint, or ""; a port of 0 is any free one where it is bound."""
+    if endpoint is None:
+        return ""
+    try:
+        split(endpoint.removesuffix(":0") + ":1" if bind and endpoint.endswith(":0") else endpoint)
+    except ValueError:
+        example = "tcp://0.0.0.0:22222" if bind else "tcp://login:22222"
+        return f"{endpoint}: write a scheme, an address and a port, such as {example}"
+    return ""
+
+
+def _has_end(fd: int) -> bool:
+    """Whether the other end of a descriptor can be seen to close: of a pipe, a socket or a terminal."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
 def ready_text(options: Options, ready: AgentReady) -> str:

@@ -1,5 +1,6 @@
 """Versions of Python, Monarch-NB, PyTorch and CUDA here and on a host, and which of them must be the same."""
 
+import json
 import sys
 from functools import cache
 
@@ -23,6 +24,31 @@ def torch_version() -> str:
     return installed("torch")
 
 
+@cache
+def origin() -> str:
+    """Returns the address that this Monarch-NB was installed from: a file or a repository; "" if from an index.
+
+    PEP 610.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = json.loads(distribution("monarch-nb").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    commit = found.get("vcs_info", {}).get("commit_id", "")
+    return f"git+{found['url']}@{commit}" if commit else str(found.get("url", ""))
+
+
+def how_to_install() -> str:
+    """Returns how another machine gets the Monarch-NB of this process."""
+    if not origin():
+        return f"pip install monarch-nb=={__version__}"
+    if origin().startswith("git+"):
+        return f"pip install {origin()}"
+    return f"install Monarch-NB from a copy of {origin().removeprefix('file://')}, as here"
+
+
 def differences(endpoint: str, state: HostState) -> tuple[str, bool]:
     """Returns how a host's versions differ from this process's, with remedies, and whether they exclude it.
 
@@ -39,16 +65,14 @@ def differences(endpoint: str, state: HostState) -> tuple[str, bool]:
     if not found:
         return "", False
     runs = "; ".join(f"{name} {there or '(unknown)'}, this process {mine}" for name, there, mine, _ in found)
-    packages = [
-        f"{'torch' if name == 'PyTorch' else name}=={mine.partition('+')[0]}"
-        for name, _, mine, _ in found
-        if name != "Python"
-    ]
-    fixes = [f"pip install {' '.join(packages)}"] if packages else []
-    if any(name == "Python" for name, *_ in found):
+    differ = {name: mine for name, _, mine, _ in found}
+    fixes = [how_to_install()] if "monarch-nb" in differ else []
+    if "PyTorch" in differ:
+        fixes.append(f"pip install torch=={differ['PyTorch'].partition('+')[0]}")
+    if "Python" in differ:
         minor = ".".join(here.split(".")[:2])
         fixes.insert(0, f"start the agent with Python {minor}, as code travels only between the same minor versions")
     cuda = state.torch.partition("+")[2] != torch_version().partition("+")[2]
-    if any(name == "PyTorch" for name, *_ in found) and cuda:
+    if "PyTorch" in differ and cuda:
         fixes.append(f"take PyTorch's builds for {torch_version().partition('+')[2] or 'its default'} there as here")
     return f"{endpoint} runs {runs}. On that host: {'; '.join(fixes)}", any(stops for *_, stops in found)

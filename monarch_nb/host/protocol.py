@@ -208,6 +208,7 @@ class MeshHolder(Harmless, frozen=True, kw_only=True):
     what: str = "another program"  # such as "the kernel of train.ipynb"
     since: float = 0.0  # wall clock, seconds
     system: str = ""  # the scope of its pid: the machine since its boot, and the name space of pids
+    started: int = 0  # of the process, in clock ticks since the boot; 0: not known
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from monarch_nb.job.adapted import AdapterJob, running_jobs
 from monarch_nb.job.adapter import EngineError, Running
 from monarch_nb.job.kinds import adapter_of, kinds
 from monarch_nb.job.leftovers import KEPT_S, tidied
-from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named
+from monarch_nb.job.named import JobsFileError, described_jobs, job_file, job_named, wrong_jobs
 from monarch_nb.job.record import JobFileError, ago
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.settings import format_duration
@@ -126,20 +126,23 @@ def _ls(_: argparse.Namespace) -> int:
         label = f"{str(job.apply_id)[:_SHORT]}{f' ({name})' if name else ''}"
         rows.append((label, job._kind, job._wishes(), hosts or "not known", ago(job._applied.started)))
     up = {row[0].partition("(")[2].rstrip(")") for row in rows}
+    wrong = wrong_jobs()
     for name, said in described_jobs().items():
-        if name not in up:
+        if name not in up and name not in wrong:
             meshes = said["meshes"] if isinstance(said["meshes"], dict) else {}
             rows.append((name, str(said["kind"]), ", ".join(meshes), "not started", "monarch-nb job start " + name))
-    if len(rows) == 1:
+    if len(rows) == 1 and not wrong:
         sys.stdout.write(
             "no job runs, and there is no monarch.toml here that describes one: a program or cell starts one, as "
             f"SlurmJob({{'trainers': 4}}).apply() or %mesh NAME --job KIND do{more('guides/jobs.md')}\n"
         )
         return 0
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
+    for row in rows if len(rows) > 1 else ():
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         sys.stdout.write("  ".join([*cells, row[4]]).rstrip() + "\n")
+    for what in wrong.values():
+        sys.stderr.write(f"{what}\n")
     return 0
 
 

@@ -1,11 +1,12 @@
 """Jobs by name: those of `monarch.toml`, and jobs made from a kind and plain arguments."""
 
 import atexit
+import difflib
 import inspect
 import logging
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,14 @@ def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
 def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
     """What the file says of each job, by name: `[jobs.lab]`, with `kind`, `meshes`, and the arguments of the kind.
 
-    Without a file that of this folder. Raises JobsFileError.
+    Without a file that of this folder. A table that says too little is left out: `job_named` says what it lacks. Raises
+    JobsFileError for a file that cannot be read.
     """
+    return {name: table for name, table in _tables(file).items() if not _lack(table)}
+
+
+def _tables(file: Path | None) -> dict[str, Any]:
+    """Returns the tables of jobs of a file, right or wrong. Raises JobsFileError."""
     file = file or find_file()
     if file is None:
         return {}
@@ -64,12 +71,29 @@ def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
         jobs = tomllib.loads(file.read_text("utf-8")).get("jobs", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobsFileError(f"{file}: {error}") from None
-    for name, said in jobs.items() if isinstance(jobs, dict) else ():
-        if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or not said.get("meshes"):
-            raise JobsFileError(
-                f'{file}: [jobs.{name}] needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}' + _MORE
-            )
-    return dict(jobs)
+    except OSError as error:
+        raise JobsFileError(f"{file} cannot be read: {error.strerror}") from None
+    if not isinstance(jobs, dict):
+        raise JobsFileError(f"{file}: jobs is no table: write [jobs.NAME] above each of them{_MORE}")
+    return jobs
+
+
+def _lack(table: object) -> str:
+    """Returns what a table of a job lacks, or ""."""
+    if isinstance(table, dict) and isinstance(table.get("kind"), str) and table.get("meshes"):
+        return ""
+    return f'needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}{_MORE}'
+
+
+def wrong_jobs(file: Path | None = None) -> dict[str, str]:
+    """Returns what is wrong with jobs that the file describes, by name. Raises as `described_jobs` does."""
+    found = {}
+    for name in _tables(file):
+        try:
+            job_named(name, file)
+        except JobsFileError as error:
+            found[name] = str(error)
+    return found
 
 
 def job_named(name: str, file: Path | None = None) -> JobTrait:
@@ -77,15 +101,28 @@ def job_named(name: str, file: Path | None = None) -> JobTrait:
 
     Raises LookupError for a name that it does not have, JobsFileError for what it says wrongly.
     """
-    jobs = described_jobs(file)
+    jobs = _tables(file)
+    file = file or find_file()
     if name not in jobs:
-        where = file or find_file() or f"no {FILE} in this folder or above"
-        raise LookupError(f"there is no job {name!r}: {where} has {', '.join(sorted(jobs)) or 'none'}")
+        if file is None:
+            raise LookupError(f"there is no job {name!r}: neither this folder nor one above has a {FILE}{_MORE}")
+        raise LookupError(
+            f"there is no job {name!r}{_meant(name, jobs)}: {file} has {', '.join(sorted(jobs)) or 'none'}"
+        )
+    if lack := _lack(jobs[name]):
+        raise JobsFileError(f"{file}: [jobs.{name}] {lack}")
     said = dict(jobs[name])
     try:
         return make_job(said.pop("kind"), said.pop("meshes"), **said)
     except (TypeError, ValueError, LookupError) as error:
-        raise JobsFileError(f"{file or find_file()}: [jobs.{name}]: {error}") from None
+        message = error.args[0] if isinstance(error, LookupError) and error.args else error
+        raise JobsFileError(f"{file}: [jobs.{name}]: {message}") from None
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Returns a question for the name that was probably meant, or ""."""
+    near = difflib.get_close_matches(word, list(known), 1, 0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def job_file(name: str) -> str:
@@ -149,6 +186,10 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
         if isinstance(kept, AdapterJob):
             kept.keep_for(keep)
         return kept
+    known = arguments_of(kind)
+    for wrong in (name for name in arguments if known and name not in known):
+        meant = _meant(wrong, known) or f": it takes {', '.join(sorted(known))}"
+        raise TypeError(f"a {kind} job takes no {wrong!r}{meant}")
     if kind == "ssh":
         return SSHJob(meshes=meshes, **arguments)
     if kind == "kubernetes":
@@ -161,7 +202,9 @@ def make_job(kind: str, meshes: Mapping[str, Any], **arguments: Any) -> JobTrait
         job: JobTrait = wanted(roles, **arguments)
         return job
     if kind not in kinds():
-        raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
+        raise LookupError(
+            f"there is no kind of jobs {kind!r} here{_meant(kind, kinds())}: there are {', '.join(kinds())}"
+        )
     return AdapterJob(kind, roles, arguments.pop("env", None), options=arguments)
 
 

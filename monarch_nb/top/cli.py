@@ -62,11 +62,18 @@ def _list() -> int:
 
 def _chosen(wanted: str | None) -> ConnectionFile:
     if wanted is not None and not wanted.isdigit():
-        return read(Path(wanted).expanduser())
+        try:
+            return read(Path(wanted).expanduser())
+        except FileNotFoundError:
+            raise LookupError(
+                f"there is no connection file {wanted}: monarch-nb top --list shows the controllers that can be watched"
+            ) from None
     chosen = [connection for _, connection in connections() if wanted is None or connection.pid == int(wanted)]
     if not chosen:
         raise LookupError(
-            _NOBODY if wanted is None else f"process {wanted} cannot be watched; --list shows those that can"
+            _NOBODY
+            if wanted is None
+            else f"process {wanted} cannot be watched; monarch-nb top --list shows those that can"
         )
     return chosen[0]
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import monarch_nb
-from monarch_nb.actor import Actor, ActorError, Future, endpoint
+from monarch_nb.actor import Actor, ActorError, endpoint
 from monarch_nb.diagnosis import Diagnosis, Finding
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
@@ -63,65 +64,70 @@ def trainers() -> Iterator[Any]:
     next(procs, None)
 
 
-def finding_of(trainers: Any, kind: str) -> Finding:
-    """The first finding, once it is of that kind."""
+def finding_of(trainers: Any, kind: str, words: str = "") -> Finding:
+    """The first finding, once it is of that kind and has these words: all ranks are where they stay."""
     latest = [Diagnosis((), "")]
 
     def is_found() -> bool:
         latest[0] = monarch_nb.diagnose(trainers)
-        return bool(latest[0]) and latest[0].findings[0].kind == kind
+        found = latest[0].findings
+        return bool(found) and found[0].kind == kind and words in found[0].text
 
-    until(is_found, kind, SECONDS)
+    until(is_found, f"{kind} {words}", SECONDS)
     return latest[0].findings[0]
 
 
-def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
+@contextmanager
+def blocked(trainers: Any, tmp_path: Path) -> Iterator[None]:
+    """Has rank 1 block in a pipe, and ends that and the call."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     call = trainers.train.call("blocks", str(pipe))
-    finding = finding_of(trainers, "missing_from_collective")
+    try:
+        yield
+    finally:
+        pipe.write_bytes(b"")
+        call.get(SECONDS)
+
+
+def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
+    with blocked(trainers, tmp_path):
+        finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
     assert (finding.mesh, finding.ranks, finding.sure) == ("workers", (1,), True)
     assert finding.source == line_of("with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
-    assert "where gpus=0,2 have waited" in finding.text
-    pipe.write_bytes(b"")
-    call.get(SECONDS)
     assert not monarch_nb.diagnose(trainers)
 
 
 def test_a_rank_that_computes_is_a_suspicion_only(trainers: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     call = trainers.train.call("computes", str(flag))
-    finding = finding_of(trainers, "waiting_on")
+    try:
+        finding = finding_of(trainers, "waiting_on")
+    finally:
+        flag.touch()
+        call.get(SECONDS)
     assert (finding.ranks, finding.sure) == ((1,), False)
-    flag.touch()
-    call.get(SECONDS)
 
 
 def test_a_rank_stopped_by_a_signal_is_named(trainers: Any, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
     pid = trainers.slice(gpus=1).join.call_one().get(SECONDS)
-    call: Future[Any] = trainers.train.call("blocks", str(pipe))
-    finding_of(trainers, "missing_from_collective")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        finding = finding_of(trainers, "stopped")
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    with blocked(trainers, tmp_path):
+        finding_of(trainers, "missing_from_collective")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            finding = finding_of(trainers, "stopped", "gpus=0,2 wait in all_reduce")
+        finally:
+            os.kill(pid, signal.SIGCONT)
     assert (finding.ranks, finding.sure) == ((1,), True)
     assert "gpus=1 is stopped by a signal" in finding.text
-    assert "gpus=0,2 wait in all_reduce" in finding.text
-    pipe.write_bytes(b"")
-    call.get(SECONDS)
 
 
 def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: Any) -> None:
     with monarch_nb.configured(call_error_window="30s"):
         call = trainers.train.call("raises", "")
-        finding = finding_of(trainers, "missing_from_collective")
+        finding = finding_of(trainers, "missing_from_collective", "it runs nothing: its call has ended")
     assert finding.ranks == (1,)
-    assert finding.text.endswith("it runs nothing: its call has ended")
     with pytest.raises(ActorError, match="no such batch"):
         call.get(SECONDS)
 

@@ -14,6 +14,7 @@ HERE = sys.version.split()[0]
 @pytest.fixture(autouse=True)
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "torch_version", lambda: "2.6.0+cu124")
+    monkeypatch.setattr(packages, "origin", lambda: "")
 
 
 def told(python: str = HERE, version: str = __version__, torch: str = "2.6.0+cu124") -> tuple[str, bool]:
@@ -33,8 +34,22 @@ def test_all_differences_and_their_mending_are_one_message() -> None:
     assert (
         f"Python 3.99.1, this process {HERE}; monarch-nb 0.0.9, this process {__version__}; PyTorch 2.4.0+cpu" in text
     )
-    assert f"pip install monarch-nb=={__version__} torch==2.6.0" in text
+    assert f"pip install monarch-nb=={__version__}; pip install torch==2.6.0; " in text
     assert text.endswith("take PyTorch's builds for cu124 there as here")
+
+
+@pytest.mark.parametrize(
+    ("origin", "advice"),
+    [
+        ("file:///src/monarch-nb", "install Monarch-NB from a copy of /src/monarch-nb, as here"),
+        ("git+https://x/y@0abc", "pip install git+https://x/y@0abc"),
+    ],
+)
+def test_the_advice_is_to_install_from_where_it_was_installed_here(
+    origin: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "origin", lambda: origin)
+    assert told(version="0.0.9")[0].endswith(f"On that host: {advice}")
 
 
 def test_another_pytorch_is_told_and_stops_nobody() -> None:

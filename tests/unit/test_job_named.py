@@ -1,5 +1,6 @@
 """Jobs by name: what monarch.toml may say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from monarch_nb.job import (
     job_named,
     make_job,
 )
+from monarch_nb.job.cli import main as job_cli
 from monarch_nb.job.named import arguments_of, described_jobs, find_file, job_file
 
 pytestmark = pytest.mark.timeout(20)
@@ -85,7 +87,7 @@ def test_mistakes_in_a_job_file_are_reported_with_their_line(file: Path, tmp_pat
         job_named("nobody")
     with pytest.raises(JobsFileError, match=r"\[jobs\.wrong\]: .*partitoin"):
         job_named("wrong")
-    for text in ("[jobs.a]\nkind = 3", "[jobs.a]\nkind = 'slurm'", "[jobs", "[jobs]\na = 1"):
+    for text in ("[jobs", "jobs = 3"):
         file.write_text(text)
         with pytest.raises(JobsFileError, match=r"monarch\.toml"):
             described_jobs()
@@ -93,6 +95,22 @@ def test_mistakes_in_a_job_file_are_reported_with_their_line(file: Path, tmp_pat
         make_job("x", {"a": 1})
     with pytest.raises(ValueError, match=r"a: .*gpsu"):
         make_job("slurm", {"a": {"gpsu": 1}})
+    with pytest.raises(TypeError, match=r"no 'partiton' \(did you mean partition\?\)"):
+        make_job("slurm", {"a": 1}, partiton="all")
+    with pytest.raises(LookupError, match=r"no kind of jobs 'slurmm' here \(did you mean slurm\?\)"):
+        make_job("slurmm", {"a": 1})
+
+
+@pytest.mark.parametrize("table", ["kind = 3", "kind = 'slurm'", "kind = 'nosuch'\nmeshes = { a = 1 }"])
+def test_a_wrong_table_breaks_its_job_only(file: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(f"[jobs.bad]\n{table}\n[jobs.good]\nkind = 'process'\nmeshes = {{ a = 2 }}\n")
+    assert isinstance(job_named("good"), AdapterJob)
+    with pytest.raises(JobsFileError, match=r"monarch\.toml: \[jobs\.bad\]"):
+        job_named("bad")
+    assert job_cli(["ls"]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"good +process +a +not started", shown.out)
+    assert "[jobs.bad]" in shown.err
 
 
 def test_the_arguments_of_a_kind_are_known() -> None:

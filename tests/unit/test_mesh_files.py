@@ -15,7 +15,7 @@ import pytest
 
 from monarch_nb.connect import AttachError, attach_mesh, detached_meshes, listing
 from monarch_nb.host import mesh_files
-from monarch_nb.host.mesh_files import HostRoute, MeshFile, has_ended, own_system
+from monarch_nb.host.mesh_files import HostRoute, MeshFile, has_ended, own_system, start_of
 from monarch_nb.host.protocol import MeshHolder
 
 pytestmark = pytest.mark.timeout(30)
@@ -36,7 +36,7 @@ def other() -> "Iterator[subprocess.Popen[bytes]]":
 
 def holder(pid: int, **more: Any) -> MeshHolder:
     return MeshHolder(address="k/c", pid=pid, machine=platform.node(), what="the notebook a.ipynb", since=time.time(),
-                  **{"system": own_system(), **more})  # fmt: skip
+                  **{"system": own_system(), "started": start_of(pid), **more})  # fmt: skip
 
 
 def write(endpoint: str = "tcp://node7:1", **said: Any) -> Path:
@@ -64,7 +64,7 @@ def test_a_mesh_is_held_until_its_holder_is_killed_then_left(other: Any) -> None
 def test_nobody_out_of_sight_is_reported_as_ended(other: Any) -> None:
     here = holder(os.getpid())
     assert not has_ended(here)
-    assert has_ended(msgspec.structs.replace(here, since=time.time() - 1e6)), "a later process has its id"
+    assert has_ended(msgspec.structs.replace(here, started=here.started - 1)), "a later process has its id"
     other.kill()
     other.wait()
     assert not has_ended(holder(other.pid, system="another machine"))
@@ -82,6 +82,26 @@ def test_a_mesh_that_ends_with_its_holder_is_not_listed_afterwards(other: Any) -
     with pytest.raises(AttachError, match=r"fleet is gone: it has ended with its program: .* has ended; spawn it anew"):
         attach_mesh("fleet")
     assert not path.exists(), "who asked was told"
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_clock_that_is_set_ends_no_lease_and_no_holder(
+    other: Any, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    path = write(holder=holder(other.pid), keep=3600.0)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    [mesh] = detached_meshes()
+    assert mesh.holder is not None, "it lives"
+    mesh_files.leave(path, 3600.0, "it was detached")
+    monkeypatch.setattr(time, "time", real)
+    [mesh] = detached_meshes()
+    assert 3500 < mesh_files.lease_left(mesh) <= 3600
+    assert "; 1h of its lease left" in listing([mesh]) or "; 59m" in listing([mesh])
+    mesh_files.change(path, boot="another machine", until=real() - 30)
+    assert len(detached_meshes()) == 1, "the clocks of two machines differ"
+    mesh_files.change(path, until=real() - 300)
+    assert detached_meshes() == []
 
 
 def test_an_expired_lease_or_a_killed_agent_leaves_nothing_listed(tmp_path: Path) -> None:

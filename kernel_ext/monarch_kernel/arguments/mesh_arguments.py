@@ -51,6 +51,9 @@ def read_mesh(line: str) -> MeshArguments:
         if _CHANGE.fullmatch(size) and len(words) == 1 and not job and not options:
             return MeshArguments(name, {}, change=(label, int(size)))
         if not size.isdecimal() or int(size) < 1:
+            near = difflib.get_close_matches(label, known - set(USUAL_DIMS), n=1, cutoff=0.7)
+            if near:
+                raise UsageError(f"%mesh --job {job}: there is no {label}; did you mean {near[0]}={size}?")
             raise UsageError(
                 f"%mesh: {label}={size} is not a size: write a whole number of at least 1, as in {label}=4"
             )
