@@ -123,10 +123,14 @@ class LeavingMagics(Magics):
             if names or "--lease" in options:
                 raise UsageError("%detach: --keep is for all meshes: %detach --keep 1h")
             configure(mesh_keep=_duration("--keep", options["--keep"]))
-            current_runtime().part(Detacher).refresh()
-            kept = settings.mesh_keep > 0
-            after = f"live on for {options['--keep']} after this kernel" if kept else "end with this kernel"
-            sys.stdout.write(f"processes {after}\n")
+            failed = current_runtime().part(Detacher).refresh()  # each is warned of
+            if settings.mesh_keep <= 0:
+                sys.stdout.write("processes end with this kernel\n")
+            else:
+                but = (
+                    f"; not those of {', '.join(sorted(failed))}, until their records can be written" if failed else ""
+                )
+                sys.stdout.write(f"processes live on for {options['--keep']} after this kernel{but}\n")
             return
         if not names:
             raise UsageError("%detach: which mesh? Write %detach NAME --lease 2h, or %detach --keep 1h")

@@ -322,7 +322,9 @@ def _find(name: str) -> tuple[Path, MeshFile]:
         raise AttachError.of(f"{name} is gone: {mesh.ended}; spawn it anew")
     others = ", ".join(sorted({mesh.name for _, mesh in every if not mesh.ended})) or "none"
     raise AttachError.of(
-        f"there is no mesh {name!r} to attach; there are: {others}{more('manual/detach.md#attaching')}"
+        f"there is no mesh {name!r} to attach; there are: {others}. A mesh ends with its kernel or program, unless "
+        "that has left it before (%detach NAME, mesh.detach()) or keeps it (%detach --keep 1h, "
+        f'configure(mesh_keep="1h")){more("manual/detach.md#attaching")}'
     )
 
 

@@ -58,6 +58,7 @@ class Detacher:
         self._lost: dict[tuple[str, str], dict[int, int]] = {}
         self._ways: dict[str, HostRoute] = {}  # to hosts of attached meshes that this process has not reached
         self._due: dict[str, set[str]] = {}  # meshes to be sent to their hosts, and hosts that get all of it again
+        self._unwritten: dict[str, str] = {}  # why, by the names of meshes
         self._lock = threading.Lock()
         self._holding = threading.Lock()
         self._description = f"the program {Path(sys.argv[0]).name or 'python'}"  # for other controllers
@@ -123,7 +124,11 @@ class Detacher:
             raise DetachError(f"{state.name} cannot be detached: none of its hosts can be reached")
         if state.uid in self._held:
             self._held[state.uid] = {}  # if one host refuses, the others have been sent what does not become true
-        self._ask(state, hosts, self._holds(state, seconds, keep=True), verbs.HOLD)
+        try:
+            holds = self._holds(state, seconds, keep=True)
+        except DetachError as error:
+            raise DetachError(f"{state.name} is not detached: {error}") from error
+        self._ask(state, hosts, holds, verbs.HOLD)
         self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
         file = mesh_files.path_of(state.uid, state.name)  # agents elsewhere cannot write this file
         written = mesh_files.read(file)
@@ -193,7 +198,10 @@ class Detacher:
         notes = self._notes_of(state)
         if notes is not None:
             parts[NOTES] = self._notes[state.uid] = notes
-        file = mesh_files.path_of(state.uid, state.name)
+        try:
+            file = mesh_files.path_of(state.uid, state.name)
+        except OSError as error:
+            raise DetachError(f"its record cannot be written: {error}") from error
         secret = self._secrets.setdefault(state.uid, secrets.token_hex(32))
         # Hosts that store the full record have to be reachable.
         hosts = sorted(dict.fromkeys(state.hosts), key=lambda host: not self._is_attached(host))
@@ -205,7 +213,13 @@ class Detacher:
             version=__version__, python=python_version(), machine=platform.node(), ranks=len(state.region),
             shape=shape, actors=tuple(one.name for one in actors), holder=self.holder, keep=seconds if keep else 0.0,
         )  # fmt: skip
-        mesh_files.write(file, written)
+        try:
+            mesh_files.write(file, written)
+        except OSError as error:
+            raise DetachError(
+                f"its record {file} cannot be written: {error.strerror or error}. Make room there, or set "
+                "XDG_STATE_HOME to a folder that has some"
+            ) from error
         first = p.Hold(
             uid=state.uid, name=state.name, secret=secret, seconds=seconds, keep=keep, holder=self.holder,
             meshes=(state.uid, *(one.uid for one in actors)), parts=parts, file=str(file),
@@ -223,10 +237,15 @@ class Detacher:
         never_met = host not in routes.local and host not in routes.attached
         return self._ways[host] if never_met and host in self._ways else _way_to(self._runtime, host)
 
-    def refresh(self) -> None:
-        """Sends agents the new value of the setting `mesh_keep`."""
-        for state in self._own_meshes():
-            self._schedule_holds(state.uid)
+    def refresh(self) -> dict[str, str]:
+        """Sends agents the new value of the setting `mesh_keep`; blocks until the records are written.
+
+        Returns why meshes are not kept, by name.
+        """
+        with self._lock:
+            for state in self._own_meshes():
+                self._due.setdefault(state.uid, set())
+        return self._hold_due()
 
     def _schedule_holds(self, uid: str, hosts: Iterable[str] = ()) -> None:
         """Schedules an update of a mesh's hosts; `hosts` get all of it again."""
@@ -236,13 +255,15 @@ class Detacher:
         if first:
             self._runtime.later(_SOON_S, lambda: _in_background(self._hold_due))
 
-    def _hold_due(self) -> None:
+    def _hold_due(self) -> dict[str, str]:
         with self._holding:
             with self._lock:
                 due, self._due = self._due, {}
-            self._hold(due)
+            return self._hold(due)
 
-    def _hold(self, due: Mapping[str, set[str]]) -> None:
+    def _hold(self, due: Mapping[str, set[str]]) -> dict[str, str]:
+        """Writes records and sends them; returns why some are not, by the names of the meshes."""
+        failed: dict[str, str] = {}
         for uid, anew in due.items():
             state = self._runtime.meshes.get(uid)
             if not isinstance(state, ProcState) or state.stopped is not None or self._runtime.closed:
@@ -251,7 +272,12 @@ class Detacher:
                 keep = settings.mesh_keep
                 self._send_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
             except Exception as error:
-                logger.warning("%s would end with this process: %s", state.name, error)
+                failed[state.name] = str(error)
+        for name, why in failed.items():
+            if self._unwritten.get(name) != why:
+                logger.warning("%s would end with this process: %s", name, why)
+        self._unwritten = failed
+        return failed
 
     def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], anew: set[str]) -> None:
         """Sends holds to the hosts that store the full record, and to others only if theirs have changed."""
@@ -337,7 +363,7 @@ class Detacher:
         self._mark_left(state, cause)
 
 
-def _in_background(function: Callable[[], None]) -> None:
+def _in_background(function: Callable[[], object]) -> None:
     threading.Thread(target=function, name="monarch-hold", daemon=True).start()
 
 

@@ -3,19 +3,28 @@
 import json
 import sys
 from functools import cache
+from typing import TYPE_CHECKING
 
 from monarch_nb._about import __version__
 from monarch_nb.host.protocol import HostState
 
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+
+def _distribution(name: str) -> "Distribution | None":
+    from importlib.metadata import PackageNotFoundError, distribution  # an agent does not need it at its start
+
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
 
 def installed(name: str) -> str:
     """Returns the version of an installed package, or "". Imports nothing of it."""
-    from importlib.metadata import PackageNotFoundError, version  # an agent does not need it at its start
-
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    found = _distribution(name)
+    return "" if found is None else found.version
 
 
 @cache
@@ -30,12 +39,11 @@ def origin() -> str:
 
     PEP 610.
     """
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        found = json.loads(distribution("monarch-nb").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
+    here = _distribution("monarch-nb")
+    written = None if here is None else here.read_text("direct_url.json")
+    if not written:
         return ""
+    found = json.loads(written)
     commit = found.get("vcs_info", {}).get("commit_id", "")
     return f"git+{found['url']}@{commit}" if commit else str(found.get("url", ""))
 

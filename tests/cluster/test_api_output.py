@@ -44,7 +44,7 @@ def test_a_script_prints_output_of_ranks_without_waiting_for_an_answer(tmp_path:
     assert run(tmp_path, body) == ["[talk gpus=0] bye", "[talk gpus=0] one 0", "[talk gpus=0] two 0"]
 
 
-def test_a_last_line_without_an_end_is_written_when_a_script_ends(tmp_path: Path) -> None:
+def test_a_last_line_without_end_is_written_at_exit(tmp_path: Path) -> None:
     body = "t = talkers(1)\nt.say.call('two', end='').get(30)"
     lines = run(tmp_path, body)  # two lines where more than a second lies between, as on a busy machine
     assert "".join(line.removeprefix("[talk gpus=0] ") for line in reversed(lines)) == "two 0bye"

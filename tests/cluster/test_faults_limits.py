@@ -175,6 +175,50 @@ def test_a_full_disk_leaves_no_run_folder_behind(small_disk: Path) -> None:
         assert not list(small_disk.glob("mnb-*"))
 
 
+DETACH_ON_A_FULL_DISK = """
+import os, sys
+from monarch_nb.actor import this_host
+from monarch_nb.connect import Detacher
+from monarch_nb.runtime import current_runtime
+from monarch_nb import configure
+
+disk = sys.argv[1]
+procs = this_host().spawn_procs(per_host={"gpus": 2}, name="fleet")
+procs.initialized.get(30)
+filler = open(f"{disk}/filler", "wb", buffering=0)
+try:
+    while filler.write(bytes(4096)): pass
+except OSError:
+    pass
+configure(mesh_keep="1h")
+print("kept", current_runtime().part(Detacher).refresh())
+try:
+    procs.detach("1h")
+except RuntimeError as error:
+    print("detach", error)
+os.truncate(filler.fileno(), 0)
+print("kept", current_runtime().part(Detacher).refresh())
+procs.detach("2s")
+print("left")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
+def test_no_mesh_is_detached_whose_record_cannot_be_written(small_disk: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DETACH_ON_A_FULL_DISK, str(small_disk)], capture_output=True, text=True, check=False,
+        timeout=100, env={**os.environ, "XDG_STATE_HOME": str(small_disk)},
+    )  # fmt: skip
+    before, refused, after, left = done.stdout.splitlines()
+    record = f"{small_disk}/monarch-nb/meshes/fleet."
+    for line in (before, refused):
+        assert record in line
+        assert "cannot be written: No space left on device. Make room there, or set XDG_STATE_HOME" in line
+    assert refused.startswith("detach fleet is not detached: its record ")
+    assert (after, left) == ("kept {}", "left")
+    assert "fleet would end with this process: its record" in done.stderr
+
+
 def test_a_limit_on_the_size_of_files(host: Any) -> None:
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))"
     with spawned(host, name="short", setup=limit) as procs:

@@ -45,7 +45,7 @@ def test_all_differences_and_their_mending_are_one_message() -> None:
         ("git+https://x/y@0abc", "pip install git+https://x/y@0abc"),
     ],
 )
-def test_the_advice_is_to_install_from_where_it_was_installed_here(
+def test_the_advice_names_where_this_one_was_installed_from(
     origin: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "origin", lambda: origin)
