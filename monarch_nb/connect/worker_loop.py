@@ -8,10 +8,11 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from monarch_nb.connect.trust import CA, TRUST_ALL, PrivateKey, bound_end, check_trust, read_keys
-from monarch_nb.host import AgentHandle, begin_agent, new_host_id, run_folder_for
+from monarch_nb.host import AgentHandle, AgentStartError, begin_agent, new_host_id, run_folder_for
 from monarch_nb.host.folders import make_run_folder, remove_run_folder
 from monarch_nb.host.linux import become_subreaper
 from monarch_nb.host.options import UNUSED
@@ -22,27 +23,39 @@ from monarch_nb.lifecycle import unhandled
 from monarch_nb.routing.addresses import AddressError, WorkerAddress, parse_worker_address
 from monarch_nb.runtime import Future, fail_future, pending_future, resolve_future
 from monarch_nb.settings import settings
-from monarch_nb.transport import Keys, TrustError, bound_at
+from monarch_nb.transport import Keys, TransportError, TrustError, bound_at
 from monarch_nb.wire import error_line
 
 UNUSED_WORDS = "no program has used this host for"  # the last words of a worker that ends by itself
 _ENDING_S = 2.0
+_RESTARTS, _RESTARTS_S = 5, 60.0  # of an agent: so many within so many seconds
 
 
 class _Worker:
-    """An agent that this process owns, and the link at an ipc path that leads to it."""
+    """An agent that this process owns, and the link at an ipc path that leads to it.
 
-    def __init__(self, address: WorkerAddress, keys: Keys | None, unused_s: float | None = None) -> None:
+    With `restarts` an agent that is killed, or fails, is replaced by another of the same host at the same address: its
+    processes are lost with it, and healed there. One that fails `_RESTARTS` times within `_RESTARTS_S` is not.
+    """
+
+    def __init__(
+        self, address: WorkerAddress, keys: Keys | None, unused_s: float | None = None, *, restarts: bool = False
+    ) -> None:
         self.address = address
-        self._unused_s = unused_s
+        self._keys, self._unused_s = keys, unused_s
+        self._restarts = restarts and address.bind.scheme != "ipc"  # an agent at a path is not looked for again
+        self._restarted: deque[float] = deque(maxlen=_RESTARTS)
+        self._ending = False
+        self._host = new_host_id()
         self._link = os.path.abspath(address.bind.path) if address.bind.scheme == "ipc" else ""
         fd = address.bind.fd
         bind = bound_end(address, keys) if fd is None else bound_at(fd)
         check_trust(bind, keys)
         if self._link:
             _make_room(self._link)
-        self.handle = self._start(None if self._link or fd is not None else str(bind), fd, keys)
-        if fd is not None:
+        self._tcp, self._fd = None if self._link or fd is not None else str(bind), fd
+        self.handle = self._start()
+        if fd is not None and not restarts:
             os.close(fd)  # it is the agent's now
         if self._link:
             try:
@@ -53,8 +66,8 @@ class _Worker:
                 raise
         atexit.register(self.close)
 
-    def _start(self, tcp: str | None, tcp_fd: int | None, keys: Keys | None) -> AgentHandle:
-        host = new_host_id()
+    def _start(self) -> AgentHandle:
+        host, keys = self._host, self._keys
         folder = run_folder_for(host)
         make_run_folder(folder)
         key = None
@@ -67,12 +80,13 @@ class _Worker:
             coming = begin_agent(
                 host,
                 folder,
-                tcp=tcp,
-                tcp_fd=tcp_fd,
+                tcp=self._tcp,
+                tcp_fd=self._fd,
                 key=key,
                 insecure_loopback=keys is None,
                 lease_s=lease_s,
                 unused_s=self._unused_s,
+                bound=True,  # an engine that kills this process takes the machine away
             )
             return coming.wait(settings.host_spawn_ready_timeout)
         except BaseException:
@@ -92,12 +106,37 @@ class _Worker:
 
     def kill(self) -> None:
         """Ends the agent and its processes at once: `wait` returns. Also in a signal handler."""
+        self._ending = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.handle.pid, signal.SIGKILL)
 
+    def _may_restart(self) -> bool:
+        full = len(self._restarted) == _RESTARTS
+        often = full and time.monotonic() - self._restarted[0] < _RESTARTS_S
+        return self._restarts and not self._ending and not often
+
+    def _restart(self) -> bool:
+        """Starts another agent in place of one that has failed; False if it must not, or cannot."""
+        end_all_descendants()  # what it has left
+        self.handle.close()
+        while self._may_restart():
+            self._restarted.append(time.monotonic())
+            try:
+                self.handle = self._start()
+            except (AgentStartError, TransportError, OSError) as error:
+                sys.stderr.write(f"no other host agent could be started: {error}\n")
+                continue
+            if self._ending:  # meanwhile
+                self.kill()
+            return True
+        return False
+
     def wait(self) -> None:
         """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""
-        status = self.handle.wait()
+        while (status := self.handle.wait()) not in (0, UNUSED):
+            sys.stderr.write(f"the host agent (process {self.handle.pid}) ended with status {status}\n")
+            if not self._may_restart() or not self._restart():
+                break
         atexit.unregister(self.close)
         self.handle.close()
         self._unlink()
@@ -124,8 +163,10 @@ def _make_room(link: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for a worker's socket", os.path.dirname(link))
 
 
-def _serve(private_key: PrivateKey, ca: CA, address: str, unused_s: float | None = None) -> _Worker:
-    return _Worker(parse_worker_address(address), read_keys(private_key, ca), unused_s)
+def _serve(
+    private_key: PrivateKey, ca: CA, address: str, unused_s: float | None = None, *, restarts: bool = False
+) -> _Worker:
+    return _Worker(parse_worker_address(address), read_keys(private_key, ca), unused_s, restarts=restarts)
 
 
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
@@ -194,10 +235,10 @@ def run_worker_until_killed(
     SIGTERM is the notice of its engine, which is about to kill it: a host that somebody uses goes on, and tells them
     what `find_out` gives, which may block. A SIGTERM that comes `BURST_S` after it, or later, kills the worker.
     `ready` is given the id of the host once its agent listens. The host ends by itself once no controller has used it,
-    nor left a mesh there, for `unused_s` seconds; None: never. Blocks.
+    nor left a mesh there, for `unused_s` seconds; None: never. An agent that is killed is started again. Blocks.
     """
     adopts = become_subreaper()
-    worker = _serve(private_key, TRUST_ALL, address, unused_s)
+    worker = _serve(private_key, TRUST_ALL, address, unused_s, restarts=True)
     killed, first, until = False, 0.0, 0.0
 
     def kill(*_: object) -> None:

@@ -283,6 +283,9 @@ class HostAgent:
         cared_for = {NOBODY, *keeper.attached_controllers, *(child.address for child in alive)}
         owners = dict.fromkeys([*keeper.holders, *(child.spec.owner for child in alive)])
         by = self._preemption.by
+        if self._options.bound:
+            self._give_up(f"{_LEFT}{f' ({by})' if by else ''}")
+            return
         for child in alive:  # remote owners live on, and get the reason
             if child.spec.owner not in cared_for:
                 child.stop_reason = child.stop_reason or f"{_LEFT}{f' ({by})' if by else ''}"

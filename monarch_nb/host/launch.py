@@ -102,9 +102,11 @@ def begin_agent(
     prewarm: bool = True,
     keep_folder: bool = False,
     unused_s: float | None = None,
+    bound: bool = False,
 ) -> "ComingAgent":
     """Starts a host agent that this process owns, without waiting for it (`wait()` takes about 0.2 s).
 
+    It outlives this process while controllers have meshes there that are to be kept, unless it is `bound`.
     Raises AgentStartError, DescriptorLimitError.
     """
     host = host or folders.new_host_id()
@@ -115,7 +117,7 @@ def begin_agent(
     options += ["--key", key] if key is not None else []
     options += ["--insecure-loopback"] * insecure_loopback
     options += ["--unused-s", unused_s] if unused_s is not None else []
-    options += ["--prewarm"] * prewarm + ["--keep-folder"] * keep_folder
+    options += ["--prewarm"] * prewarm + ["--bound"] * bound + ["--keep-folder"] * keep_folder
     with descriptors_for(f"starting the agent of host {host}"):
         folders.sweep()
         folders.make_run_folder(folder)

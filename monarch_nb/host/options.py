@@ -31,6 +31,7 @@ class Options(Struct, frozen=True):
     insecure_loopback: bool
     lease_s: float
     prewarm: bool
+    bound: bool  # whether it ends with its owner even if controllers have left meshes here
     keep_folder: bool
     unused_s: float | None = None
     terminal: bool = False  # whether a user started it in a terminal, and may press Ctrl-C
@@ -72,6 +73,7 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         help="seconds after which the processes of a silent controller end (default: 60)",
     )
     parser.add_argument("--unused-s", type=float, help="end once no controller has used this host for so many seconds")
+    parser.add_argument("--bound", action="store_true", help="end with the owner at once, with all that is here")
     parser.add_argument("--prewarm", action="store_true", help="start the template process at once")
     parser.add_argument("--keep-folder", action="store_true", help="leave the run folder behind, to read the logs")
     given = parser.parse_args(argv)
@@ -94,7 +96,7 @@ def parse(argv: Sequence[str], prog: str = "python -m monarch_nb.host") -> Optio
         tcp_fd=given.tcp_fd, dial=given.dial, key=given.key,
         insecure_loopback=given.insecure_loopback,
         owner_fd=None if given.keep else given.owner_fd, ready_fd=given.ready_fd, lease_s=given.lease_s,
-        prewarm=given.prewarm, keep_folder=given.keep_folder, unused_s=given.unused_s,
+        prewarm=given.prewarm, bound=given.bound, keep_folder=given.keep_folder, unused_s=given.unused_s,
         terminal=os.isatty(0) and os.isatty(given.ready_fd),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     version: str
     gpus: int
+    ended: str = ""  # how its agent ended, other than by a shutdown
 
 
 def report(host: str, joins: tuple[str, ...]) -> AgentReport:

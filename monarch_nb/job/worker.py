@@ -20,7 +20,7 @@ import msgspec
 from monarch_nb.connect import run_worker_until_killed
 from monarch_nb.host.preemption import END, grace
 from monarch_nb.host.protocol import PreemptionNotice
-from monarch_nb.job.report import own_addresses, report, write_report
+from monarch_nb.job.report import own_addresses, read_report, report, write_report
 from monarch_nb.wire import json_decoder
 
 ANY = "tcp://0.0.0.0:0"
@@ -111,11 +111,20 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
     elif host.startswith("tcp://"):
         joins = own_addresses(int(port), known_as)
 
+    if report_file is not None:
+        report_file.unlink(missing_ok=True)  # of a worker before this one, whose job was requeued
+
     def ready(host: str) -> None:
         if report_file is not None:
             write_report(report_file, report(host, joins))
 
-    run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
+    try:
+        run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
+    except RuntimeError as error:  # its scheduler knows only once all of the batch job has ended
+        before = None if report_file is None else read_report(report_file)
+        if report_file is not None and before is not None:
+            write_report(report_file, msgspec.structs.replace(before, ended=str(error)))
+        raise
 
 
 def _of_engine() -> PreemptionNotice:

@@ -1,5 +1,6 @@
 """heal_mesh: brings failed ranks of a mesh back."""
 
+import threading
 import time
 from collections.abc import Collection
 from typing import Protocol, Self, TypeVar, cast
@@ -8,12 +9,14 @@ from monarch_nb.lifecycle.elastic import ended_hosts, replace_hosts, source_of, 
 from monarch_nb.lifecycle.mesh_healer import MeshHealer
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.host_record import GROW_S
+from monarch_nb.mesh.mesh_events import Event, HostBack, MeshEvents
 from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime import ActorState, MeshState, ProcState, current_runtime
 from monarch_nb.supervision import Driver, HealError
 
 M = TypeVar("M")
 ROUNDS = 4
+_BACK_S = 5.0  # for a host that may come back: an agent that is started again is there after a second
 
 
 class Shrinkable(Protocol):
@@ -36,8 +39,8 @@ def heal_mesh(
 
     A spare host of the job replaces a lost one at once. If there is no spare, and the job reports that the host has
     ended, the job is asked for another one, which is announced first; with `replace` also for hosts that may come back,
-    with `replace=False` for none. Raises NoMoreHostsError if they have not come within `timeout`, or ten minutes, or if
-    the job's scheduler does not answer.
+    with `replace=False` for none. One that may come back, as the job reports, is waited for: 5 s. Raises
+    NoMoreHostsError if they have not come within `timeout`, or ten minutes, or if the job's scheduler does not answer.
 
     With `shrink` nothing is started: it returns a smaller mesh for tensors, the largest slice of this one without a
     lost rank. This mesh can no longer be used then.
@@ -64,6 +67,9 @@ def heal_mesh(
             current_runtime().part(MeshHealer).heal(state, region, kill=kill).get(left)
         except HealError as error:
             # The processes of a host may end before it is known that the host is lost.
+            if waits and tried < ROUNDS - 1 and _are_back(lost, _BACK_S if left is None else min(left, _BACK_S)):
+                lost = _lost(state, region.ranks())
+                continue
             lost = _lost(state, region.ranks()) or _ended(state, region.ranks(), ask=replace)
             if tried == ROUNDS - 1 or not (_spares(state) if set(lost) <= set(before) else _has_job(state)):
                 raise (HealError(f"{waits}\n{error}", error.failures) if waits else error) from None
@@ -73,6 +79,25 @@ def heal_mesh(
         if current_runtime().part(Driver).failed(state.uid).isdisjoint(region.ranks()):
             break
     return mesh
+
+
+def _are_back(hosts: Collection[str], seconds: float) -> bool:
+    """Whether lost hosts can be used again, all of them; blocks for so many seconds at most."""
+    changed, until = threading.Event(), time.monotonic() + seconds
+
+    def listen(event: Event) -> None:
+        if isinstance(event, HostBack):
+            changed.set()
+
+    listeners = current_runtime().part(MeshEvents).listeners
+    listeners.append(listen)
+    try:
+        while (lost := operations().lost_hosts(hosts)) and (left := until - time.monotonic()) > 0:
+            changed.wait(left)
+            changed.clear()
+    finally:
+        listeners.remove(listen)
+    return not lost
 
 
 def _hosts_of_failed(state: MeshState, ranks: Collection[int]) -> list[str]:

@@ -2,10 +2,12 @@
 
 Faults are drawn from a seed, which is printed. Ends with status 1 if a call did not end within its bound, or with an
 error that has no public name or tells neither mesh nor rank nor host; if something took effect twice, or not although
-it was answered; if a mesh was not brought back; or if anything is left at the end.
+it was answered; if a mesh was not brought back; if a process of a job ended that no fault had struck; or if anything is
+left at the end.
 """
 
 import argparse
+import os
 import random
 import secrets
 import shutil
@@ -14,26 +16,28 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from scripts.processes import MARK, left_behind
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.ledger import Verdict, judge
 from tests.chaos.network import objection
-from tests.chaos.program import BOUND, SLOTS
+from tests.chaos.program import BOUND, HOSTS, SLOTS
+from tests.chaos.sites import SITES, site
 from tests.chaos.team import Team
 
-HOSTS = 3
 HEAL = 90.0  # seconds within which a mesh whose faults are mended has to answer again
+JOB = {"CHAOS_BOUND": "120", "CHAOS_HEAL": "60"}  # seconds: a job's hosts have a lease of 60 s
 TOGETHER = 3  # faults at a time, at most
 
 
 class Run:
     """Rounds of faults, until there were enough."""
 
-    def __init__(self, team: Team, seed: int, only: str) -> None:
-        self.team = team
-        self.kinds = [fault for fault in FAULTS if only in fault.kind]
+    def __init__(self, team: Team, seed: int, only: str, over: str) -> None:
+        self.team, self.over = team, over
+        self.kinds = [fault for fault in FAULTS if only in fault.kind and over in fault.sites]
         self.dice = random.Random(seed)
         self.faults: Counter[str] = Counter()
         self.recoveries: dict[str, list[float]] = defaultdict(list)
@@ -53,23 +57,28 @@ class Run:
         for fault in self.dice.choices(self.kinds, weights, k=self.dice.randint(1, TOGETHER)):
             place = self.dice.randrange({"rank": HOSTS * SLOTS, "host": HOSTS, "controller": 1}[fault.target])
             drawn.setdefault((fault.target, place), fault)
-        struck = []
+        struck: list[tuple[float, str, str, Callable[[], None]]] = []
+        may_end: set[int] = set()
         now = time.monotonic()
         for (target, place), fault in list(drawn.items())[:most]:
             time.sleep(self.dice.random() * 0.1)
             self._note(f"{fault.kind}: {target} {place}")
             undo = fault.strike(self.team, place, self.dice)
             self.faults[fault.kind] += 1
-            struck.append((now + self.dice.uniform(*fault.lasts), fault.target, fault.kind, undo))
+            struck.append((now + fault.seconds(self.dice), fault.target, fault.kind, undo))
+            may_end |= {
+                "": set(), "rank": {place}, "host": set(range(place * SLOTS, (place + 1) * SLOTS)),
+                "all": set(range(HOSTS * SLOTS)),
+            }[fault.ends]  # fmt: skip
         # A controller comes last: it finds its hosts as they are by then.
         for due, _, kind, undo in sorted(struck, key=lambda each: (each[1] == "controller", each[0])):
             time.sleep(max(0.0, due - time.monotonic()))
             self._note(f"over: {kind}")
             undo()
-        self.recover([kind for _, _, kind, _ in struck])
+        self.recover([kind for _, _, kind, _ in struck], may_end)
 
-    def recover(self, kinds: list[str]) -> None:
-        """Heal, and note how long that took."""
+    def recover(self, kinds: list[str], may_end: Set[int] = frozenset()) -> None:
+        """Heal, and note how long that took. Of a job no other ranks than `may_end` have other processes then."""
         began = time.monotonic()
         self._note("heal")
         try:
@@ -82,6 +91,14 @@ class Run:
         if "failed" in answer:
             self.wrong.append(f"not healed after {kinds}: {answer['told']}")
             raise TimeoutError(self.wrong[-1])
+        others = [
+            rank
+            for rank, (before, after) in enumerate(zip(self.team.pids, answer["pids"], strict=False))
+            if before != after and rank not in may_end
+        ]
+        if others and self.over != "agents":
+            self.wrong.append(f"ranks {others} have other processes after {kinds}: {answer['told']}")
+            self._note(self.wrong[-1])
         self.team.pids = answer["pids"]
         seconds = time.monotonic() - began
         self._note(f"healed after {seconds:.2f} s: {answer['told']}")
@@ -96,7 +113,7 @@ class Run:
 def table(run: Run, verdict: Verdict) -> str:
     """Faults by kind and how long it took until all answered again; calls, and what became of them."""
     lines = [f"{'fault':38} {'count':>6} {'p50 s':>8} {'p99 s':>8} {'most s':>8}"]
-    for fault in FAULTS:
+    for fault in run.kinds:
         count = run.faults[fault.kind]
         times = sorted(run.recoveries[fault.kind])
         lines.append(f"{fault.kind:38} {count:6} {_spread(times)}")
@@ -108,7 +125,7 @@ def table(run: Run, verdict: Verdict) -> str:
         f"calls: {verdict.calls.total()} ({kinds})",
         f"results: {verdict.results}; errors: {verdict.errors.total()} ({errors or 'none'}); "
         f"cut off with their controller: {verdict.cut_off}",
-        f"effects: {verdict.effects}; slowest call: {verdict.slowest:.1f} s (bound {BOUND:g} s)",
+        f"effects: {verdict.effects}; slowest call: {verdict.slowest:.1f} s",
         f"controllers: {Counter(how.partition(',')[0] for how in run.team.stories)}; "
         f"heals that had to wait: {dict(run.told)}",
         *(f"  {how}" for how in run.team.stories if "," in how),
@@ -127,6 +144,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=86400.0, help="stop after so long")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
+    parser.add_argument("--over", choices=SITES, default="agents", help="where the hosts come from (default: agents)")
     parser.add_argument("--only", default="", help="no faults but those with this in their names")
     parser.add_argument("--keep", action="store_true", help="leave the folder with ledgers and logs")
     options = parser.parse_args()
@@ -134,6 +152,9 @@ def main() -> int:
     if why_not:
         print(f"NOT TESTED HERE: {why_not}")
         return 0
+    if options.over != "agents":
+        os.environ.update({name: os.environ.get(name, seconds) for name, seconds in JOB.items()})
+    bound = float(os.environ.get("CHAOS_BOUND", BOUND))
     folder = Path(tempfile.mkdtemp(prefix="mchaos-", dir="/tmp"))
     mark = secrets.token_hex(8)
     runs = folder / "r"
@@ -144,8 +165,8 @@ def main() -> int:
     began = time.monotonic()
     wrong: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left then, either
-    team = Team(folder, HOSTS, env)
-    run = Run(team, options.seed, options.only)
+    team = Team(folder, site(options.over, folder, HOSTS, env))
+    run = Run(team, options.seed, options.only, options.over)
     try:
         run.go(options.faults, began + options.seconds)
         team.end()
@@ -157,9 +178,10 @@ def main() -> int:
     wrong += [f"left: process {line}" for line in left_behind(mark)]
     wrong += [f"left: /dev/shm/{name}" for name in _memory_files() - memory]
     wrong += [f"left: {path}" for path in _left_folders(runs)]
-    verdict = judge(folder, team.killed, BOUND, team.names)
+    wrong += [f"left: {path}" for path in folder.glob("state/monarch-nb/jobs/*/*")]
+    verdict = judge(folder, team.killed, bound, team.names)
     wrong += verdict.wrong
-    print(f"{time.monotonic() - began:.0f} s, seed {options.seed}")
+    print(f"{time.monotonic() - began:.0f} s over {options.over}, seed {options.seed}, bound of a call {bound:g} s")
     print(table(run, verdict))
     for line in wrong:
         print(f"WRONG {line}")

@@ -1,7 +1,8 @@
 """The controller of a chaos run: works without end, and does what it is told in lines of JSON.
 
-`python -m tests.chaos.program FOLDER NUMBER KEY ENDPOINT...`: number 0 spawns, others attach what it left. Commands
-are {"do": "heal", "seconds": N} and {"do": "end"}; each is answered by one line.
+`python -m tests.chaos.program FOLDER NUMBER`: number 0 spawns, others attach what it left; FOLDER/hosts.json says how
+to get hosts. Commands are {"do": "heal", "seconds": N}, {"do": "detach"} and {"do": "end"}; each is answered by one
+line.
 """
 
 import faulthandler
@@ -20,11 +21,14 @@ from monarch_nb import attach, configure
 from monarch_nb.actor import Actor, context, current_rank, endpoint, heal_mesh
 from monarch_nb.connect import AttachError, attach_hosts, shutdown
 from monarch_nb.exceptions import DeviceMeshError
+from monarch_nb.job import SlurmJob, SSHJob, job_load
 from tests.chaos.ledger import Ledger
 
 BOUND = float(os.environ.get("CHAOS_BOUND", "45"))  # seconds within which every call has to end
 LEASE = 3.0  # seconds without a connection after which a host is lost
+HEAL_S = float(os.environ.get("CHAOS_HEAL", "10"))  # seconds within which one heal has to end
 SLOTS = 2
+HOSTS = 3
 THREADS = 3
 PAUSE = float(os.environ.get("CHAOS_PAUSE", "0.02"))  # between the calls of a thread
 
@@ -123,15 +127,14 @@ def healed(work: Work, seconds: float) -> dict[str, Any]:
     began, told, last = time.monotonic(), [], ""
     while time.monotonic() - began < seconds:
         try:
-            heal_mesh(work.workers, timeout=10)
+            heal_mesh(work.workers, timeout=HEAL_S)
             pids = list(work.workers.pid.call().get(10).values())
             work.callers.where.call().get(10)
             return {"seconds": time.monotonic() - began, "told": told, "pids": pids}
         except (DeviceMeshError, TimeoutError) as error:  # a host is not back yet, or was lost once more
-            text = f"{type(error).__name__}: {error}"
-            if text != last:
-                told.append(text[:600])
-                last = text
+            last = f"{type(error).__name__}: {error}"
+            if last.partition("\n")[0] not in told:
+                told.append(last.partition("\n")[0])
             time.sleep(0.1)
     return {"seconds": time.monotonic() - began, "told": told, "failed": last}
 
@@ -141,7 +144,28 @@ def say(**words: Any) -> None:
     sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
-def meshes(folder: Path, number: int, key: str, endpoints: list[str]) -> tuple[Any, Any, Any, str]:
+def job_of(folder: Path, how: dict[str, Any]) -> Any:
+    """The job that gives the hosts: the one that runs, else a new one; None where there is none."""
+    path = str(folder / "job.json")
+    if os.path.exists(path):
+        return job_load(path)
+    if "ssh" in how:
+        return SSHJob(
+            how["python"], ["-i", how["identity"]], known_hosts=how["known_hosts"], meshes={"trainers": how["ssh"]},
+            reach=how["reach"], env=how["env"],
+        )  # fmt: skip
+    return SlurmJob({"trainers": HOSTS}, how["python"], env=how["env"]) if "slurm" in how else None
+
+
+def hosts_of(folder: Path) -> Any:
+    """The hosts to spawn on. Blocks until they are there."""
+    how = json.loads((folder / "hosts.json").read_text())
+    if "attach" in how:
+        return attach_hosts(how["attach"], key=how["key"], lease=LEASE, timeout=30)
+    return job_of(folder, how).state(str(folder / "job.json")).trainers
+
+
+def meshes(folder: Path, number: int) -> tuple[Any, Any, Any, str]:
     """Processes, workers and callers, and how they came to be."""
     how, name = "spawned", Path(folder, "team")  # of the mesh: what could not be attached may be kept for a while
     if number > 0:
@@ -151,8 +175,7 @@ def meshes(folder: Path, number: int, key: str, endpoints: list[str]) -> tuple[A
         except AttachError as error:
             how = f"spawned, as {error}"
     name.write_text(f"team{number}")
-    hosts = attach_hosts(endpoints, key=key, lease=LEASE, timeout=30)
-    procs = hosts.spawn_procs(per_host={"slots": SLOTS}, name=name.read_text())
+    procs = hosts_of(folder).spawn_procs(per_host={"slots": SLOTS}, name=name.read_text())
     workers: Any = procs.spawn("workers", Worker, str(folder))
     callers: Any = procs.spawn("callers", Caller)
     workers.pid.call().get(60)
@@ -160,24 +183,33 @@ def meshes(folder: Path, number: int, key: str, endpoints: list[str]) -> tuple[A
 
 
 def main() -> None:
-    folder, number, key, *endpoints = sys.argv[1:]
+    folder, number = sys.argv[1:]
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     sys.stdout = sys.stderr  # what attach and the ranks say
     monarch_nb.actor.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]
-    configure(heal_max_restarts=1_000_000, mesh_keep="90s")
+    configure(heal_max_restarts=1_000_000, mesh_keep="10m")
     work = Work(Path(folder), int(number))
-    procs, workers, callers, how = meshes(Path(folder), int(number), key, endpoints)
+    procs, workers, callers, how = meshes(Path(folder), int(number))
     work.start(workers, callers)
     say(how=how)
     for line in sys.stdin:
         match json.loads(line):
             case {"do": "heal", "seconds": seconds}:
                 say(**healed(work, seconds))
+            case {"do": "detach"}:
+                work.end()
+                procs.detach("10m")
+                shutdown()
+                say(ended=True)
+                return
             case _:
                 break
     work.end()
     configure(mesh_keep="0s")
     procs.stop().get(30)
+    job = job_of(Path(folder), {})
+    if job is not None:
+        job.kill()
     shutdown()
     say(ended=True)
 

@@ -1,4 +1,4 @@
-"""The job that is troubled: three hosts in namespaces of their own, and a controller in another."""
+"""The job that is troubled: its hosts, and a controller that says and does what the director wants."""
 
 import json
 import os
@@ -9,29 +9,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.transport import Keys
-from tests.chaos.network import Network
-from tests.cluster.hosts_tools import HostProcess
-
-PORT = 22222
+from tests.chaos.program import SLOTS
+from tests.chaos.sites import Site
 
 
 class Team:
-    """Agents and the controller, which say and do what the director wants."""
+    """The controller, and the processes of the ranks it has spawned."""
 
-    def __init__(self, folder: Path, hosts: int, env: dict[str, str]) -> None:
-        self.folder, self._env = folder, env
-        self.key = folder / "job.key"
-        Keys.load_or_create(self.key)
+    def __init__(self, folder: Path, hosts: Site) -> None:
+        self.folder, self.hosts = folder, hosts
         self.pids: list[int] = []  # of the ranks, in order
         self.killed: set[str] = set()  # ledgers of controllers that were killed
         self.stories: list[str] = []  # how controllers came to their mesh
         self._controllers = 0
-        self.network = Network(hosts + 1)
-        self.agents: list[HostProcess] = []
         try:
-            for host in range(hosts):
-                self.agents.append(self._agent(host))
             self.start_controller()
         except BaseException:
             self.close()
@@ -40,38 +31,47 @@ class Team:
     @property
     def names(self) -> tuple[str, ...]:
         """What the text of an error has to name, one of them at least."""
-        return ("workers", "callers", "team", *{agent.host for agent in self.agents})
+        return ("workers", "callers", "team", *self.hosts.names())
 
-    def _agent(self, host: int, *options: str) -> HostProcess:
-        at = f"tcp://{self.network.addresses[host + 1]}:{PORT}"
-        return HostProcess(
-            self.folder, *options, key=self.key, tcp=at, env=self._env, before=self.network.inside(host + 1)
-        )
+    @property
+    def network(self) -> Any:
+        """The network between the hosts; there is none on Slurm."""
+        return self.hosts.network
+
+    def ranks_of(self, host: int) -> list[int]:
+        """Returns the processes of the ranks of a host."""
+        return self.pids[host * SLOTS : (host + 1) * SLOTS]
+
+    def agent(self, host: int) -> int:
+        """Returns the process of the agent of a host; 0 if it has ended."""
+        return self.hosts.agent(host, self.ranks_of(host))
 
     def kill_agent(self, host: int) -> None:
         """It ends at once, and its processes notice."""
-        self.agents[host].process.kill()
-        self.agents[host].process.wait()
-
-    def start_agent(self, host: int) -> None:
-        """Another one of the same name at the same place."""
-        self.agents[host] = self._agent(host, "--host", self.agents[host].host)
+        self.hosts.kill_agent(host, self.ranks_of(host))
 
     def start_controller(self) -> None:
         """The first one spawns, later ones attach what is there."""
         number, self._controllers = self._controllers, self._controllers + 1
-        words = [sys.executable, "-m", "tests.chaos.program", str(self.folder), str(number), str(self.key)]
+        words = [sys.executable, "-m", "tests.chaos.program", str(self.folder), str(number)]
+        inside = self.network.inside(0) if self.network is not None else ()
+        (self.folder / "hosts.json").write_text(json.dumps(self.hosts.how()))
         with open(self.folder / f"controller-{number}.log", "wb") as errors:
             self.controller = subprocess.Popen(
-                [*self.network.inside(0), *words, *(agent.endpoint for agent in self.agents)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, **self._env},
+                [*inside, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, **self.hosts.env},
             )  # fmt: skip
-        self.stories.append(self.hear(120)["how"])
+        self.stories.append(self.hear(180)["how"])
 
     def kill_controller(self) -> None:
         """It ends in the middle of what it does."""
         self.killed.add(f"ledger-{self._controllers - 1}")
         self.controller.kill()
+        self._leave()
+
+    def detach_controller(self) -> None:
+        """It leaves its mesh, and ends."""
+        assert self.ask(180, do="detach") == {"ended": True}
         self._leave()
 
     def ask(self, within: float, **words: Any) -> Any:
@@ -103,17 +103,13 @@ class Team:
             pipe.close()
 
     def end(self) -> None:
-        """The controller stops its mesh and ends, then the agents do."""
-        assert self.ask(120, do="end") == {"ended": True}
+        """The controller stops its mesh, and its job, and ends; then agents do that a user has started."""
+        assert self.ask(180, do="end") == {"ended": True}
         self._leave()
-        for agent in self.agents:
-            agent.close()
+        self.hosts.end()
 
     def close(self) -> None:
         if self._controllers:
             self.controller.kill()
             self.controller.wait()
-        for agent in self.agents:
-            agent.process.kill()
-            agent.process.wait()
-        self.network.close()
+        self.hosts.close()

@@ -1,20 +1,29 @@
 """Hosts of a job that are told of their end, and those that wait to take the place of one that is lost."""
 
+import contextlib
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from monarch_nb import configured
 from monarch_nb.actor import Actor, HostMesh, MeshFailure, SupervisionError, endpoint, heal_mesh
-from monarch_nb.connect import attach_hosts, shutdown
+from monarch_nb.connect import Detacher, attach_hosts, shutdown
 from monarch_nb.host.preemption import GRACE
 from monarch_nb.job import ProcessJob, Role, job_load
+from monarch_nb.job.report import read_report
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.runtime import current_runtime, started
+from monarch_nb.supervision import HealError
+from monarch_nb.transport import Keys
 from monarch_nb.wire import host_name
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.hosts_tools import user_hosts
@@ -95,6 +104,82 @@ def test_an_unused_host_of_a_job_ends_at_the_first_sigterm() -> None:
         until(lambda: job._adapter.look(job._job)["trainers_0"].host, "it listens")
         os.kill(worker, signal.SIGTERM)
         until(lambda: not alive(worker), "its end")
+    finally:
+        job.kill()
+
+
+def agents_of(worker: int) -> list[int]:
+    """The processes of the agents that a worker has, once they have begun; none of a worker that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(worker).children() if child.name() == "mnb-agent"]
+    return []
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[tuple[int, str, str]]:
+    """The process, address and key of a worker that listens on TCP, as schedulers start it."""
+    key, report = tmp_path / "key", tmp_path / "report.json"
+    Keys.load_or_create(key)
+    words = [sys.executable, "-m", "monarch_nb.job.worker", "tcp://127.0.0.1:0", "--key", str(key)]
+    with subprocess.Popen([*words, "--report", str(report)], stderr=subprocess.DEVNULL) as process:
+        until(lambda: read_report(report) is not None, "it listens")
+        content = read_report(report)
+        assert content is not None
+        try:
+            yield process.pid, f"tcp://127.0.0.1:{content.joins[0].rpartition(':')[2]}", str(key)
+        finally:
+            shutdown()
+            process.kill()
+
+
+def test_an_agent_that_is_killed_is_started_again_and_healed_in_place(
+    worker: tuple[int, str, str], shown: list[Any]
+) -> None:
+    pid, address, key = worker
+    hosts = attach_hosts([address], key=key)
+    trainers = where(hosts.spawn_procs(name="trained"))
+    before, first, agent = trainers.pid.call_one().get(SOON), hosts.host_ids, agents_of(pid)
+    os.kill(*agent, signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        until(lambda: trainers.pid.call_one().get(SOON) is None, "the loss of its rank")
+    until(lambda: agents_of(pid) not in ([], agent), "another agent")
+
+    def healed() -> bool:
+        with contextlib.suppress(HealError):  # until its agent is found again
+            return heal_mesh(trainers, timeout=SOON) is trainers
+        return False
+
+    until(healed, "its rank is back")
+    assert trainers.pid.call_one().get(SOON) != before
+    assert hosts.host_ids == first
+
+
+def test_an_agent_that_fails_again_and_again_is_the_end_of_its_worker(
+    worker: tuple[int, str, str], tmp_path: Path
+) -> None:
+    killed: set[int] = set()
+    while alive(worker[0]):
+        for pid in set(agents_of(worker[0])) - killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    assert len(killed) > 5
+    content = read_report(tmp_path / "report.json")
+    assert content is not None
+    assert content.ended.endswith("ended with status -9")
+
+
+def test_a_killed_worker_takes_meshes_along_that_were_to_be_kept(shown: list[Any]) -> None:
+    job = ProcessJob({"trainers": 1})
+    try:
+        with configured(mesh_keep="10m"):
+            trainers = where(job.state(None).trainers.spawn_procs(name="trained"))
+            pids = list(trainers.pid.call().get(SOON).values())
+            current_runtime().part(Detacher).flush_holds()
+        worker = pid_of(job, "trainers_0")
+        pids += [worker, *agents_of(worker)]
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not any(map(alive, pids)), "they have ended")
     finally:
         job.kill()
 

@@ -41,6 +41,8 @@ def seen_of(job: Running, name: str, where: str) -> Seen:
     report = read_report(Path(job.folder, f"{name}.json"))
     if report is None:
         return Seen("running", f"runs{where}, and has not reported yet where it listens")
+    if report.ended:
+        return Seen("ended", f"is gone, on {report.machine}{where}: {report.ended}")
     return Seen("running", f"on {report.machine}{where}", report.joins, report.gpus, report.host)
 
 
