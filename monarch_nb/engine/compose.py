@@ -7,7 +7,6 @@ from importlib import import_module
 from monarch_nb.code.class_versions import ClassVersions
 from monarch_nb.connect.mesh_detach import Detacher
 from monarch_nb.connect.routes import HostLosses, HostRoutes
-from monarch_nb.engine.features import FEATURES
 from monarch_nb.engine.operations import ProcessOperations, set_log_level
 from monarch_nb.lifecycle.controllers import Controllers
 from monarch_nb.lifecycle.handover import Handover
@@ -25,11 +24,28 @@ from monarch_nb.mesh.mesh_events import MeshEvents
 from monarch_nb.mesh.operations import Operations
 from monarch_nb.mesh.proc import ThisProc
 from monarch_nb.mesh.registry import MeshRegistry
-from monarch_nb.runtime import Future, Instance, Parts, ProcessTables, Runtime
+from monarch_nb.runtime import Future, Instance, Loader, Parts, ProcessTables, Runtime
 from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnation
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
+FEATURES: dict[str, Loader] = {
+    "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
+    "activity": lambda runtime: import_module("monarch_nb.store.activity").attach(runtime),
+    "collectives": lambda runtime: import_module("monarch_nb.collectives.service").attach(runtime),
+    "diagnosis": lambda runtime: import_module("monarch_nb.diagnosis.service").attach(runtime),
+    "metrics": lambda runtime: import_module("monarch_nb.telemetry.points").attach(runtime),
+    "tensor": lambda runtime: import_module("monarch_nb.tensor.groups.service").attach(runtime),
+    "profiling": lambda runtime: import_module("monarch_nb.profiling.service").attach(runtime),
+    "rdma": lambda runtime: import_module("monarch_nb.rdma.service").attach(runtime),
+}
+
+
+def register(name: str, load: Loader) -> None:
+    """Adds a feature to processes that begin from now on. Raises ValueError for a name that is taken."""
+    if name in FEATURES:
+        raise ValueError(f"there is a feature {name!r} already")
+    FEATURES[name] = load
 
 
 def _open_tunnel(written: str) -> str:

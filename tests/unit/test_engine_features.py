@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from monarch_nb.engine.features import FEATURES, register
+from monarch_nb.engine.compose import FEATURES, register
 from monarch_nb.mesh.handle import state_of
 from monarch_nb.mesh.requests import request
 from monarch_nb.runtime import Feature, Runtime, current_runtime
