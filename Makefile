@@ -127,8 +127,9 @@ $(VENV)/.docs: $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
-chaos: setup ## 2,000 faults over a job on three hosts in network namespaces; FAULTS= for more or fewer, SEED= to repeat
-	$(PY) -m tests.chaos --faults $(or $(FAULTS),2000) $(if $(SEED),--seed $(SEED))
+chaos: setup ## 2,000 faults over a job on three hosts in network namespaces; FAULTS= for more or fewer, SEED= to repeat, OVER=ssh or slurm
+	$(if $(OVER),scripts/ensure-clusters network $(firstword $(subst -, ,$(OVER))))
+	$(PY) -m tests.chaos --faults $(or $(FAULTS),2000) $(if $(OVER),--over $(OVER)) $(if $(SEED),--seed $(SEED))
 
 docs: setup $(VENV)/.docs ## build the site of this version beside others in build/site; dead links, names without a place are errors
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site/$$($(PY) -c 'from scripts.site.versions import this; print(this())')

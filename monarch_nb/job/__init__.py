@@ -29,6 +29,7 @@ from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.record import JobFileError
 from monarch_nb.job.reopening import job_of
 from monarch_nb.job.role import Role
+from monarch_nb.job.skypilot import SkyPilotJob
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.state import JobState
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, job_loads
@@ -67,6 +68,7 @@ __all__ = [
     "Running",
     "SSHJob",
     "Seen",
+    "SkyPilotJob",
     "SlurmJob",
     "TelemetryConfig",
     "deserialize_service_proc_ids",

@@ -11,6 +11,7 @@ _LOADERS: dict[str, Callable[[], JobAdapter]] = {
     "lightning": lambda: import_module("monarch_nb.job.lightning.adapter").Lightning(),
     "mpi": lambda: import_module("monarch_nb.job.batch.mpi").MPI(),
     "ray": lambda: import_module("monarch_nb.job.ray_engine.adapter").Ray(),
+    "skypilot": lambda: import_module("monarch_nb.job.skypilot.adapter").SkyPilot(),
     "slurm": lambda: import_module("monarch_nb.job.batch.slurm").Slurm(),
     "local": lambda: OwnHost(),
     "process": lambda: import_module("monarch_nb.job.processes").ProcessAdapter(),

@@ -23,6 +23,7 @@ from monarch_nb.job.process import ProcessJob
 from monarch_nb.job.progress import Progress
 from monarch_nb.job.ray_engine import RayJob
 from monarch_nb.job.role import Role
+from monarch_nb.job.skypilot import SkyPilotJob
 from monarch_nb.job.ssh import SSHJob
 from monarch_nb.job.trait import DEFAULT_JOB_PATH, JobTrait, load_file
 from monarch_nb.mesh import HostMesh
@@ -35,6 +36,7 @@ _CLASSES: dict[str, type[AdapterJob]] = {
     "mpi": MPIJob,
     "process": ProcessJob,
     "ray": RayJob,
+    "skypilot": SkyPilotJob,
     "slurm": SlurmJob,
     "ssh": SSHJob,
 }

@@ -138,8 +138,11 @@ def _kill_controller(team: "Team", _: int, dice: random.Random) -> Undo:
 
 
 def _detach_controller(team: "Team", _: int, dice: random.Random) -> Undo:
-    team.detach_controller()
-    return team.start_controller
+    def leave_and_come_back() -> None:  # once all works again: it first waits for its calls
+        team.detach_controller()
+        team.start_controller()
+
+    return leave_and_come_back
 
 
 def _stop_controller(team: "Team", _: int, dice: random.Random) -> Undo:

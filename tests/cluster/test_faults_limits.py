@@ -204,7 +204,7 @@ print("left")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
-def test_no_mesh_is_detached_whose_record_cannot_be_written(small_disk: Path) -> None:
+def test_no_mesh_is_detached_without_a_record(small_disk: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DETACH_ON_A_FULL_DISK, str(small_disk)], capture_output=True, text=True, check=False,
         timeout=100, env={**os.environ, "XDG_STATE_HOME": str(small_disk)},

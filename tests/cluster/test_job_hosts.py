@@ -132,9 +132,7 @@ def worker(tmp_path: Path) -> Iterator[tuple[int, str, str]]:
             process.kill()
 
 
-def test_an_agent_that_is_killed_is_started_again_and_healed_in_place(
-    worker: tuple[int, str, str], shown: list[Any]
-) -> None:
+def test_a_killed_agent_is_started_again_and_healed_in_place(worker: tuple[int, str, str], shown: list[Any]) -> None:
     pid, address, key = worker
     hosts = attach_hosts([address], key=key)
     trainers = where(hosts.spawn_procs(name="trained"))
@@ -154,9 +152,7 @@ def test_an_agent_that_is_killed_is_started_again_and_healed_in_place(
     assert hosts.host_ids == first
 
 
-def test_an_agent_that_fails_again_and_again_is_the_end_of_its_worker(
-    worker: tuple[int, str, str], tmp_path: Path
-) -> None:
+def test_an_agent_that_fails_again_and_again_ends_its_worker(worker: tuple[int, str, str], tmp_path: Path) -> None:
     killed: set[int] = set()
     while alive(worker[0]):
         for pid in set(agents_of(worker[0])) - killed:
