@@ -53,15 +53,23 @@ def _plainly(
 
 
 def _are_alike(tensors: tuple[Any, ...]) -> bool:
-    """Whether these are handles of four dimensions with words in each, of one type, and as many heads of one width."""
+    """Whether these are handles of four dimensions with words in each, of one type, and as many heads of one width.
+
+    The numbers of a word lie side by side; aten/native/transformers/sdp_utils_cpp.h.
+    """
     first = tensors[0]
-    return all(
-        isinstance(tensor, MeshTensor)
-        and tensor.dim() == first.dim() == len(("batch", "heads", "words", "width"))
-        and tensor.dtype == first.dtype
-        and (tensor.shape[1], tensor.shape[3]) == (first.shape[1], first.shape[3])
-        and 0 not in tensor.shape
-        for tensor in tensors
+    return (
+        all(
+            isinstance(tensor, MeshTensor)
+            and tensor.dim() == first.dim() == len(("batch", "heads", "words", "width"))
+            and tensor.dtype == first.dtype
+            and tensor.shape[:2] == first.shape[:2]
+            and tensor.shape[3] == first.shape[3]
+            and 0 not in tensor.shape
+            and tensor.stride(3) == 1
+            for tensor in tensors
+        )
+        and tensors[1].shape == tensors[2].shape
     )
 
 

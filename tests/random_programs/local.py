@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -52,16 +51,6 @@ def by_default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextlib.contextmanager
-def _attention() -> Iterator[None]:
-    """Attention as it is written out, which is what a mesh runs.
-
-    A CPU's own kernel keeps its result for the gradient, too, and so refuses programs that write to it.
-    """
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
 class Local:
     def __init__(self, program: Program, *, wide: bool = False, noise: int = 0) -> None:
         self.dtype = torch.float64 if wide else torch.float32
@@ -85,7 +74,7 @@ class Local:
         """One line. Raises what it raises."""
         code = compiled(text)
         torch._C._set_view_replay_enabled(False)  # operations on a mesh set it for their thread
-        with by_default(self.dtype), _attention() if "attention" in text else contextlib.nullcontext():
+        with by_default(self.dtype):
             exec(code, self.names, self.tensors)
         for name in made:
             if not isinstance(self.tensors[name], torch.Tensor):

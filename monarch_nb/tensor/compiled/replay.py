@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import has_side_effect
 
@@ -16,7 +16,7 @@ from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.propagation import Meta, laid_out, leaves, overload, placed, spec_of
 from monarch_nb.tensor.seeds import later
 from monarch_nb.tensor.workers.lost import LostTensor
-from monarch_nb.tensor.workers.making import maker
+from monarch_nb.tensor.workers.making import distributed, maker
 from monarch_nb.tensor.workers.randomness import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
 
@@ -256,7 +256,7 @@ def _link(constant: Constant, mesh: DeviceMesh) -> Any:
 
 def _part(sent: Sent, mesh: DeviceMesh) -> torch.Tensor:
     tensor = sent.tensor.to(mesh.device_type)
-    return distribute_tensor(tensor, mesh, sent.made.placements, src_data_rank=None)._local_tensor
+    return distributed(tensor, mesh, sent.made.placements)._local_tensor
 
 
 def _ended(shard: torch.Tensor, meta: Meta) -> torch.Tensor:

@@ -1,10 +1,14 @@
 """Drafts operations that run on shards after redistributing the inputs."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from monarch_nb.tensor.placement.cutting import cut
 
 from .draft import Draft
 from .meta import Meta, Placements
@@ -13,6 +17,14 @@ from .shapes import REAL, imagined, on_real_tensors
 from .world import World
 
 __all__ = ["Lowering", "Unfit", "lowered"]
+
+
+# Kernels that end the process where a tensor has no elements.
+_FATAL = frozenset(
+    {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"}
+)
+_RESHAPES = frozenset({"view", "_unsafe_view", "_reshape_alias", "reshape"})
+_MOST = 1 << 22  # elements whose order is compared
 
 
 class Unfit(Exception):
@@ -42,6 +54,8 @@ def lowered(way: Lowering, leaves: Sequence[Leaf], worlds: Sequence[World]) -> t
         None if leaf is None else _meta(operation, leaf, placements, moved, worlds[0])
         for leaf, placements in zip(leaves, way.outputs, strict=True)
     ]
+    if operation.packet in _RESHAPES and metas[0] is not None:
+        _check_order(draft.metas[moved[0]], metas[0])
     differ = any(meta.is_uneven for meta in (*draft.metas, *filter(None, metas)))
     for world in worlds if differ else worlds[:1]:  # else all ranks have shards of one size
         _tried(operation, [draft.metas[at] for at in moved], leaves, metas, world)
@@ -92,12 +106,57 @@ def _tried(
             raise Unfit("it copies on shards what is a view of the whole")
 
 
+def _check_order(given: Meta, result: Meta) -> None:
+    """Raises Unfit if a rank's elements, in their order, would be others in another shape of the tensor.
+
+    Rules that cut a dimension in parts, one of each for a rank, are wrong where such a part is no whole row of the new
+    shape (torch 2.13, `_ViewShardingPropagator`).
+    """
+    if not any(getattr(placement, "split_factor", 1) > 1 for placement in (*given.placements, *result.placements)):
+        return
+    inner = 0  # dimensions that are last in both shapes, and uncut
+    cuts = [{getattr(placement, "dim", None) for placement in meta.placements} for meta in (given, result)]
+    while inner < min(len(given.shape), len(result.shape)) and not (
+        given.shape[-1 - inner] != result.shape[-1 - inner]
+        or len(given.shape) - 1 - inner in cuts[0]
+        or len(result.shape) - 1 - inner in cuts[1]
+    ):
+        inner += 1
+    shapes = [meta.shape[: len(meta.shape) - inner] for meta in (given, result)]
+    if math.prod(shapes[0]) > _MOST:
+        raise Unfit("it is too large for a look at which elements its ranks would have")
+    cutting = [
+        any(getattr(meta.placements[at], "dim", None) is not None for meta in (given, result))
+        for at in range(len(given.layout.shape))
+    ]
+    ranges = [range(size) if cuts_it else range(1) for size, cuts_it in zip(given.layout.shape, cutting, strict=True)]
+    with unset_fake_temporarily():
+        for coordinate in itertools.product(*ranges):
+            first, second = (
+                _elements(meta, shape, coordinate) for meta, shape in zip((given, result), shapes, strict=True)
+            )
+            if not torch.equal(first, second):
+                raise Unfit("a rank would have other elements in that shape")
+
+
+def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> torch.Tensor:
+    """The numbers of the elements that a rank has, in order, of a tensor of that shape, cut as `meta` says."""
+    numbers = torch.arange(math.prod(shape), device="cpu").view(tuple(shape))
+    for pieces, at, placement in zip(meta.layout.shape, coordinate, meta.placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            spans = cut(((0, numbers.shape[dim]),), pieces, at, getattr(placement, "split_factor", 1))
+            taken = [index for start, stop in spans for index in range(start, stop)]
+            numbers = numbers.index_select(dim, torch.tensor(taken, dtype=torch.int64, device="cpu"))
+    return numbers.flatten()
+
+
 def _run_without(operation: Operation, shards: Sequence[torch.Tensor]) -> None:
     """Runs the operation on real tensors for a rank with an empty shard, which kernels reject more often than fakes.
 
     The minimum of no numbers, for example, has a shape but no value.
     """
-    if sum(shard.numel() for shard in shards) > REAL:
+    if operation.packet in _FATAL or sum(shard.numel() for shard in shards) > REAL:
         raise Unfit("a rank has nothing of it")
     try:
         on_real_tensors(operation, shards)

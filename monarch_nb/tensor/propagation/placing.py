@@ -20,7 +20,7 @@ def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec)
     Never the memory of the shard that was given.
     """
     found = laid_out(_moved(local, now, spec), meta.stride)
-    return found.clone() if found is local else found
+    return found.clone() if found.untyped_storage()._cdata == local.untyped_storage()._cdata else found
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
@@ -56,9 +56,15 @@ def reduced_as_they_are(placement: Placement, dtype: torch.dtype) -> bool:
 
 
 def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The shard, with its elements in memory in the order of the strides of the whole tensor."""
+    """The shard, with its elements in memory in the order of the strides of the whole tensor.
+
+    The strides of dimensions of size 1 are as for a dense tensor, too: PyTorch refuses writes to a tensor that read its
+    memory by other strides. Returns the same memory where that differs in nothing else.
+    """
     wanted = dense(stride, local.shape)
     if local.stride() != wanted:
+        if all(size <= 1 or has == want for size, has, want in zip(local.shape, local.stride(), wanted, strict=True)):
+            return local.as_strided(local.shape, wanted)
         laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
         local = laid.copy_(local)
     return local

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_nb.tensor.commands import MakeParts, Making
-from monarch_nb.tensor.propagation import Meta, dense, one_piece_each, overload, placed_otherwise
+from monarch_nb.tensor.propagation import Meta, Placements, laid_out, one_piece_each, overload, placed_otherwise
 
 
 def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
@@ -19,19 +19,21 @@ def maker(making: Making, mesh: DeviceMesh) -> Callable[[], DTensor]:
 
     def whole() -> DTensor:
         made = operation(*making.args, **making.kwargs, device=device)
-        return distribute_tensor(made, mesh, meta.placements, src_data_rank=None)
+        return distributed(made, mesh, meta.placements)
 
     def part() -> DTensor:
         local, _ = compute_local_shape_and_global_offset(meta.shape, mesh, meta.placements)
         made = operation(local, *making.args[1:], **making.kwargs, device=device)
-        laid = dense(meta.stride, local)
-        if laid != made.stride():
-            made = torch.empty_strided(local, laid, dtype=made.dtype, device=device).copy_(made)
-        return DTensor.from_local(
-            made, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
-        )
+        return _of_local(laid_out(made, meta.stride), meta, mesh)
 
     return part if making.in_parts else whole
+
+
+def distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """Returns this rank's shard of a tensor that each rank has."""
+    made = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    made._local_tensor = laid_out(made._local_tensor, made.stride())
+    return made
 
 
 def empty(meta: Meta, mesh: DeviceMesh) -> DTensor:
@@ -60,7 +62,10 @@ def made_in_parts(command: MakeParts, mesh: DeviceMesh) -> DTensor:
 
 def held(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
     """Wraps the shard of this rank."""
-    local = local.detach().to(mesh.device_type).contiguous()
+    return _of_local(laid_out(local.detach().to(mesh.device_type), meta.stride), meta, mesh)
+
+
+def _of_local(local: torch.Tensor, meta: Meta, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(
         local, mesh, meta.placements, run_check=False, shape=torch.Size(meta.shape), stride=meta.stride
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from monarch_nb.tensor.commands import (
     FREE,
@@ -36,7 +36,7 @@ from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.lost import LostInputError, LostTensor
-from monarch_nb.tensor.workers.making import empty, held, made_in_parts
+from monarch_nb.tensor.workers.making import distributed, empty, held, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
 from monarch_nb.tensor.workers.randomness import BORROWED
 from monarch_nb.tensor.workers.usage import Stopwatch, usage
@@ -362,7 +362,7 @@ class WorkerSession:
                 self._plans[command.number] = Executable(command, self.env, self._mesh, self._stopwatch)
             case PutTensor():
                 tensor = command.tensor.to(self._mesh.device_type)
-                self.env[command.result] = distribute_tensor(tensor, self._mesh, command.placements, src_data_rank=None)
+                self.env[command.result] = distributed(tensor, self._mesh, command.placements)
             case Locals():
                 self.env[command.result] = held(command.tensors[self._rank], command.made, self._mesh)
             case MakeParts():
