@@ -69,6 +69,32 @@ def test_attention_is_fused(mesh: Mesh, plain: list[object], where: str, options
     assert plain == []
 
 
+@pytest.mark.filterwarnings("ignore:.*a rank has nothing of it")
+@pytest.mark.parametrize("where", ["batch", "heads"])
+def test_ranks_without_a_part_of_the_attention_end_nothing(mesh: Mesh, where: str) -> None:
+    torch.manual_seed(0)
+    local = torch.randn(1, 1, 3, 4, requires_grad=True)  # one rank has all of it; the kernel divides by its sizes
+    expected = functional.scaled_dot_product_attention(local, local, local, is_causal=True)
+    expected.sum().backward()
+    sharded = monarch.distribute(local.detach(), mesh, PLACEMENTS[where]).requires_grad_()
+    found = functional.scaled_dot_product_attention(sharded, sharded, sharded, is_causal=True)
+    found.sum().backward()
+    assert torch.allclose(found.full_tensor(), expected)
+    assert local.grad is not None
+    assert sharded.grad is not None
+    assert torch.allclose(sharded.grad.full_tensor(), local.grad)
+
+
+def test_words_that_lie_apart_in_memory_are_attended_plainly(mesh: Mesh, plain: list[object]) -> None:
+    local = torch.randn(2, 3, 4, 5).mT
+    sharded = monarch.distribute(local.mT, mesh, [Shard(0)]).mT
+    found = functional.scaled_dot_product_attention(sharded, sharded, sharded)
+    expected = functional.scaled_dot_product_attention(local, local, local)
+    assert torch.allclose(found.full_tensor(), expected, atol=1e-6)
+    assert found.stride() == expected.stride()
+    assert len(plain) == 1
+
+
 def test_what_no_fused_kernel_takes_is_computed_plainly(mesh: Mesh, plain: list[object]) -> None:
     compared(mesh, [Shard(0)], attn_mask=torch.rand(12, 10) > 0.3)
     compared(mesh, [Shard(0)], heads=2, enable_gqa=True)

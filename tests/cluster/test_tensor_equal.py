@@ -327,6 +327,22 @@ def test_losses_with_weights_and_ignored_targets_equal_local_ones(
             torch.testing.assert_close(found.full_tensor(), expected)
 
 
+@pytest.mark.parametrize("placed", [[S1], [S0], [R]])
+def test_a_write_through_a_view_of_the_same_shape_reads_the_tensor(mesh: Mesh, placed: Any) -> None:
+    t, expected = monarch_nb.distribute(numbers(1, 2, 2), mesh, placed), numbers(1, 2, 2)
+    for each in (t, expected):
+        seen = each.view(each.shape)  # on ranks with strides of its own along dimensions of size 1
+        seen.add_(each, alpha=0.5)
+    assert torch.equal(t.full_tensor(), expected)
+
+
+def test_a_gradient_whose_ranks_have_broken_rows_is_gathered(mesh: Mesh) -> None:
+    t = monarch_nb.distribute(numbers(6, 4), mesh, [R]).requires_grad_()
+    grad = monarch_nb.distribute(numbers(2, 12), mesh, [S1])
+    torch.autograd.backward([t.flatten(-2, -1).reshape(-1, 12)], [grad])
+    assert torch.equal(t.grad.full_tensor(), numbers(6, 4))
+
+
 def test_a_kernel_with_strides_of_its_own_is_viewed_as_planned(mesh: Mesh) -> None:
     weight, rows_of, gradient = torch.randn(2, 4, 4), torch.rand(1, 4), torch.randn(4, 1, 2)
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -293,6 +294,25 @@ def test_lists_whose_tensors_are_placed_alike_stay_so_whatever_the_rules(propaga
         assert plan.collectives == ()
     norms, _, _ = propagator.plan(aten._foreach_norm.Scalar, (lists[0], 2))
     assert [one.shape for one in norms.made] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "placed", "seen", "fits"),
+    [
+        ((2, 12), Shard(1), (24,), True),
+        ((24,), _StridedShard(0, split_factor=2), (6, 4), False),  # a rank would have one and a half rows, twice
+        ((24,), _StridedShard(0, split_factor=2), (2, 12), True),
+        ((24, 5), _StridedShard(0, split_factor=2), (2, 12, 5), True),
+        ((24,), _StridedShard(0, split_factor=3), (3, 2, 4), True),
+        ((24,), _StridedShard(0, split_factor=3), (2, 12), False),
+    ],
+)
+def test_a_view_keeps_the_elements_of_each_rank_in_order(
+    shape: tuple[int, ...], placed: Any, seen: tuple[int, ...], fits: bool
+) -> None:
+    line = MeshLayout((2,), ("rank",))
+    plan, _, _ = Propagator(line).plan(aten.view.default, (Meta.of(line, shape, torch.float32, (placed,)), list(seen)))
+    assert fits == (not plan.made[0].is_replicated)
 
 
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss"])
