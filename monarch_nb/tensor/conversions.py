@@ -110,6 +110,34 @@ def _with_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
+def index_fill(tensor: Any, dim: int, index: Any, value: Any) -> Any:
+    """Implements `index_fill` of a value that is a tensor by a mask.
+
+    PyTorch's own gradient of the value counts the different indices, which only the workers have.
+    """
+    return tensor.masked_fill(_at(tensor, dim, index), value)
+
+
+def index_fill_(tensor: Any, dim: int, index: Any, value: Any) -> Any:
+    """Implements `index_fill_` in the same way."""
+    return tensor.masked_fill_(_at(tensor, dim, index), value)
+
+
+def _at(tensor: Any, dim: int, index: Any) -> Any:
+    """True where a dimension has one of these indices; of a shape that goes with the tensor's."""
+    sizes = list(tensor.shape)
+    mask = tensor.new_zeros((sizes[dim] if sizes else 1,), dtype=torch.bool).index_fill(0, index, True)
+    return mask.view([-1 if at == dim % len(sizes) else 1 for at in range(len(sizes))])
+
+
+def tensor_split(tensor: Any, indices_or_sections: Any, dim: int = 0) -> Any:
+    """Implements `tensor_split` at indices that are a tensor; fetches them."""
+    given = indices_or_sections
+    return tensor.tensor_split(
+        (_whole(given, "tensor_split") if isinstance(given, MeshTensor) else given).tolist(), dim
+    )
+
+
 def register() -> None:
     """Registers these implementations with `MeshTensor`."""
     own: dict[Any, Own] = {

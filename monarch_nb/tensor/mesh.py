@@ -405,6 +405,9 @@ def register_kernels() -> None:
         ours.impl(operation.name(), _kernel(operation), "PrivateUse1")
     ours.impl("aten::copy_", _copy, "PrivateUse1")
     ours.impl("aten::scaled_dot_product_attention", attend, "AutogradPrivateUse1")
+    ours.impl("aten::tensor_split.tensor_indices_or_sections", conversions.tensor_split, "AutogradPrivateUse1")
+    ours.impl("aten::index_fill.int_Tensor", conversions.index_fill, "AutogradPrivateUse1")
+    ours.impl("aten::index_fill_.int_Tensor", conversions.index_fill_, "AutogradPrivateUse1")
     register_autocast(every, ours)
 
 

@@ -343,6 +343,27 @@ def test_a_gradient_whose_ranks_have_broken_rows_is_gathered(mesh: Mesh) -> None
     assert torch.equal(t.grad.full_tensor(), numbers(6, 4))
 
 
+@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_fill_at_indices_has_gradients_of_tensor_and_value(mesh: Mesh, placed: Any, dim: int) -> None:
+    found, expected = [], []
+    for place, grads in ((lambda t, p: monarch_nb.distribute(t, mesh, [p]), found), (lambda t, _: t.clone(), expected)):
+        t, value = place(numbers(4, 3), placed).requires_grad_(), place(torch.tensor(2.5), R).requires_grad_()
+        index = place(torch.tensor([2, 0, 2]), R)
+        filled = t.index_fill(dim, index, value)
+        (t * 2).index_fill_(dim, index, value).mul(filled).sum().backward()
+        grads += [filled, t.grad, value.grad]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.full_tensor(), other)
+
+
+def test_a_tensor_is_split_at_indices_of_a_tensor(mesh: Mesh) -> None:
+    at = torch.tensor([1, 3])
+    for given in (at, monarch_nb.distribute(at, mesh, [R])):
+        parts = rows(mesh, 5, 3).tensor_split(given)
+        assert [part.tolist() for part in parts] == [part.tolist() for part in numbers(5, 3).tensor_split(at)]
+
+
 def test_a_kernel_with_strides_of_its_own_is_viewed_as_planned(mesh: Mesh) -> None:
     weight, rows_of, gradient = torch.randn(2, 4, 4), torch.rand(1, 4), torch.randn(4, 1, 2)
 
