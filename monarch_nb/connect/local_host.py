@@ -89,6 +89,10 @@ class LocalHost:
     def cut(self) -> None:
         """Does nothing: no connection leads to it."""
 
+    def outage(self) -> str:
+        """Returns why it is lost; nothing else comes between this process and it."""
+        return self.lost
+
     def await_return(self, seconds: float) -> None:
         """Returns at once: it does not come back, and another agent there is another host."""
 

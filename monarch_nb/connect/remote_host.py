@@ -206,6 +206,19 @@ class RemoteHost:
                 self._patrol = threading.Thread(target=self._watch, name=f"monarch-host-{self.host}", daemon=True)
                 self._patrol.start()
 
+    def outage(self) -> str:
+        """Returns since when the connection is broken, and when the host counts as lost; "" while it is up."""
+        cut_at = self._cut_at
+        if self.lost or not cut_at:
+            return self.lost
+        seconds = time.monotonic() - cut_at
+        trouble = self._tunnel.trouble() if self._tunnel is not None else ""
+        left = max(0.0, self.lease - seconds)
+        return (
+            f"no connection to its agent at {self._where} for {seconds:.0f} s{trouble and f' ({trouble})'}; the host "
+            f"counts as lost in {left:.0f} s"
+        )
+
     def undelivered(self, header: Header, reason: str) -> None:
         """Holds a lost message until it is known what became of the host; reading thread."""
         self._held.append((header, reason))

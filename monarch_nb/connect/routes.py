@@ -74,6 +74,9 @@ class ExternalHost(Protocol):
     def cut(self) -> None:
         """Called when a connection to it breaks."""
 
+    def outage(self) -> str:
+        """Returns since when and why it cannot be reached; "" if it can."""
+
     def await_return(self, seconds: float) -> None:
         """Blocks while it is still marked as lost although its restarted agent is there."""
 

@@ -12,6 +12,7 @@ from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import process_state
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
+from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import (
     ActorState,
@@ -142,8 +143,12 @@ def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], a
         if call.mesh in uids
     ]
     for rank in states.keys() - after.keys():
-        if states[rank] not in ("failed", "paused") and _is_halted(runtime, procs.address(rank)):
+        if states[rank] in ("failed", "paused"):
+            continue
+        if _is_halted(runtime, procs.address(rank)):
             states[rank] = "halted"
+        elif outage := operations().outage(procs.layout.host_of(rank)):
+            states[rank], details[rank] = "unreachable", outage
 
     def where(ranks: Iterable[int]) -> str:
         return places_of(procs.region, ranks) or "it"

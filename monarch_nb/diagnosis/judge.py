@@ -52,6 +52,7 @@ def judge(procs: Procs) -> tuple[Finding, ...]:
 _STATES: dict[str, tuple[Kind, str]] = {
     "halted": ("stopped", "{where} {is} stopped by a signal; kill -CONT continues"),
     "failed": ("dead", "{where} {is} dead: {detail}"),
+    "unreachable": ("unreachable", "{where} cannot be reached: {detail}"),
     "paused": ("stopped", "{where} {is} stopped in the debugger; %mdb continues"),
     "unresponsive": (
         "stuck",
@@ -59,14 +60,17 @@ _STATES: dict[str, tuple[Kind, str]] = {
     ),
 }
 
+_SEEN_FROM_OUTSIDE = frozenset({"failed", "paused", "halted", "unreachable"})
+
 
 def _ended(procs: Procs) -> Iterator[Finding]:
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, state in procs.states.items():
-        if rank not in procs.before and rank not in procs.after and state not in ("failed", "paused", "halted"):
+        if rank not in procs.before and rank not in procs.after and state not in _SEEN_FROM_OUTSIDE:
             state = "unresponsive"
         if state in _STATES:
-            groups.setdefault((state, procs.details.get(rank, "") if state == "failed" else ""), []).append(rank)
+            detail = procs.details.get(rank, "") if "{detail}" in _STATES[state][1] else ""
+            groups.setdefault((state, detail), []).append(rank)
     waiting = _waiting(procs)
     for (state, detail), ranks in groups.items():
         kind, text = _STATES[state]

@@ -137,6 +137,11 @@ class ProcessOperations:
         absent = dict.fromkeys((host for host in hosts if host not in here), "it is not attached any more")
         return absent | {host: why for host, why in lost.items() if why}
 
+    def outage(self, host: str) -> str:
+        """Since when and why a host cannot be reached; "" for one that can, or that is not known here."""
+        found = self._runtime.part(HostRoutes).attached.get(host)
+        return "" if found is None else found.outage()
+
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
         routes = self._runtime.part(HostRoutes)

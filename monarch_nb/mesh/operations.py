@@ -91,6 +91,9 @@ class Operations(Protocol):
     def lost_hosts(self, hosts: Collection[str]) -> dict[str, str]:
         """Those of them that cannot be reached, as far as is known, and why."""
 
+    def outage(self, host: str) -> str:
+        """Returns since when and why a host cannot be reached; "" for one that can, or that is not known here."""
+
     def meeting_point(self, hosts: Sequence[str]) -> str:
         """The name or address by which all of these hosts reach the first; "" where that is not known."""
 

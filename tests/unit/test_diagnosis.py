@@ -149,6 +149,7 @@ def test_collectives_that_proceed_blame_nobody() -> None:
         ("failed", "dead", True),
         ("paused", "stopped", True),
         ("halted", "stopped", True),
+        ("unreachable", "unreachable", True),
         ("unresponsive", "stuck", False),
     ],
 )
