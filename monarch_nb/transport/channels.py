@@ -46,11 +46,10 @@ def write_parts(socket: Socket, frame0: bytes, frames: Sequence[Any]) -> None:
 class Dialled:
     """Our own DEALER, connected to the peer's listening socket."""
 
-    __slots__ = ("_closed", "_fd", "_monitor", "_reader", "answered_elsewhere", "socket")
+    __slots__ = ("_closed", "_fd", "_monitor", "_reader", "socket")
 
     def __init__(self, socket: Socket, reader: Reader, monitor: Monitor | None) -> None:
         self.socket = socket
-        self.answered_elsewhere = False  # the peer answers on a connection of its own, to our ROUTER
         self._reader = reader
         self._monitor = monitor
         self._fd = int(socket.FD)
@@ -70,8 +69,7 @@ class Dialled:
             if not self._events() & _POLLOUT:
                 raise
             write_parts(self.socket, frame0, frames)
-        if not self.answered_elsewhere:
-            self._events()
+        self._events()  # also where the peer has a connection of its own: once restarted, it may answer on this one
 
     def _events(self) -> int:
         events: Any = _get(self.socket, _EVENTS)

@@ -131,9 +131,7 @@ class Connection:
             if isinstance(self.channel, Inbound):
                 self.channel.close(0)  # what it has not written is kept: whoever dials says first what is lacking
             self.channel = channel
-        elif isinstance(self.channel, Dialled):
-            self.channel.answered_elsewhere = True
-        elif type(channel) is UnixStream:
+        elif type(channel) is UnixStream and not isinstance(self.channel, Dialled):
             self._theirs = channel
 
     def cut(self, stream: UnixStream) -> bool:

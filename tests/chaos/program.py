@@ -139,6 +139,17 @@ def healed(work: Work, seconds: float) -> dict[str, Any]:
     return {"seconds": time.monotonic() - began, "told": told, "failed": last}
 
 
+def leave(procs: Any, work: Work) -> None:
+    """Detaches the mesh, also where an agent ends just then."""
+    while True:
+        try:
+            procs.detach("10m")
+            return
+        except RuntimeError as error:
+            sys.stderr.write(f"{error}\n")
+            healed(work, 60.0)
+
+
 def say(**words: Any) -> None:
     sys.__stdout__.write(json.dumps(words) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
@@ -198,7 +209,7 @@ def main() -> None:
                 say(**healed(work, seconds))
             case {"do": "detach"}:
                 work.end()
-                procs.detach("10m")
+                leave(procs, work)
                 shutdown()
                 say(ended=True)
                 return

@@ -40,7 +40,6 @@ class Dealer(Dialled):
         self.agent, self.peer, self.name = agent, peer, name
         self.wire: Wire | None = None
         self.open = True
-        self.answered_elsewhere = False
         agent.world.dealers.append(self)
 
     def listen(self, callback: Callable[[], bool]) -> None:

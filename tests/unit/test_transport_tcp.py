@@ -2,6 +2,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.unit.transport_tools import End, ends, reader_threads, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "tcp://127.0.0.1:*"
+COUNT = 3000
 
 
 def agent(host: str, keys: Keys | None, **options: object) -> End:
@@ -63,6 +65,39 @@ def test_the_urgent_lane_of_an_undialable_process_works_both_ways() -> None:
         listener.get()
         listener.send("h0/c", b"pong", lane=1)
         assert controller.get()[1] == [b"pong"]
+
+
+def test_a_restarted_peer_answers_on_the_connection_that_it_has() -> None:
+    keys, bind = Keys.create(), f"tcp://127.0.0.1:{free_port()}"
+    a, b = agent("h1", keys), End("h2/agent", keys=keys, tcp_bind=bind)
+    a.node.learn("h2", bind)
+    b.node.learn("h1", a.node.tcp_endpoint)
+    with ends(a):
+        with ends(b):  # they dial each other at once, and answer on connections of their own
+            a.send("h2/agent", b"p")
+            b.send("h1/agent", b"p")
+            a.get()
+            b.get()
+        again = End("h2/agent", keys=keys, tcp_bind=bind)  # knows nobody
+        with ends(again):
+            while again.inbox.empty():  # what was for the former one fails
+                a.send("h2/agent", b"first")
+                time.sleep(0.05)
+
+            def answer() -> None:
+                for _ in range(COUNT):
+                    header, frames = again.get()
+                    while frames == [b"first"]:
+                        header, frames = again.get()
+                    again.send(header.src, b"answer", kind=Kind.REPLY, index=header.index)
+
+            answering = threading.Thread(target=answer)
+            answering.start()
+            for number in range(COUNT):  # what is written may take the signal that an answer can be read
+                a.send("h2/agent", b"p", index=number)
+                if number:
+                    assert a.get()[0].index == number - 1
+            answering.join()
 
 
 @pytest.mark.parametrize("sizes", [[5_000_000], [100, 3_000_000, 0, 300_000, 7], [1 << 20, 1 << 20], [0] * 3])
