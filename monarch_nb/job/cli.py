@@ -142,8 +142,8 @@ def _ls(_: argparse.Namespace) -> int:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         sys.stdout.write("  ".join([*cells, row[4]]).rstrip() + "\n")
     for what in wrong.values():
-        sys.stderr.write(f"{what}\n")
-    return 0
+        sys.stderr.write(f"monarch-nb job ls: {what}\n")
+    return int(bool(wrong))
 
 
 def _saved(path: str) -> JobTrait | None:

@@ -13,13 +13,9 @@ import torch.distributed as dist
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint
-from monarch_nb.connect import attach_hosts, shutdown
 from monarch_nb.diagnosis import Diagnosis, Finding
-from monarch_nb.transport import Keys
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
-from tests.cluster.hosts_tools import user_hosts
-from tests.proxy import Proxy
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -134,34 +130,6 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
     assert finding.ranks == (1,)
     with pytest.raises(ActorError, match="no such batch"):
         call.get(SECONDS)
-
-
-def test_a_host_behind_a_broken_connection_is_unreachable(tmp_path: Path) -> None:
-    key = tmp_path / "job.key"
-    Keys.load_or_create(key)
-    with user_hosts(tmp_path, 1, key=key) as [agent]:
-        proxy = Proxy(agent.endpoint)
-        try:
-            far = attach_hosts([proxy.endpoint], key=str(key)).spawn_procs(name="far")
-            call = far.spawn("trainers", Trainer).initialized
-            call.get(SECONDS)
-            proxy.cut()
-            latest = [Diagnosis((), "")]
-
-            def is_found() -> bool:
-                latest[0] = monarch_nb.diagnose(far, timeout=2)
-                return any(finding.kind == "unreachable" for finding in latest[0].findings)
-
-            until(is_found, "the outage is found", SECONDS)
-            [finding] = latest[0].findings
-            assert (finding.mesh, finding.ranks, finding.sure) == ("far", (0,), True)
-            assert "no connection to its agent at" in finding.text
-            assert "the host counts as lost in" in finding.text
-            proxy.mend()
-            until(lambda: not monarch_nb.diagnose(far, timeout=2), "it is reached again", SECONDS)
-        finally:
-            shutdown()
-            proxy.close()
 
 
 def test_values_that_are_no_mesh_are_refused() -> None:

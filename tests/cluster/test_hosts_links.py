@@ -18,6 +18,7 @@ from monarch_nb import config
 from monarch_nb.actor import MeshFailure, SupervisionError, current_runtime
 from monarch_nb.connect import attach_hosts, remote_host, shutdown
 from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.diagnosis import Finding, diagnose
 from monarch_nb.exceptions import HealError
 from monarch_nb.host import folders
 from monarch_nb.lifecycle import heal_mesh
@@ -53,6 +54,26 @@ def proxied(tmp_path: Path, key: Path) -> "Iterator[tuple[list[HostProcess], lis
             shutdown()
             for proxy in proxies:
                 proxy.close()
+
+
+def test_a_host_behind_a_broken_connection_is_unreachable(proxied: Any, key: Path) -> None:
+    _, proxies = proxied
+    far = attach_hosts([proxies[0].endpoint], key=key, lease=60.0).spawn_procs(name="far")
+    far.initialized.get(SOON)
+    proxies[0].cut()
+    found: list[Finding] = []
+
+    def is_found() -> bool:
+        found[:] = diagnose(far, timeout=2).findings
+        return any(finding.kind == "unreachable" for finding in found)
+
+    wait_until(is_found)
+    assert [(finding.mesh, finding.ranks, finding.sure) for finding in found] == [("far", (0,), True)]
+    assert "no connection to its agent at" in found[0].text
+    assert "the host counts as lost in" in found[0].text
+    proxies[0].mend()
+    wait_until(lambda: not diagnose(far, timeout=2))
+    far.stop().get(SOON)
 
 
 @pytest.mark.slow

@@ -128,7 +128,6 @@ def worker(tmp_path: Path) -> Iterator[tuple[int, str, str]]:
         try:
             yield process.pid, f"tcp://127.0.0.1:{content.joins[0].rpartition(':')[2]}", str(key)
         finally:
-            shutdown()
             process.kill()
 
 
@@ -150,6 +149,7 @@ def test_a_killed_agent_is_started_again_and_healed_in_place(worker: tuple[int, 
     until(healed, "its rank is back")
     assert trainers.pid.call_one().get(SOON) != before
     assert hosts.host_ids == first
+    hosts.shutdown().get(SOON)
 
 
 def test_an_agent_that_fails_again_and_again_ends_its_worker(worker: tuple[int, str, str], tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_wrong_table_breaks_its_job_only(file: Path, table: str, capsys: pytes
     assert isinstance(job_named("good"), AdapterJob)
     with pytest.raises(JobsFileError, match=r"monarch\.toml: \[jobs\.bad\]"):
         job_named("bad")
-    assert job_cli(["ls"]) == 0
+    assert job_cli(["ls"]) == 1
     shown = capsys.readouterr()
     assert re.search(r"good +process +a +not started", shown.out)
     assert "[jobs.bad]" in shown.err
