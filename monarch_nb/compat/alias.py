@@ -9,6 +9,8 @@ from monarch_nb.compat.names import ALIASES, no_counterpart
 
 _HYPERACTOR = "monarch._rust_bindings.monarch_hyperactor."
 
+# Private names that mean nothing here, and that programs import beside others which do: they import, so that the rest
+# of such a program works, and raise NotImplementedError when they are used.
 NAMES: dict[str, str] = {
     f"{_HYPERACTOR}actor": "CallbacksPending MethodSpecifier PortProtocol",
     f"{_HYPERACTOR}host_mesh": "PyMeshAdminRef",

@@ -63,8 +63,8 @@ class JoinedHost(RemoteHost):
         super()._lose(reason)
         self.runtime.node.learn(self.host)  # accepts its messages again if it dials
 
-    def _silence_reason(self) -> str:
-        return f"it closed its connection and has not dialled again for {self.lease:g} s"
+    def _silence_reason(self, seconds: float) -> str:
+        return f"it closed its connection and has not dialled again for {seconds:g} s"
 
     def _knock(self) -> bool | None:
         return True if self._connected() else None

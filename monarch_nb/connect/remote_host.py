@@ -212,12 +212,8 @@ class RemoteHost:
         if self.lost or not cut_at:
             return self.lost
         seconds = time.monotonic() - cut_at
-        trouble = self._tunnel.trouble() if self._tunnel is not None else ""
         left = max(0.0, self.lease - seconds)
-        return (
-            f"no connection to its agent at {self._where} for {seconds:.0f} s{trouble and f' ({trouble})'}; the host "
-            f"counts as lost in {left:.0f} s"
-        )
+        return f"{self._silence_reason(round(seconds))}; the host counts as lost in {left:.0f} s"
 
     def undelivered(self, header: Header, reason: str) -> None:
         """Holds a lost message until it is known what became of the host; reading thread."""
@@ -291,7 +287,7 @@ class RemoteHost:
                 self._lose(route_lost)
                 return
             if cut.silent(now, self._vouched):
-                self._lose(self._silence_reason())
+                self._lose(self._silence_reason(self.lease))
                 return
             if cut.refused(now, self._knock()):
                 self._lose(f"its agent has ended: nobody listens at {self._where} any more")
@@ -349,9 +345,9 @@ class RemoteHost:
         """Whether its machine answers libzmq's heartbeats, though its agent may not answer."""
         return self._connected()
 
-    def _silence_reason(self) -> str:
+    def _silence_reason(self, seconds: float) -> str:
         trouble = self._tunnel.trouble() if self._tunnel is not None else ""
-        silence = f"no connection to its agent at {self._where} for {self.lease:g} s"
+        silence = f"no connection to its agent at {self._where} for {seconds:g} s"
         return f"{silence}: {trouble}" if trouble else silence
 
     def _route_lost(self) -> str:

@@ -117,10 +117,10 @@ class _Worker:
 
     def _restart(self) -> bool:
         """Starts another agent in place of one that has failed; False if it must not, or cannot."""
-        end_all_descendants()  # what it has left
-        self.handle.close()
         while self._may_restart():
             self._restarted.append(time.monotonic())
+            end_all_descendants()  # what it has left
+            self.handle.close()
             try:
                 self.handle = self._start()
             except (AgentStartError, TransportError, OSError) as error:
@@ -135,7 +135,7 @@ class _Worker:
         """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""
         while (status := self.handle.wait()) not in (0, UNUSED):
             sys.stderr.write(f"the host agent (process {self.handle.pid}) ended with status {status}\n")
-            if not self._may_restart() or not self._restart():
+            if not self._restart():
                 break
         atexit.unregister(self.close)
         self.handle.close()

@@ -29,6 +29,7 @@ from monarch_nb.supervision import ActorEnd, Driver, MeshFailure, RankIncarnatio
 from monarch_nb.transport import Clock, Transport
 
 RUNNER = "monarch_nb.engine.worker:run_proc"  # what a process of a mesh runs: a name, as it crosses to other processes
+# Features that a process loads when they are first used, or when one of their verbs comes: one line each.
 FEATURES: dict[str, Loader] = {
     "debug": lambda runtime: import_module("monarch_nb.debug.service").attach(runtime),
     "activity": lambda runtime: import_module("monarch_nb.store.activity").attach(runtime),

@@ -176,9 +176,8 @@ def _tidy(path: Path, mesh: MeshFile) -> None:
         return
     if agent_gone(mesh):
         end(path, "its host agent was killed, or the machine was restarted")
-    elif (
-        mesh.until > 0 and lease_left(mesh) < -_LATE_S
-    ):  # its agent, on another machine, has had the time to record the end
+    elif mesh.until > 0 and lease_left(mesh) < -_LATE_S:
+        # Its agent, on another machine, has had the time to record the end.
         end(path, f"nobody came back to it: its lease ended at {clock(mesh.until)}")
 
 

@@ -109,7 +109,8 @@ def _ls(_: argparse.Namespace) -> int:
     rows = [("JOB", "KIND", "MESHES", "HOSTS", "STARTED")]
     running = _all_running()
     names = {}
-    for name in described_jobs():
+    described, wrong = described_jobs(), wrong_jobs()
+    for name in described:
         try:
             saved = _saved(job_file(name))
         except JobFileError as error:
@@ -126,8 +127,7 @@ def _ls(_: argparse.Namespace) -> int:
         label = f"{str(job.apply_id)[:_SHORT]}{f' ({name})' if name else ''}"
         rows.append((label, job._kind, job._wishes(), hosts or "not known", ago(job._applied.started)))
     up = {row[0].partition("(")[2].rstrip(")") for row in rows}
-    wrong = wrong_jobs()
-    for name, said in described_jobs().items():
+    for name, said in described.items():
         if name not in up and name not in wrong:
             meshes = said["meshes"] if isinstance(said["meshes"], dict) else {}
             rows.append((name, str(said["kind"]), ", ".join(meshes), "not started", "monarch-nb job start " + name))

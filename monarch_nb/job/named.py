@@ -58,14 +58,9 @@ def find_file(start: "str | os.PathLike[str] | None" = None) -> Path | None:
 def described_jobs(file: Path | None = None) -> dict[str, dict[str, Any]]:
     """What the file says of each job, by name: `[jobs.lab]`, with `kind`, `meshes`, and the arguments of the kind.
 
-    Without a file that of this folder. A table that says too little is left out: `job_named` says what it lacks. Raises
+    Without a file that of this folder. What is wrong with a table `job_named` and `wrong_jobs` say. Raises
     JobsFileError for a file that cannot be read.
     """
-    return {name: table for name, table in _tables(file).items() if not _lack(table)}
-
-
-def _tables(file: Path | None) -> dict[str, Any]:
-    """Returns the tables of jobs of a file, right or wrong. Raises JobsFileError."""
     file = file or find_file()
     if file is None:
         return {}
@@ -80,19 +75,12 @@ def _tables(file: Path | None) -> dict[str, Any]:
     return jobs
 
 
-def _lack(table: object) -> str:
-    """Returns what a table of a job lacks, or ""."""
-    if isinstance(table, dict) and isinstance(table.get("kind"), str) and table.get("meshes"):
-        return ""
-    return f'needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}{_MORE}'
-
-
 def wrong_jobs(file: Path | None = None) -> dict[str, str]:
     """Returns what is wrong with jobs that the file describes, by name. Raises as `described_jobs` does."""
     found = {}
-    for name in _tables(file):
+    for name, table in described_jobs(file).items():
         try:
-            job_named(name, file)
+            _job_of(name, table, file)
         except JobsFileError as error:
             found[name] = str(error)
     return found
@@ -103,19 +91,27 @@ def job_named(name: str, file: Path | None = None) -> JobTrait:
 
     Raises LookupError for a name that it does not have, JobsFileError for what it says wrongly.
     """
-    jobs = _tables(file)
-    file = file or find_file()
+    jobs = described_jobs(file)
     if name not in jobs:
+        file = file or find_file()
         if file is None:
             raise LookupError(f"there is no job {name!r}: neither this folder nor one above has a {FILE}{_MORE}")
         raise LookupError(
             f"there is no job {name!r}{_meant(name, jobs)}: {file} has {', '.join(sorted(jobs)) or 'none'}"
         )
-    if lack := _lack(jobs[name]):
-        raise JobsFileError(f"{file}: [jobs.{name}] {lack}")
-    said = dict(jobs[name])
+    return _job_of(name, jobs[name], file)
+
+
+def _job_of(name: str, table: Any, file: Path | None) -> JobTrait:
+    """Makes the job of a table, of that file or of the one of this folder. Raises JobsFileError."""
+    file = file or find_file()
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str) or not table.get("meshes"):
+        raise JobsFileError(
+            f'{file}: [jobs.{name}] needs a kind and meshes: kind = "slurm", meshes = {{ a = 4 }}{_MORE}'
+        )
+    arguments = dict(table)
     try:
-        return make_job(said.pop("kind"), said.pop("meshes"), **said)
+        return make_job(arguments.pop("kind"), arguments.pop("meshes"), **arguments)
     except (TypeError, ValueError, LookupError) as error:
         message = error.args[0] if isinstance(error, LookupError) and error.args else error
         raise JobsFileError(f"{file}: [jobs.{name}]: {message}") from None

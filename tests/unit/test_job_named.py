@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from IPython.core.error import UsageError
 
+from monarch_kernel.jobs import Jobs
 from monarch_nb.job import (
     DEFAULT_JOB_PATH,
     AdapterJob,
@@ -107,6 +109,8 @@ def test_a_wrong_table_breaks_its_job_only(file: Path, table: str, capsys: pytes
     assert isinstance(job_named("good"), AdapterJob)
     with pytest.raises(JobsFileError, match=r"monarch\.toml: \[jobs\.bad\]"):
         job_named("bad")
+    with pytest.raises(UsageError, match=r"--job bad: .*\[jobs\.bad\]"):
+        Jobs().hosts("a", "bad", {}, {})
     assert job_cli(["ls"]) == 1
     shown = capsys.readouterr()
     assert re.search(r"good +process +a +not started", shown.out)

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import structs
 
 from monarch_nb.job.adapter import (
-    ALL_LINES,
     Agent,
     Agents,
     AgentsWanted,
@@ -90,7 +89,7 @@ class SkyPilot(JobAdapter):
             if task == "RUNNING":
                 return found[0].handle, None
             if task in _ENDED:
-                words = log_words(_log(cluster, ALL_LINES))
+                words = log_words(_log(cluster))
                 return None, Seen("ended", f"is gone: its task on SkyPilot's cluster {cluster} {_ENDED[task]}{words}")
             return None, Seen(
                 "waiting", f"waits: its task on SkyPilot's cluster {cluster} is {task or 'not there yet'}"
@@ -146,7 +145,7 @@ class SkyPilot(JobAdapter):
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """Returns the last lines of the node, as SkyPilot keeps them."""
         _, rank, *_ = job.agents[name].id.split("/")
-        lines = _log(_cluster(job.agents[name]), ALL_LINES)
+        lines = _log(_cluster(job.agents[name]))
         mine = [line for line in lines if (found := _RANK.search(line)) is None or found[1] == rank]
         return mine[-count:]
 
@@ -195,13 +194,14 @@ def _resources(options: Mapping[str, Any], role: Role) -> dict[str, Any]:
     return wanted
 
 
-def _log(cluster: str, count: int) -> list[str]:
+def _log(cluster: str) -> list[str]:
+    """Returns the lines of all nodes of a cluster."""
     text = io.StringIO()
     try:
-        _sdk().tail_logs(cluster, None, False, count if count < ALL_LINES else 0, text)
+        _sdk().tail_logs(cluster, None, False, 0, text)
     except Exception:  # there is none yet, or none any more
         return []
-    return text.getvalue().strip().splitlines()[-count:]
+    return text.getvalue().strip().splitlines()
 
 
 def _ask(name: str, *arguments: Any, **more: Any) -> Any:

@@ -12,7 +12,7 @@ from monarch_nb._lazy import lazy_names
 from .errors import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
 from .execute import Runner, leaves, overload
 from .lines import user_line
-from .meta import MeshLayout, Meta, Placements, dense, replicated
+from .meta import MeshLayout, Meta, Placements, replicated
 from .placing import laid_out, one_piece_each, placed, placed_otherwise, reduced_as_they_are, whole
 from .plan import (
     Call,
@@ -56,7 +56,6 @@ __all__ = [
     "ViewWriteError",
     "Write",
     "carrier",
-    "dense",
     "laid_out",
     "leaves",
     "one_piece_each",

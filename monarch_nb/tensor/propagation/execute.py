@@ -10,7 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .meta import Meta, dense
-from .placing import laid_out, placed
+from .placing import is_in_order, laid_out, placed
 from .plan import Call, LocalStep, Redistribute, Scalar, Slot, Step, StepProgram, Write
 from .specs import spec_of
 
@@ -282,8 +282,7 @@ def _is_out_of_order(value: DTensor) -> bool:
     local, meta = value._local_tensor, value._spec.tensor_meta
     if meta is None or tuple(meta.stride) != dense(meta.stride, meta.shape):
         return False
-    wanted = dense(meta.stride, local.shape)
-    return any(size > 1 and has != want for size, has, want in zip(local.shape, local.stride(), wanted, strict=True))
+    return not is_in_order(local, meta.stride)
 
 
 def _relaid(value: DTensor) -> DTensor:

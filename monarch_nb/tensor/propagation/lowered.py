@@ -146,8 +146,8 @@ def _elements(meta: Meta, shape: Sequence[int], coordinate: Sequence[int]) -> to
         dim = getattr(placement, "dim", None)
         if dim is not None:
             spans = cut(((0, numbers.shape[dim]),), pieces, at, getattr(placement, "split_factor", 1))
-            taken = [index for start, stop in spans for index in range(start, stop)]
-            numbers = numbers.index_select(dim, torch.tensor(taken, dtype=torch.int64, device="cpu"))
+            taken = [torch.arange(start, stop, device="cpu") for start, stop in spans or ((0, 0),)]
+            numbers = numbers.index_select(dim, torch.cat(taken))
     return numbers.flatten()
 
 

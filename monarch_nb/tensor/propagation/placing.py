@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from .meta import Meta, dense
 from .specs import carrier
 
-__all__ = ["laid_out", "one_piece_each", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
+__all__ = ["is_in_order", "laid_out", "one_piece_each", "placed", "placed_otherwise", "reduced_as_they_are", "whole"]
 
 
 def placed(local: torch.Tensor, now: DTensorSpec, meta: Meta, spec: DTensorSpec) -> torch.Tensor:
@@ -63,11 +63,17 @@ def laid_out(local: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """
     wanted = dense(stride, local.shape)
     if local.stride() != wanted:
-        if all(size <= 1 or has == want for size, has, want in zip(local.shape, local.stride(), wanted, strict=True)):
+        if is_in_order(local, stride):
             return local.as_strided(local.shape, wanted)
         laid = torch.empty_strided(local.shape, wanted, dtype=local.dtype, device=local.device)
         local = laid.copy_(local)
     return local
+
+
+def is_in_order(local: torch.Tensor, stride: Sequence[int]) -> bool:
+    """Whether a shard's elements lie so already; the strides of dimensions of size 1 mean nothing."""
+    strides = zip(local.shape, local.stride(), dense(stride, local.shape), strict=True)
+    return all(size <= 1 or has == wanted for size, has, wanted in strides)
 
 
 def _moved(local: torch.Tensor, now: DTensorSpec, spec: DTensorSpec) -> torch.Tensor:

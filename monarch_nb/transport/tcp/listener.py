@@ -66,7 +66,6 @@ class HandshakeLimiter:
 
     def __init__(self, router: Socket, reader: Reader, port: int, limits: Limits) -> None:
         self._port, self._limits = port, limits
-        self._recent: deque[tuple[float, int]] = deque()
         self._open: dict[int, float] = {}
         self._known: deque[float] = deque()
         self.refused = 0
