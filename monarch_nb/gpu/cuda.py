@@ -18,6 +18,7 @@ from monarch_nb.gpu.driver import GpuError, GpuMemoryError
 __all__ = ["CudaDriver"]
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY: torch's own name for it, 0, is that of no stream here
 _PIECE = 8 << 20  # bytes of one pinned buffer; two of them take turns
 _STICKY = frozenset(
     {
@@ -63,7 +64,7 @@ class CudaDriver:
     def current_stream(self, device: int) -> int:
         """See GpuDriver."""
         torch: Any = sys.modules["torch"]
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        return int(torch.cuda.current_stream(device).cuda_stream) or _DEFAULT_STREAM
 
     def devices(self) -> tuple[int, ...]:
         """See GpuDriver."""
@@ -250,6 +251,8 @@ class _Device:
 
     def wait_for(self, stream: Any, other: int) -> None:
         """What comes next in `stream` waits for what has been put into another stream so far."""
+        if cu.cuStreamQuery(cu.CUstream(other))[0] == cu.CUresult.CUDA_SUCCESS:
+            return
         event = _call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
         try:
             _call(cu.cuEventRecord, event, cu.CUstream(other))

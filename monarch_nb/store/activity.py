@@ -28,6 +28,7 @@ from monarch_nb.wire import Asker
 
 SAMPLE_S = 0.1
 USAGE_S = 2.0
+FIRST_USAGE_S = 0.5  # the first reading comes sooner: somebody has just begun to look
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FEW_PAGES = (1 << 20) // _PAGE
 _MEMORY_OLD_S = 60.0
@@ -98,7 +99,7 @@ class UsageMeter:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None  # when, and the processor time spent until then
+        self._last = time.monotonic(), time.process_time()  # when, and the processor time spent until then
         self._memory = (0, "")
         self._memory_due = self._memory_old = 0.0
         self._pages = (0, 0)  # when it was read: those resident, and faults so far
@@ -106,8 +107,8 @@ class UsageMeter:
     def read(self) -> ResourcesUsed:
         """Current resource use."""
         now, spent = time.monotonic(), time.process_time()
-        last, self._last = self._last, (now, spent)
-        cpu = (spent - last[1]) / (now - last[0]) if last is not None else 0.0
+        (then, before), self._last = self._last, (now, spent)
+        cpu = (spent - before) / max(now - then, 1e-3)
         memory, kind = self._memory_used(now)
         return ResourcesUsed(round(cpu, 2), memory >> 20 << 20, *_gpu(), kind)  # less than a megabyte is of no interest
 
@@ -174,7 +175,7 @@ class Reporter:
 
     def _run(self) -> None:
         metered: UsageMeter | None = None
-        metered_at = 0.0
+        due = 0.0
         while True:
             with self._lock:
                 watchers = tuple(self._watchers)
@@ -184,8 +185,10 @@ class Reporter:
                 samples, meter, pace = self._samples, self._meter, self._pace
             now = time.monotonic()
             used = None
-            if now - metered_at >= pace * USAGE_S or meter is not metered:
-                used, metered, metered_at = meter.read(), meter, now
+            if meter is not metered:
+                metered, due = meter, now + pace * FIRST_USAGE_S
+            elif now >= due:
+                used, due = meter.read(), now + pace * USAGE_S
             try:
                 activity = Activity(tuple(self._changes(samples, now, pace * COUNTS_S)), used)
                 if activity.doings or used is not None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from monarch_nb.mesh.text_table import text_table
 from monarch_nb.top.connection import ConnectionFile, connections, read
-from monarch_nb.top.rows import HEADS, SORTS, ViewChoice, cells, rows, summary
+from monarch_nb.top.rows import HEADS, SORTS, ViewChoice, cells, is_measured, rows, summary
 from monarch_nb.top.watching import Watching
 
 _FIRST_S = 10.0
+_MEASURED_S = 3.0  # processes measure what they use only while somebody watches
 _NOBODY = """\
 No controller of this user can be watched. A notebook's kernel can be once a cell has used its cluster; in a program,
 `import monarch.top; monarch.top.serve()` lets it be watched, and gives the connection file."""
@@ -79,6 +80,7 @@ def _chosen(wanted: str | None) -> ConnectionFile:
 
 
 def _once(watching: Watching, look: ViewChoice) -> int:
+    watching.wait(_MEASURED_S, is_measured)
     with watching.lock:
         shown, totals = rows(watching.document, look), summary(watching.document)
     now = time.time()

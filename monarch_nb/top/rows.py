@@ -12,6 +12,7 @@ from monarch_nb.wire import counted
 
 Document = Mapping[str, Any]
 BY_HOST_FROM = 200  # ranks: more are shown by their hosts, until one is opened
+_RUNNING = frozenset({"idle", "busy"})
 SORTS = ("place", "state", "since", "cpu", "memory", "rate")
 HEADS = ("host", "mesh", "rank", "state", "what", "for", "CPU", "memory (Pss)", "calls/s")
 
@@ -55,6 +56,12 @@ def roots(document: Document) -> list[str]:
     """The meshes of processes that live."""
     meshes = document.get("meshes", {})
     return [uid for uid, mesh in meshes.items() if mesh["kind"] == "procs" and not mesh.get("stopped")]
+
+
+def is_measured(document: Document) -> bool:
+    """Whether each rank that runs has said what it uses."""
+    ranks = (rank for uid in roots(document) for rank in document["ranks"].get(uid, {}).values())
+    return all("cpu" in rank for rank in ranks if rank.get("state") in _RUNNING)
 
 
 def summary(document: Document) -> str:

@@ -19,12 +19,11 @@ class Watching:
 
     def __init__(self, connection: ConnectionFile, changed: Callable[[], None] = lambda: None) -> None:
         self.connection = connection
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         self.document: dict[str, Any] = {}
         self.version = 0
         self.over = ""  # why there is nothing new any more
         self._changed = changed
-        self._ready = threading.Event()
         self._peer = socket.socket(socket.AF_UNIX)
         try:
             self._peer.settimeout(_CONNECT_S)
@@ -36,10 +35,11 @@ class Watching:
         self._peer.settimeout(None)
         threading.Thread(target=self._read, name="monarch-watching", daemon=True).start()
 
-    def wait(self, timeout: float) -> bool:
-        """Blocks until the first snapshot has come, for so many seconds; whether it has."""
-        self._ready.wait(timeout)
-        return bool(self.version)
+    def wait(self, timeout: float, fits: Callable[[Mapping[str, Any]], object] = lambda state: True) -> bool:
+        """Blocks until a state that fits has come, for so many seconds; whether any has."""
+        with self.lock:
+            self.lock.wait_for(lambda: self.over or (self.version and fits(self.document)), timeout)
+            return bool(self.version)
 
     def close(self) -> None:
         """Watches no longer."""
@@ -54,8 +54,9 @@ class Watching:
                     self._take(msgspec.json.decode(line))
         except (OSError, msgspec.DecodeError) as error:
             why = f"{why}: {error}"
-        self.over = why
-        self._ready.set()
+        with self.lock:
+            self.over = why
+            self.lock.notify_all()
         self._changed()
 
     def _take(self, message: Mapping[str, Any]) -> None:
@@ -67,5 +68,5 @@ class Watching:
             else:
                 return
             self.version += 1
-        self._ready.set()
+            self.lock.notify_all()
         self._changed()

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
+import monarch_nb.top
 from monarch_nb.actor import Actor, endpoint, this_host
 from tests.gpu import DEVICE, NotTried, need_gpu
 
@@ -21,6 +23,19 @@ class Rank(Actor):
 
         count = torch.cuda.device_count()
         return os.environ.get("CUDA_VISIBLE_DEVICES"), count, torch.cuda.get_device_name(0) if count else ""
+
+    @endpoint
+    def computes(self, seconds: float) -> int:
+        """Keeps the device busy; gives the bytes in use on it."""
+        import torch
+
+        end = time.monotonic() + seconds
+        one = torch.ones(16384, 16384, device="cuda")  # 1 GB
+        while time.monotonic() < end:
+            one @ one
+            torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
 
 
 def _seen(**options: Any) -> list[Any]:
@@ -58,3 +73,21 @@ def doctor() -> str:
     lines = [line.strip() for line in done.stdout.splitlines() if "GPU" in line or "CUDA" in line or "NCCL" in line]
     assert lines, done.stdout[-500:] + done.stderr[-500:]
     return " / ".join(lines)[:400]
+
+
+def use_is_shown() -> str:
+    """What is in use of a rank's GPU is shown while it computes, and found by `gpu>50%` and `gpu_memory>2gb`"""
+    need_gpu()
+    began = time.monotonic()
+    connection = str(monarch_nb.top.serve())
+    procs = this_host().spawn_procs(per_host={"gpus": 1})
+    used = procs.spawn("ranks", Rank).computes.call_one(20.0)
+    command = [sys.executable, "-m", "monarch_nb", "top", connection, "--once", "--find", "gpu>50% gpu_memory>2gb"]
+    text = ""
+    while "gpus=0" not in text and time.monotonic() < began + 18:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        text = done.stdout + done.stderr
+    found = used.get(_ANSWER_S)
+    procs.stop().get(20)
+    assert "gpus=0" in text, text
+    return f"{found / 1e9:.1f} GB in use; " + " / ".join(text.splitlines()[-2:])[:200]

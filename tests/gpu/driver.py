@@ -368,6 +368,22 @@ def a_copy_waits_for_the_stream_it_is_given() -> str:
     return f"waited {waited:.2f} s for the stream"
 
 
+def a_copy_waits_for_the_default_stream() -> str:
+    """copy() waits for the work of torch's default stream, whose number is 0"""
+    driver = _driver()
+    import torch
+
+    source = torch.zeros(_MB, dtype=torch.uint8, device="cuda")
+    target = torch.zeros(_MB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(4e8))  # some tenths of a second
+    source.fill_(9)
+    driver.copy(target.data_ptr(), source.data_ptr(), _MB, device=0, after=driver.current_stream(0))
+    found = int(target.min())
+    assert found == 9, f"copied {found} before the default stream had written 9"
+    return f"stream {driver.current_stream(0)}"
+
+
 def a_copy_that_is_given_no_stream_does_not_wait() -> str:
     """copy() without a stream does not wait for work that is under way in others (legacy default stream aside)"""
     driver = _driver()

@@ -26,6 +26,11 @@ class Owner(Actor):
         return self.buffer
 
     @endpoint
+    def part(self, count: int) -> RDMABuffer:
+        """A buffer of the first so many numbers."""
+        return RDMABuffer(self.tensor[:count])
+
+    @endpoint
     def mean(self) -> float:
         """Of the memory that it offers."""
         return float(self.tensor.double().mean())
@@ -48,15 +53,16 @@ class User(Actor):
 
     @endpoint
     async def write(self, buffer: RDMABuffer, device: str, count: int, value: float) -> None:
-        """Writes all from memory of a device."""
+        """Writes all from memory of a device that is not computed yet."""
+        if DEVICE == "cuda":
+            torch.cuda._sleep(int(4e8))  # some tenths of a second
         await buffer.write_from(torch.full((count,), value, dtype=torch.float32, device=device))
 
     @endpoint
-    async def rates(self, buffer: RDMABuffer, count: int) -> dict[str, float]:
-        """GB/s of reads and writes, and of copies within this process."""
+    async def rates(self, buffer: RDMABuffer, part: RDMABuffer, count: int) -> dict[str, float]:
+        """Seconds of reads and writes, and of copies within this process."""
         here, other = (torch.zeros(count, dtype=torch.float32, device=DEVICE) for _ in range(2))
         pinned = torch.zeros(count, dtype=torch.float32, pin_memory=DEVICE == "cuda")
-        size = here.nbytes
         found: dict[str, float] = {}
 
         async def measured(name: str, work: Any) -> None:
@@ -67,12 +73,14 @@ class User(Actor):
                 if DEVICE == "cuda":
                     torch.cuda.current_stream().synchronize()
                 best = min(best, time.perf_counter() - began)
-            found[name] = size / best / 1e9
+            found[name] = best
 
         async def copy(target: torch.Tensor, source: torch.Tensor) -> None:
             target.copy_(source, non_blocking=True)
 
+        few = torch.zeros(1024, dtype=torch.float32, device=DEVICE)
         for _ in range(2):
+            await measured("read of 4 KB", lambda: part.read_into(few))
             await measured("read", lambda: buffer.read_into(here))
             await measured("copy on the device", lambda: copy(other, here))
             await measured("write", lambda: buffer.write_from(here))
@@ -146,9 +154,13 @@ def rates() -> str:
     procs, owner, user = _pair()
     count = (256 if DEVICE == "cuda" else 4) * _MB
     buffer = owner.offer.call_one(count).get(_ANSWER_S)
-    found = user.rates.call_one(buffer, count).get(_ANSWER_S)
+    part = owner.part.call_one(1024).get(_ANSWER_S)
+    seconds = user.rates.call_one(buffer, part, count).get(_ANSWER_S)
     procs.stop().get(20)
+    latency = seconds.pop("read of 4 KB")
+    found = {name: 4 * count / took / 1e9 for name, took in seconds.items()}
     said = "GB/s: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+    said += f"; read of 4 KB {1e6 * latency:.0f} µs"
     if DEVICE == "cuda":
         assert found["read"] >= 0.9 * found["copy on the device"], said
         assert found["write"] >= 0.9 * found["copy on the device"], said

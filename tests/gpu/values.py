@@ -31,6 +31,7 @@ class Holder(Actor):
         """Passes a tensor to another rank, and overwrites it as soon as it is sent."""
         found = []
         for number in range(times):
+            _keep_busy()  # what is sent has not been computed yet
             tensor = torch.full((count,), float(number), device=DEVICE)
             future = other.where.call_one(tensor)
             tensor.fill_(-1)
@@ -57,6 +58,11 @@ class Holder(Actor):
     async def pid(self) -> int:
         """Of its process."""
         return os.getpid()
+
+
+def _keep_busy() -> None:
+    if DEVICE == "cuda":
+        torch.cuda._sleep(int(2e8))  # some tenths of a second
 
 
 def _pair() -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ class Fleet:
     """Meshes of these shapes. Those that fit into one of the largest are slices of it."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: str = "cpu") -> None:
-        self._shapes, self._device = tuple(shapes), device
+        self._shapes, self.device = tuple(shapes), device
         self._hosts: dict[tuple[int, ...], tuple[int, ...]] = {}  # the shape of the processes that each is a slice of
         self._procs: dict[tuple[int, ...], ProcMesh] = {}
         self._meshes: dict[tuple[int, ...], Mesh] = {}
@@ -43,7 +43,7 @@ class Fleet:
             taken = _taken(shape, large)
             assert taken is not None
             part = procs.slice(**dict(zip(NAMES, taken, strict=False)))
-            self._meshes[shape] = Mesh.of(part, device=self._device)
+            self._meshes[shape] = Mesh.of(part, device=self.device)
         return self._meshes[shape]
 
     def renew(self, shape: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from tests.random_programs.draw import LIMIT, Draw, Scope
 from tests.random_programs.local import Local, Unjudged, coarsest, expect, wanted
-from tests.random_programs.mistakes import WRONG
+from tests.random_programs.mistakes import mistakes
 from tests.random_programs.program import Head, Input, Line, Placements, Program, placements_text
 from tests.random_programs.vocabulary import VOCABULARY
 
@@ -23,11 +23,11 @@ _NAME = re.compile(r"\bv\d+\b")
 _WEIGHTS = [weight for weight, _, _ in VOCABULARY]
 
 
-def generated(seed: int, mesh: tuple[int, ...]) -> Program:
-    """The program of this seed, of 4 to 10 lines."""
+def generated(seed: int, mesh: tuple[int, ...], device: str = "cpu") -> Program:
+    """The program of this seed, of 4 to 10 lines, for ranks that compute on a device."""
     for attempt in itertools.count():
         with contextlib.suppress(Unjudged):
-            return _Maker(seed, mesh, attempt).made()
+            return _Maker(seed, mesh, attempt, device).made()
     raise AssertionError
 
 
@@ -45,8 +45,9 @@ def placements_for(draw: Draw, mesh: tuple[int, ...], shape: tuple[int, ...], pa
 
 
 class _Maker:
-    def __init__(self, seed: int, mesh: tuple[int, ...], attempt: int) -> None:
+    def __init__(self, seed: int, mesh: tuple[int, ...], attempt: int, device: str) -> None:
         self._seed, self._mesh = seed, mesh
+        self._mistakes = mistakes(device)
         self._draw = Draw(f"{seed} {attempt}")
         self._next = 0
         self._inputs = self._begun()
@@ -114,7 +115,7 @@ class _Maker:
         draw = self._draw
         scope = Scope(draw, self._runs[0].tensors)
         if draw.chance(ERRORS):
-            text = draw.choice(WRONG)(draw, scope)
+            text = draw.choice(self._mistakes)(draw, scope)
             if text and self._raises(text):
                 self._lines.append(Line(text, (), tuple(names_in(text)), raises=True))
             elif text:

@@ -87,7 +87,7 @@ def bad_types(d: Draw, s: Scope) -> str | None:
 
 @wrong
 def bad_indices(d: Draw, s: Scope) -> str | None:
-    """What only the processes can see."""
+    """Mistakes that only the ranks can see."""
     x = s.pick(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 0)
     return x and d.choice(
         [
@@ -96,3 +96,8 @@ def bad_indices(d: Draw, s: Scope) -> str | None:
             f"{x}.gather(0, torch.full({x}.shape, 99, device={x}.device))",
         ]
     )
+
+
+def mistakes(device: str) -> list[Entry]:
+    """Those that ranks on a device raise errors for: a GPU fails an assertion for an index, which ends the process."""
+    return [entry for entry in WRONG if device == "cpu" or entry is not bad_indices]

@@ -19,7 +19,7 @@ def reports(
     seen: dict[str, int] = {}
     for seed in seeds:
         shape = mesh_of(seed, meshes)
-        program = generated(seed, shape)
+        program = generated(seed, shape, fleet.device)
         outcome = judged(program, fleet.mesh(shape))
         smallest = ""
         if outcome.kind in (HUNG, DEAD):

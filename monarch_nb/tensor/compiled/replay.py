@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import has_side_effect
 
 from monarch_nb.tensor.commands import Define, Number
+from monarch_nb.tensor.compiled.cuda_graph import CudaGraph, Run
 from monarch_nb.tensor.compiled.program import Sent, Trace
 from monarch_nb.tensor.compiled.source import Constant, FunctionSource, source_of, variables
 from monarch_nb.tensor.failure import Failure
@@ -21,7 +22,6 @@ from monarch_nb.tensor.workers.randomness import seeder
 from monarch_nb.tensor.workers.usage import Stopwatch
 
 Failed = Callable[[int, str, BaseException], Failure]  # index of the operation, its name, the error
-Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
 class Seeds:
@@ -101,6 +101,10 @@ class Replay:
             }
         exec(compile(self._source.text, self._file, "exec"), self._names)
         self._run: Run | None = self._names["run"] if trace.backend == "python" else None
+        if trace.backend == "cudagraphs":
+            given = len(program.inputs) - len(trace.fixed)
+            written = [register for register in program.written if register < given]
+            self._run = CudaGraph(self._names["run"], given, written, self._file)
         self._mesh = mesh
         metas = program.metas
         self._specs = [spec_of(metas[at], mesh) for at in program.results]

@@ -33,7 +33,11 @@ from monarch_nb.tensor.views import all_rewritten, make_again
 from monarch_nb.transport import held_back
 from monarch_nb.wire import counted
 
-BACKENDS = ("python", "fx", "inductor")
+BACKENDS = ("python", "fx", "inductor", "cudagraphs")
+_WITHOUT_RANDOMNESS = {
+    "inductor": "inductor would draw others than PyTorch does",
+    "cudagraphs": "a CUDA graph would draw the same in each call",
+}
 PROGRAMS = 8  # of a step at a time; further kinds of calls run uncompiled
 KINDS = 32  # limit of different kinds of arguments
 RUNS = 4  # within which two runs must be equal
@@ -335,11 +339,7 @@ class CompiledStep:
             else:
                 self._candidates[key] = found
             return result
-        if self._backend == "inductor" and found.recording.drawn:
-            raise CompileError(
-                "the step draws random numbers (dropout), and inductor would draw others than PyTorch does: "
-                'take backend="fx" or "python"'
-            )
+        self._check_backend(found)
         variant = Variant(found, leaves, floats, watched, self._backend)
         self._variants.setdefault(key, []).append(variant)
         self._runs[key] = 0
@@ -364,6 +364,19 @@ class CompiledStep:
             f"This call ran as it is written; the {self._check_every - 1} before ran as captured. "
             "It is captured anew" + more("manual/compile.md#when-a-step-is-captured-again")
         )
+
+    def _check_backend(self, found: Capture) -> None:
+        if found.recording.drawn and self._backend in _WITHOUT_RANDOMNESS:
+            raise CompileError(
+                f"the step draws random numbers (dropout), and {_WITHOUT_RANDOMNESS[self._backend]}: "
+                'take backend="fx" or "python"'
+            )
+        device = found.stream.layout.device
+        if self._backend == "cudagraphs" and device != "cuda":
+            raise CompileError(
+                f'backend="cudagraphs" needs ranks that compute on GPUs, and those of {found.stream.title} compute on '
+                f'{device}: take backend="python"'
+            )
 
     def _check_optimizers(self, watched: Watched) -> None:
         if self._checked_optimizers:

@@ -1,0 +1,109 @@
+"""Steps that are replayed as a CUDA graph, with a graph that runs the function again in place of a device's."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from monarch_nb.tensor.compiled import cuda_graph
+from monarch_nb.tensor.compiled.cuda_graph import CudaGraph
+
+pytestmark = pytest.mark.timeout(60)
+
+Tensors = list["torch.Tensor"]
+
+
+def pretended(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+    """As `captured`: a replay reads inputs where they lay and writes results where they lay, and nothing runs now."""
+    made = [tensor.clone().fill_(-1) for tensor in run_without_effect(run)]
+
+    def replay() -> None:
+        for room, value in zip(made, run(), strict=True):
+            room.copy_(value)
+
+    return replay, made
+
+
+def run_without_effect(run: Callable[[], Tensors]) -> Tensors:
+    before = [tensor.clone() for tensor in STATE]
+    made = run()
+    for tensor, value in zip(STATE, before, strict=True):
+        tensor.copy_(value)
+    return made
+
+
+STATE: Tensors = []
+
+
+def step(inputs: Tensors, seed: int) -> Tensors:
+    """Adds a batch to a state; gives the sum and the batch's double."""
+    batch, state = inputs
+    state.add_(batch)
+    return [state.sum(), batch * 2]
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> "torch.Tensor":
+    tensor = torch.zeros(2)
+    STATE[:] = [tensor]
+    monkeypatch.setattr(cuda_graph, "captured", pretended)
+    return tensor
+
+
+def test_each_call_sees_its_own_arguments_and_the_state_that_the_last_left(state: "torch.Tensor") -> None:
+    run = CudaGraph(step, 1, (), "step")
+    found = [run([torch.full((2,), float(number)), state], 0) for number in (1, 2, 3, 4)]
+    assert [float(total) for total, _ in found] == [2.0, 6.0, 12.0, 20.0]
+    assert [double.tolist() for _, double in found] == [[2.0] * 2, [4.0] * 2, [6.0] * 2, [8.0] * 2]
+
+
+def test_a_state_that_lies_elsewhere_now_is_captured_anew(state: "torch.Tensor") -> None:
+    run = CudaGraph(step, 1, (), "step")
+    one = torch.ones(2)
+    for _ in range(3):
+        run([one, state], 0)
+    moved = torch.full((2,), 10.0)
+    STATE[:] = [moved]
+    assert float(run([one, moved], 0)[0]) == 22.0
+    assert state.tolist() == [3.0, 3.0]
+
+
+def test_an_argument_that_the_step_writes_to_is_written(state: "torch.Tensor") -> None:
+    def writes(inputs: Tensors, seed: int) -> Tensors:
+        inputs[0].mul_(2)
+        return []
+
+    run = CudaGraph(writes, 1, (0,), "step")
+    for _ in range(3):
+        batch = torch.ones(2)
+        run([batch], 0)
+        assert batch.tolist() == [2.0, 2.0]
+
+
+def test_a_result_that_is_a_view_of_the_state_stays_one(
+    state: "torch.Tensor", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 0, (), "step")
+    for _ in range(3):
+        (view,) = run([state], 0)
+    state.fill_(7)
+    assert view.tolist() == [7.0]
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is_and_says_so_once(
+    state: "torch.Tensor", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(cuda_graph, "captured", refused)
+    run = CudaGraph(step, 1, (), "the step")
+    with caplog.at_level(logging.WARNING):
+        found = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
+    assert found == [2.0, 4.0, 6.0, 8.0]
+    (record,) = caplog.records
+    assert "the step runs without a CUDA graph" in record.getMessage()
+    assert "more" not in record.getMessage()
