@@ -11,10 +11,13 @@ Item = tuple[tuple[Any, ...], "CallSite | CallSites | None"]
 
 
 class CommandBatch:
-    """Commands that were sent together: number of the first operation, and the call site of each."""
+    """Commands that were sent together: number of the first operation, and the call site of each.
 
-    def __init__(self, first: int, sites: list[CallSite | None], nbytes: int, future: Future[Any]) -> None:
-        self.first, self.sites, self.nbytes, self.future = first, sites, nbytes, future
+    `first_byte` counts the bytes of tensors that were sent before.
+    """
+
+    def __init__(self, first: int, sites: list[CallSite | None], first_byte: int, future: Future[Any]) -> None:
+        self.first, self.sites, self.first_byte, self.future = first, sites, first_byte, future
 
 
 class CallSites(tuple[CallSite | None, ...]):

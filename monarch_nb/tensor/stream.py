@@ -137,7 +137,8 @@ class Stream:
         self._send, self._group = send, group
         self._context: Context = current_runtime().context()
         self._batches: deque[CommandBatch] = deque()  # without replies so far
-        self._batch_numbers, self._issued = count(), 0  # batch numbers; operations sent
+        self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
+        self._checked_until = 0  # by operations: their replies say that the group goes on
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation
         self._unraised: deque[TensorError] = deque()  # failures that no call has raised
@@ -270,7 +271,8 @@ class Stream:
             if command[0] == OBJECT:
                 objects.append(command[1])
                 commands[index] = (OBJECT,)
-        nbytes = sum(map(nbytes_of, objects))
+        first_byte = self._bytes
+        self._bytes += sum(map(nbytes_of, objects))
         sites = flat(where for command, where in items if command[0] != FREE)
         first, self._issued = self._issued, self._issued + len(sites)
         numbers, token = encode_numbers([*chain.from_iterable(commands)]), current.set(self._context)
@@ -282,25 +284,29 @@ class Stream:
         finally:
             current.reset(token)
         future.watched += 1  # its error is raised where the mesh is used next
-        batch = CommandBatch(first, sites, nbytes, future)
+        batch = CommandBatch(first, sites, first_byte, future)
         self._batches.append(batch)
         return batch
 
     def _exceeds_window(self) -> bool:
-        batches = tuple(self._batches)
-        return (
-            sum(len(batch.sites) for batch in batches) > WINDOW or sum(batch.nbytes for batch in batches) > WINDOW_BYTES
-        )
+        try:
+            oldest = self._batches[0]
+        except IndexError:  # another thread may have settled the last one
+            return False
+        return self._issued - oldest.first > WINDOW or self._bytes - oldest.first_byte > WINDOW_BYTES
 
     def _is_over(self) -> bool:
         """Returns whether the group is known to have ended, so that commands sent now would not run."""
         if self._group.over >= 0:
             return True
         for batch in tuple(self._batches):
+            if batch.first < self._checked_until:
+                continue
             if not batch.future.done() or batch.future.exception(0) is not None:
                 return False
             if any(over >= 0 for _, (_, _, over) in batch.future.get(0)):
                 return True
+            self._checked_until = batch.first + len(batch.sites)
         return False
 
     def _drain_to_window(self) -> None:

@@ -135,9 +135,10 @@ def overlapping_inputs(
     among the arguments, with their references and metas. Raises RuntimeError where local torch does. Raises
     ViewWriteError if copies change the result: local torch's then depends on the order of its kernel.
     """
+    shares = Counter(id(reference.memory) for _, reference, _ in given if reference.memory is not None)
     for index in plan.writes:
         _, target, meta = given[index]
-        if target.memory is not None and any(
+        if shares[id(target.memory)] > 1 and any(
             reference.memory is target.memory
             and (reference.offset, known.shape, known.stride) != (target.offset, meta.shape, meta.stride)
             and max(reference.offset, target.offset) < min(_end(reference, known), _end(target, meta))

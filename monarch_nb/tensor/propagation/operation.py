@@ -38,8 +38,8 @@ class Operation:
 
     @cached_property
     def random(self) -> bool:
-        """True for random operations."""
-        return torch.Tag.nondeterministic_seeded in self.func.tags
+        """True for operations that draw random numbers; attention draws them for its dropout alone."""
+        return torch.Tag.nondeterministic_seeded in self.func.tags and self.argument("dropout_p") != 0.0
 
     def argument(self, name: str) -> object:
         """Value or default of an argument of the schema, else None."""

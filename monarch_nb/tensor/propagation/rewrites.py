@@ -12,13 +12,12 @@ from torch.distributed.tensor import Replicate, Shard
 from .meta import Meta
 from .operation import Operation
 from .plan import Slot
-from .rules import LOSSES
+from .rules import LOSSES, MEAN, NONE, SUM
 from .writing import Writer
 
 __all__ = ["ALWAYS", "REWRITES", "Rewrite"]
 
 aten = torch.ops.aten
-_NONE, _MEAN, _SUM = 0, 1, 2  # how losses are reduced
 
 # Writes an operation otherwise and gives the slots of its results; None where it is as well left as it is.
 Rewrite = Callable[[Operation, Writer], list[Slot | None] | None]
@@ -47,25 +46,25 @@ def _with(operation: Operation, **changed: object) -> list[object]:
 def _loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     """Computes a mean as a sum divided by the total count, which is correct for uneven shards."""
     reduction = operation.argument("reduction")
-    if reduction == _NONE:
+    if reduction == NONE:
         return None
-    each = write(operation.func, *_with(operation, reduction=_NONE))
+    each = write(operation.func, *_with(operation, reduction=NONE))
     total = write(aten.sum.default, each)
-    if reduction == _MEAN:
+    if reduction == MEAN:
         total = write(aten.div.Scalar, total, math.prod(write.shape(each)))  # NaN where there are none
     return [total]
 
 
 def _loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
     given, grad = _tensor(operation, "self"), _tensor(operation, "grad_output")
-    if operation.argument("reduction") != _MEAN or given is None or grad is None:
+    if operation.argument("reduction") != MEAN or given is None or grad is None:
         return None
     target = _tensor(operation, "target")
     assert target is not None
     shape = torch.broadcast_shapes(_meta(operation, given).shape, _meta(operation, target).shape)  # type: ignore[no-untyped-call]
     count = max(math.prod(shape), 1)
     each = write(aten.div.Scalar, write.whole(grad), count)
-    return [write(operation.func, *_with(operation, grad_output=each, reduction=_SUM))]
+    return [write(operation.func, *_with(operation, grad_output=each, reduction=SUM))]
 
 
 def _log_softmax(operation: Operation, write: Writer) -> list[Slot | None] | None:
@@ -100,6 +99,10 @@ def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | No
     return [write(aten.sub.Tensor, grad, write(aten.mul.Tensor, write(aten.exp.default, output), total))]
 
 
+def _class_dim(operation: Operation, given: Slot) -> int:
+    return 0 if len(_meta(operation, given).shape) == 1 else 1
+
+
 def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
     """Mask of the target class, sharded like the classes; mask of targets that count; dimension of the classes."""
     shape, placements = write.shape(given), write.placements(given)
@@ -122,14 +125,19 @@ def _by_class(write: Writer, values: Slot, given: Slot, dim: int) -> Slot:
 
 
 def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
-    """Selects targets among the classes of each rank, and adds up the sums.
+    """Adds up the sums of ranks; where classes are sharded, selects targets among those of each rank.
 
     PyTorch's rule averages the means of ranks, which is wrong with class weights or ignored targets.
     """
     given, target, weight = (_tensor(operation, name) for name in ("self", "target", "weight"))
     reduction = operation.argument("reduction")
-    if given is None or target is None or reduction == _NONE:
+    if given is None or target is None or reduction == NONE:
         return None
+    if not _sharded_along(_meta(operation, given), _class_dim(operation, given)):
+        if reduction == SUM:
+            return None
+        total, count = map(write.whole, write.all(operation.func, *_with(operation, reduction=SUM)))
+        return [write(aten.div.Tensor, total, count), count]
     given, dtype = write.summed(given), _meta(operation, given).dtype
     chosen, counts, dim = _chosen(operation, write, given, target)
 
@@ -146,18 +154,23 @@ def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
         losses = write(aten.mul.Tensor, losses, weights)
     total = write.whole(write(aten.neg.default, write(aten.sum.default, losses)))
     count = write.whole(write(aten.sum.default, weights))
-    return [write(aten.div.Tensor, total, count) if reduction == _MEAN else total, count]
+    return [write(aten.div.Tensor, total, count) if reduction == MEAN else total, count]
 
 
 def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None] | None:
     grad, given, target, weight = (_tensor(operation, name) for name in ("grad_output", "self", "target", "weight"))
     total, reduction = _tensor(operation, "total_weight"), operation.argument("reduction")
-    if grad is None or given is None or target is None or total is None or reduction == _NONE:
+    if grad is None or given is None or target is None or total is None or reduction == NONE:
         return None
+    if not _sharded_along(_meta(operation, given), _class_dim(operation, given)):
+        if reduction == SUM:
+            return None
+        each = write(aten.div.Tensor, write.whole(grad), write.whole(total))
+        return [write(operation.func, *_with(operation, grad_output=each, reduction=SUM))]
     given = write.summed(given)
     chosen, counts, dim = _chosen(operation, write, given, target)
     each = write(aten.neg.default, write.whole(grad))
-    if reduction == _MEAN:
+    if reduction == MEAN:
         each = write(aten.div.Tensor, each, write.whole(total))
     if weight is not None:
         each = write(aten.mul.Tensor, _by_class(write, weight, given, dim), each)

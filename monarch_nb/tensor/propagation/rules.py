@@ -18,12 +18,13 @@ from .operation import Leaf, Operation, slots
 from .partial import has_parts
 from .plan import Slot
 
-__all__ = ["LOSSES", "as_they_lie", "by_own_rules", "has_own_rule"]
+__all__ = ["LOSSES", "MEAN", "NONE", "SUM", "as_they_lie", "by_own_rules", "has_own_rule"]
 
 R = Replicate()
 Row = tuple[Sequence[Placement | None], Sequence[Placement]]
 Rule = Callable[[Operation, Sequence[Leaf]], list[Row]]
 
+NONE, MEAN, SUM = 0, 1, 2  # how losses are reduced
 _NEVER = float("inf")
 _REDUCED_LISTS = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum", "_fused_rms_norm"})
 
@@ -205,6 +206,23 @@ def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
+def _nll_loss(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Sharded along any dimension but that of the classes; losses that are not averaged."""
+    backward, reduction = operation.packet.endswith("backward"), operation.argument("reduction")
+    shape = operation.metas[1 if backward else 0].shape
+    if reduction == MEAN or len(shape) == 1:
+        return []
+    found: list[Row] = []
+    for dim in (0, *range(2, len(shape))):
+        target = Shard(max(dim - 1, 0))
+        each = target if reduction == NONE else R
+        inputs = [each, Shard(dim), target] if backward else [Shard(dim), target]
+        sums: list[Placement] = [target, R] if reduction == NONE else [Partial(), Partial()]
+        made = [Shard(dim)] if backward else sums
+        found.append((made, [*inputs, *[R] * (len(operation.metas) - len(inputs))]))
+    return found
+
+
 def _grouped_mm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along ungrouped rows or columns of the product, or along the inner dimension."""
     one, other = (len(meta.shape) for meta in operation.metas[:2])
@@ -279,6 +297,7 @@ _POOLS = (
     *(f"max_pool{dims}d_with_indices_backward" for dims in (2, 3)),
 )
 
+_NLL_LOSSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
 _BATCH = {"native_group_norm": 3, "native_group_norm_backward": 5}  # which argument is its size
 
 _RULES: dict[str, Rule] = {
@@ -289,6 +308,7 @@ _RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_grouped_mm": _grouped_mm,
+    **dict.fromkeys(_NLL_LOSSES, _nll_loss),
     "_scaled_dot_product_flash_attention": _flash_attention,
     "_scaled_dot_product_flash_attention_backward": _flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
