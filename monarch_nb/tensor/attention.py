@@ -7,13 +7,16 @@ PyTorch would compute attention by its plain operations, with a matrix of all wo
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from monarch_nb.tensor.commands import RunFunction
 from monarch_nb.tensor.handle import MeshTensor
 
 __all__ = ["attend"]
 
 aten = torch.ops.aten
-_ON_CPU = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_ON_CPU = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_DOUBLE_ON_CPU = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # before, its sums had no plan
 _ON_CUDA = frozenset({torch.bfloat16, torch.float16})
 _LARGEST_HEAD, _MULTIPLE = 256, 8  # of flash attention on CUDA; aten/native/transformers/cuda/sdp_utils.cpp
 
@@ -33,12 +36,51 @@ def attend(
     tensors = (query, key, value)
     if not dropout_p and not enable_gqa and _are_alike(tensors):
         device = query.meta.layout.device
-        if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
+        if device == "cpu" and _is_fused_on_cpu(query.dtype) and _fits(attn_mask, query, is_causal):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
             return flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
         if device == "cuda" and query.dtype in _ON_CUDA and attn_mask is None and _has_flash_width(query.shape[-1]):
-            return aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
+            kernel = _kernel_of_ranks(query, key, is_causal, scale)
+            if kernel == SDPBackend.CUDNN_ATTENTION.value:
+                cudnn = aten._scaled_dot_product_cudnn_attention.default
+                return cudnn(*tensors, None, True, 0.0, is_causal, False, scale=scale)[0]
+            if kernel == SDPBackend.FLASH_ATTENTION.value:
+                return aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
     return _plainly(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _is_fused_on_cpu(dtype: torch.dtype) -> bool:
+    return dtype in _ON_CPU or (dtype == torch.float64 and _DOUBLE_ON_CPU)
+
+
+def _kernel_of_ranks(query: Any, key: Any, is_causal: bool, scale: float | None) -> int:
+    """The kernel that PyTorch would choose on the ranks, by number in SDPBackend. Blocks, once for tensors of a kind."""
+    stream = query.reference.stream
+    flags = torch.backends.cuda
+    enabled = {
+        SDPBackend.CUDNN_ATTENTION: flags.cudnn_sdp_enabled(),
+        SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
+        SDPBackend.MATH: True,
+    }
+    shape = (query.dtype, query.shape[2], key.shape[2], query.shape[3])
+    asked = (*shape, is_causal, scale, tuple(kernel.value for kernel, is_enabled in enabled.items() if is_enabled))
+    if asked not in stream.kernels:
+        found = set(stream.run_everywhere(RunFunction(_kernel_here, asked, {})).values())
+        stream.kernels[asked] = found.pop() if len(found) == 1 else SDPBackend.MATH.value
+    return int(stream.kernels[asked])
+
+
+def _kernel_here(
+    dtype: torch.dtype, queries: int, keys: int, width: int, is_causal: bool, scale: float | None,
+    enabled: tuple[int, ...],
+) -> int:  # fmt: skip
+    """Which of these kernels PyTorch chooses on the GPU of this process."""
+    query = torch.empty(1, 1, queries, width, dtype=dtype, device="cuda", requires_grad=True)
+    key = torch.empty(1, 1, keys, width, dtype=dtype, device="cuda", requires_grad=True)
+    choose: Any = torch._fused_sdp_choice
+    kernels = [kernel for kernel in SDPBackend.__members__.values() if kernel.value in enabled]
+    with torch.enable_grad(), sdpa_kernel(kernels):
+        return int(choose(query, key, key, None, 0.0, is_causal, scale=scale, enable_gqa=False))
 
 
 def _has_flash_width(width: int) -> bool:

@@ -138,6 +138,7 @@ class Stream:
         self._context: Context = current_runtime().context()
         self._batches: deque[CommandBatch] = deque()  # without replies so far
         self._batch_numbers, self._issued, self._bytes = count(), 0, 0  # batch numbers; operations and bytes sent
+        self.kernels: dict[Any, int] = {}  # that the ranks have chosen for attention, by what they were asked
         self._checked_until = 0  # by operations: their replies say that the group goes on
         self._over = -1  # the generation of process groups that has ended, or -1
         self._failed: dict[int, TensorError] = {}  # the latest failures, by operation

@@ -202,7 +202,7 @@ class _Run:
 
     def _explained_by_rounding(self, name: str, want: Wanted, found: torch.Tensor) -> torch.Tensor:
         if self._variants is None:
-            self._variants = rounded_otherwise(self._program)
+            self._variants = rounded_otherwise(self._program, untied=self._mesh.stream.layout.device != "cpu")
         variants = [variant[name] for variant in self._variants if name in variant]
         return explained_by_rounding(found, variants, want.within)
 

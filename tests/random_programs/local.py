@@ -30,6 +30,9 @@ NEAR = 1e-6  # how much inputs are changed, of each value
 LARGEST = 1e6  # magnitudes that are let in
 NOTHING = 2.0**-40  # of the terms that were summed: such a sum of them is nothing, but for rounding
 VARIANTS = 64  # runs with other roundings, where a result differs
+CHOOSE = frozenset(
+    "argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk".split()
+)  # among their numbers, and say which: of equal ones a GPU chooses others than a CPU
 MANY = 4  # values of a whole number in these: of a product, say, not all are seen in so few runs
 SLACK = 64  # times the rounding of one operation
 LOOSEST = 0.02  # of the magnitude of a tensor: what is less exact cannot be told from what is wrong
@@ -92,11 +95,13 @@ class Shaken(TorchDispatchMode):
     """While it is entered, operations see other numbers than they are given: each differs by itself.
 
     They differ by up to `NEAR`, so that what comes out of terms that cancel is as large as these, times `NEAR`; or, if
-    `by_rounding`, by at most one unit in the last place or the sign of a zero.
+    `by_rounding`, by at most one unit in the last place or the sign of a zero. With `untied`, operations that choose
+    among their numbers see none that are equal.
     """
 
-    def __init__(self, seed: int, *, by_rounding: bool = False) -> None:
+    def __init__(self, seed: int, *, by_rounding: bool = False, untied: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._untied, self._now = untied, ""
         self._generator = torch.Generator().manual_seed(seed)
         self._by_rounding = by_rounding
 
@@ -104,7 +109,7 @@ class Shaken(TorchDispatchMode):
         """The operation on such numbers; views, and what changes in place, are of the numbers as they are."""
         if func.is_view:
             return func(*args, **(kwargs or {}))
-        named = func._schema.arguments
+        named, self._now = func._schema.arguments, func._overloadpacket.__name__
         written = {argument.name for argument in named if argument.alias_info is not None}
         shaken = [
             each if argument.name in written else tree_map(self._shaken, each)
@@ -121,7 +126,8 @@ class Shaken(TorchDispatchMode):
         if self._by_rounding:
             steps = torch.randint(-1, 2, each.shape, generator=self._generator).to(each.dtype)
             signs = 1 - 2 * torch.randint(0, 2, each.shape, generator=self._generator).to(each.dtype)
-            return torch.where(each == 0, each * signs, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps))
+            least = torch.finfo(each.dtype).tiny if self._untied and self._now in CHOOSE else 0.0
+            return torch.where(each == 0, each * signs + least * steps, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps))
         return each * (1 + NEAR * (2 * torch.rand(each.shape, generator=self._generator, dtype=each.dtype) - 1))
 
 
@@ -235,14 +241,17 @@ def terms_of_gradients(program: Program, wide: dict[str, torch.Tensor | None]) -
     return {name: apart / NEAR for name, apart in moved.items()}
 
 
-def rounded_otherwise(program: Program) -> list[dict[str, torch.Tensor]]:
-    """The results of local runs that differ in their rounding alone: tensors by name, gradients by name + ".grad"."""
+def rounded_otherwise(program: Program, *, untied: bool = False) -> list[dict[str, torch.Tensor]]:
+    """The results of local runs that differ in their rounding alone: tensors by name, gradients by name + ".grad".
+
+    With `untied` they differ in what is chosen among equal numbers, too.
+    """
     runs: list[dict[str, torch.Tensor]] = []
     for number in range(VARIANTS):
         run = Local(program)
         with warnings.catch_warnings(), contextlib.suppress(Unjudged, RuntimeError):
             warnings.simplefilter("ignore")
-            with Shaken(program.seed + number, by_rounding=True):
+            with Shaken(program.seed + number, by_rounding=True, untied=untied):
                 for line in program.lines:
                     run_line(run, line.text, line.makes, line.raises)
                 gradients = run.backward(program) if program.heads else {}

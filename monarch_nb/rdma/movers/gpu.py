@@ -38,9 +38,8 @@ class GpuMover:
         self._open: OrderedDict[tuple[str, bytes], _OpenAllocation] = OrderedDict()  # the least recently used first
 
     def read(self, moves: Sequence[Move], limit: Limit) -> None:
-        """Checks that all are offered, copies, and checks again: memory may be used anew after a drop."""
+        """Copies, and then checks that all are offered: what is dropped stays open here, and may be used anew."""
         with self._allocations(moves) as allocations:
-            check_offered(moves)
             self._copy(moves, allocations, limit, write=False)
             check_offered(moves)
 

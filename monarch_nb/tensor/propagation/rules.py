@@ -31,12 +31,16 @@ _REDUCED_LISTS = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum", 
 
 def has_own_rule(operation: Operation) -> bool:
     """Returns whether an own rule replaces PyTorch's."""
-    return operation.packet in _RULES
+    return _rule_of(operation) is not None
+
+
+def _rule_of(operation: Operation) -> Rule | None:
+    return _RULES.get(operation.packet) or _RULES.get(operation.name)
 
 
 def by_own_rules(operation: Operation, leaves: Sequence[Leaf]) -> Lowering:
     """Returns the cheapest way to run the operation. Raises Unfit if there is no rule."""
-    rule = _RULES.get(operation.packet)
+    rule = _rule_of(operation)
     if rule is None and torch.Tag.pointwise in operation.func.tags:
         rule = _pointwise
     if rule is None:
@@ -193,7 +197,7 @@ def _attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
-    """The same of CUDA's kernel: with what it counts and draws, which every rank has whole."""
+    """The same of CUDA's kernels: with what they count and draw, which every rank has whole."""
     one = operation.metas[0].shape
     alike = [len(meta.shape) == len(one) - 1 or meta.shape[:2] == one[:2] for meta in operation.metas]
     sharded = 2 if operation.packet.endswith("attention") else len(leaves)  # the result and its sums; all gradients
@@ -204,6 +208,49 @@ def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
         )
         for dim in (0, 1)
     ]
+
+
+def _extreme(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Greatest or least numbers along a dimension, with their positions: sharded along the others."""
+    ndim, keep = len(operation.metas[0].shape), operation.argument("keepdim")
+    along = operation.argument("dim")
+    assert isinstance(along, int)
+    others = [dim for dim in range(ndim) if dim != along % max(ndim, 1)]
+    return [([Shard(dim - (not keep and dim > along % ndim))] * len(leaves), [Shard(dim)]) for dim in others]
+
+
+def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Sharded along dimensions behind those that are indexed."""
+    indices = operation.args[1]
+    assert isinstance(indices, list | tuple)
+    if not all(isinstance(index, Slot) for index in indices):
+        return []
+    metas = operation.metas
+    shapes = [metas[index.register].shape for index in indices if isinstance(index, Slot)]
+    ndim, before = len(metas[0].shape), len(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    last = len(metas) - 1  # the values
+    shift = before - len(indices)
+    return [
+        (
+            [Shard(dim)] * len(leaves),
+            [Shard(dim), *[R] * len(indices), _along(metas[last].shape, dim + shift, ndim + shift)],
+        )
+        for dim in range(len(indices), ndim)
+    ]
+
+
+def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Sharded along what is not normalised; gradients of weight and bias are partial."""
+    sizes = operation.argument("normalized_shape")
+    assert isinstance(sizes, list | tuple)
+    backward = operation.packet.endswith("backward")
+    cut = 4 if backward else 1
+    found: list[Row] = []
+    for dim in range(len(operation.metas[0].shape) - len(sizes)):
+        outs: list[Placement] = [Shard(dim), Partial(), Partial()] if backward else [Shard(dim)] * 3
+        made = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
+        found.append((made, [Shard(dim) if at < cut else R for at in range(len(operation.metas))]))
+    return found
 
 
 def _nll_loss(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
@@ -311,6 +358,14 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_NLL_LOSSES, _nll_loss),
     "_scaled_dot_product_flash_attention": _flash_attention,
     "_scaled_dot_product_flash_attention_backward": _flash_attention,
+    "_scaled_dot_product_cudnn_attention": _flash_attention,
+    "_scaled_dot_product_cudnn_attention_backward": _flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):  # before, PyTorch's were wrong for these
+    _RULES |= {
+        **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme),
+        **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+        **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+    }
