@@ -328,11 +328,14 @@ def a_dead_rank_frees_the_others() -> str:
 
 @fact(limit_s=150)
 def random_programs() -> str:
-    """500 random programs on ranks that share the GPU, against local tensors"""
+    """500 random programs on ranks that share the GPU, against local tensors
+
+    Of a CPU, which choose others among equal numbers: up to 4 % cannot be judged.
+    """
     if DEVICE == "cuda":
         need_gpu()
     began, count = time.monotonic(), 500 if DEVICE == "cuda" else 20
-    jobs = max(1, min(6, (os.cpu_count() or 2) // 2))
+    jobs = max(1, min(8, (os.cpu_count() or 2) // 2))
     done = subprocess.run(
         [sys.executable, "-m", "tests.random_programs", "--seed", "3000000000", "--count", str(count), "--no-shrink",
          "--jobs", str(jobs), "--device", DEVICE, "--meshes", "2", "2x2", "3"],
@@ -343,7 +346,8 @@ def random_programs() -> str:
     wrong = [line for line in lines if line.startswith("seed ") and "unjudged" not in line]
     kinds = Counter(" ".join(line.split(": ", 1)[-1].split()[:14]) for line in wrong)
     assert not wrong, f"{tally}: {kinds.most_common(4)} {wrong[0][:120]}"
-    assert done.returncode == 0, f"{tally} {lines[-3:]} {done.stderr[-300:]}"
+    unjudged = sum(": unjudged, " in line for line in lines)
+    assert f"{count} programs: " in tally and unjudged <= count / 25, f"{tally} {lines[-3:]} {done.stderr[-300:]}"
     return f"{tally}; {time.monotonic() - began:.0f} s"
 
 

@@ -239,6 +239,17 @@ def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ]
 
 
+def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
+    """Sharded along any dimension but that of the indices."""
+    ndim, along = len(operation.metas[0].shape), operation.argument("dim")
+    assert isinstance(along, int)
+    return [
+        ([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)])
+        for dim in range(ndim)
+        if dim != along % max(ndim, 1)
+    ]
+
+
 def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along what is not normalised; gradients of weight and bias are partial."""
     sizes = operation.argument("normalized_shape")
@@ -367,5 +378,6 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):  # before, PyTor
     _RULES |= {
         **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme),
         **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+        **dict.fromkeys(("index_copy", "index_copy_"), _index_copy),
         **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
     }
