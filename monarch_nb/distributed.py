@@ -116,7 +116,8 @@ def compile(  # noqa: A001 - as torch.compile
 
     `step = monarch.compile(step)`, or a decorator. The first runs (three, as a rule) are as written; what they issue is
     compared. Workers then run generated code: of the operations one by one (`backend="python"`), of a graph of them
-    (`"fx"`), or compiled by PyTorch's inductor (`"inductor"`, which needs a C++ compiler there and takes a minute).
+    (`"fx"`), compiled by PyTorch's inductor (`"inductor"`, which needs a C++ compiler there and takes a minute), or as
+    a CUDA graph (`"cudagraphs"`, on GPUs).
     Every `check_every`-th call runs the Python again and compares; 0 never does. Arguments of other shapes or
     placements, and other values of what the step reads where that can be seen, are captured anew.
 

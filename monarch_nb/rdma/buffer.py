@@ -30,7 +30,7 @@ from monarch_nb.runtime import (
 __all__ = ["RDMABuffer", "service", "transfer"]
 
 _INLINE = 128 << 10  # bytes; a smaller copy is over before another thread would have begun it
-_INLINE_ON_DEVICE = 1 << 30  # bytes, of memory of one GPU at both ends: a millisecond
+_INLINE_ON_DEVICE = 4 << 30  # bytes, of memory of one GPU at both ends: three milliseconds
 _TIMEOUT_S = 60.0
 T = TypeVar("T")
 

@@ -54,9 +54,9 @@ def _is_fused_on_cpu(dtype: torch.dtype) -> bool:
 
 
 def _kernel_of_ranks(query: Any, key: Any, is_causal: bool, scale: float | None) -> int:
-    """The kernel that PyTorch would choose on the ranks, by number in SDPBackend. Blocks, once for tensors of a kind."""
+    """The kernel that PyTorch would choose on the ranks, as a number of SDPBackend. Blocks, once for each kind."""
     stream = query.reference.stream
-    flags = torch.backends.cuda
+    flags: Any = torch.backends.cuda
     enabled = {
         SDPBackend.CUDNN_ATTENTION: flags.cudnn_sdp_enabled(),
         SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),

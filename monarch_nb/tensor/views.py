@@ -138,7 +138,9 @@ def overlapping_inputs(
     shares = Counter(id(reference.memory) for _, reference, _ in given if reference.memory is not None)
     for index in plan.writes:
         _, target, meta = given[index]
-        if shares[id(target.memory)] > 1 and any(
+        if target.memory is None or shares[id(target.memory)] < 2:
+            continue
+        if any(
             reference.memory is target.memory
             and (reference.offset, known.shape, known.stride) != (target.offset, meta.shape, meta.stride)
             and max(reference.offset, target.offset) < min(_end(reference, known), _end(target, meta))

@@ -347,7 +347,8 @@ def random_programs() -> str:
     kinds = Counter(" ".join(line.split(": ", 1)[-1].split()[:14]) for line in wrong)
     assert not wrong, f"{tally}: {kinds.most_common(4)} {wrong[0][:120]}"
     unjudged = sum(": unjudged, " in line for line in lines)
-    assert f"{count} programs: " in tally and unjudged <= count / 25, f"{tally} {lines[-3:]} {done.stderr[-300:]}"
+    assert f"{count} programs: " in tally, f"{tally} {lines[-3:]} {done.stderr[-300:]}"
+    assert unjudged <= count / 25, tally
     return f"{tally}; {time.monotonic() - began:.0f} s"
 
 

@@ -158,7 +158,7 @@ def steps() -> str:
 
 @fact(limit_s=200, alone=True)
 def narrow_steps() -> str:
-    """Steps that are launched slower than computed: captured as a CUDA graph, they pass torchrun's"""
+    """Steps that a process launches slower than a GPU computes them pass torchrun's as a CUDA graph"""
     need_gpu()
     theirs, failed = under_torchrun("narrow", compiled=False), list[str]()
     said = [

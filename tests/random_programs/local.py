@@ -30,9 +30,9 @@ NEAR = 1e-6  # how much inputs are changed, of each value
 LARGEST = 1e6  # magnitudes that are let in
 NOTHING = 2.0**-40  # of the terms that were summed: such a sum of them is nothing, but for rounding
 VARIANTS = 64  # runs with other roundings, where a result differs
-CHOOSE = frozenset(
-    "argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk".split()
-)  # among their numbers, and say which: of equal ones a GPU chooses others than a CPU
+# Operations that choose among their numbers, and say which: of equal ones a GPU chooses others than a CPU.
+_NAMES = "argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk"
+CHOOSE = frozenset(_NAMES.split())
 MANY = 4  # values of a whole number in these: of a product, say, not all are seen in so few runs
 SLACK = 64  # times the rounding of one operation
 LOOSEST = 0.02  # of the magnitude of a tensor: what is less exact cannot be told from what is wrong
@@ -127,7 +127,9 @@ class Shaken(TorchDispatchMode):
             steps = torch.randint(-1, 2, each.shape, generator=self._generator).to(each.dtype)
             signs = 1 - 2 * torch.randint(0, 2, each.shape, generator=self._generator).to(each.dtype)
             least = torch.finfo(each.dtype).tiny if self._untied and self._now in CHOOSE else 0.0
-            return torch.where(each == 0, each * signs + least * steps, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps))
+            return torch.where(
+                each == 0, each * signs + least * steps, each * (1 + ROUNDING.get(each.dtype, 0.0) * steps)
+            )
         return each * (1 + NEAR * (2 * torch.rand(each.shape, generator=self._generator, dtype=each.dtype) - 1))
 
 
@@ -254,7 +256,9 @@ def rounded_otherwise(program: Program, *, untied: bool = False) -> list[dict[st
             with Shaken(program.seed + number, by_rounding=True, untied=untied):
                 for line in program.lines:
                     run_line(run, line.text, line.makes, line.raises)
-                gradients = run.backward(program) if program.heads else {}
+                gradients: dict[str, torch.Tensor | None] = {}
+                with contextlib.suppress(RuntimeError):  # an error that the program makes on purpose
+                    gradients = run.backward(program) if program.heads else {}
             results = {name: run.tensors[name].detach() for name in program.names}
             results |= {f"{name}.grad": grad for name, grad in gradients.items() if grad is not None}
             runs.append(results)

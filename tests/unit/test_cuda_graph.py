@@ -1,18 +1,20 @@
 """Steps that are replayed as a CUDA graph, with a graph that runs the function again in place of a device's."""
 
-import logging
 from collections.abc import Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from monarch_nb.tensor.compiled import cuda_graph
 from monarch_nb.tensor.compiled.cuda_graph import CudaGraph
+from monarch_nb.tensor.compiled.errors import CompileWarning
 
 pytestmark = pytest.mark.timeout(60)
 
-Tensors = list["torch.Tensor"]
+Tensors = list[torch.Tensor]
 
 
 def pretended(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
@@ -45,21 +47,21 @@ def step(inputs: Tensors, seed: int) -> Tensors:
 
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> "torch.Tensor":
+def state(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     tensor = torch.zeros(2)
     STATE[:] = [tensor]
     monkeypatch.setattr(cuda_graph, "captured", pretended)
     return tensor
 
 
-def test_each_call_sees_its_own_arguments_and_the_state_that_the_last_left(state: "torch.Tensor") -> None:
+def test_calls_see_their_own_arguments_and_the_state_of_the_last(state: torch.Tensor) -> None:
     run = CudaGraph(step, 1, (), "step")
     found = [run([torch.full((2,), float(number)), state], 0) for number in (1, 2, 3, 4)]
     assert [float(total) for total, _ in found] == [2.0, 6.0, 12.0, 20.0]
     assert [double.tolist() for _, double in found] == [[2.0] * 2, [4.0] * 2, [6.0] * 2, [8.0] * 2]
 
 
-def test_a_state_that_lies_elsewhere_now_is_captured_anew(state: "torch.Tensor") -> None:
+def test_a_state_that_lies_elsewhere_now_is_captured_anew(state: torch.Tensor) -> None:
     run = CudaGraph(step, 1, (), "step")
     one = torch.ones(2)
     for _ in range(3):
@@ -70,7 +72,7 @@ def test_a_state_that_lies_elsewhere_now_is_captured_anew(state: "torch.Tensor")
     assert state.tolist() == [3.0, 3.0]
 
 
-def test_an_argument_that_the_step_writes_to_is_written(state: "torch.Tensor") -> None:
+def test_an_argument_that_the_step_writes_to_is_written(state: torch.Tensor) -> None:
     def writes(inputs: Tensors, seed: int) -> Tensors:
         inputs[0].mul_(2)
         return []
@@ -82,9 +84,7 @@ def test_an_argument_that_the_step_writes_to_is_written(state: "torch.Tensor") -
         assert batch.tolist() == [2.0, 2.0]
 
 
-def test_a_result_that_is_a_view_of_the_state_stays_one(
-    state: "torch.Tensor", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_is_a_view_of_the_state_stays_one(state: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 0, (), "step")
     for _ in range(3):
@@ -93,17 +93,15 @@ def test_a_result_that_is_a_view_of_the_state_stays_one(
     assert view.tolist() == [7.0]
 
 
-def test_a_step_that_cannot_be_captured_runs_as_it_is_and_says_so_once(
-    state: "torch.Tensor", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_step_that_cannot_be_captured_runs_and_warns_once(
+    state: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(cuda_graph, "captured", refused)
     run = CudaGraph(step, 1, (), "the step")
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(CompileWarning, match=r"the step runs without a CUDA graph.*capturing$") as noticed:
         found = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
     assert found == [2.0, 4.0, 6.0, 8.0]
-    (record,) = caplog.records
-    assert "the step runs without a CUDA graph" in record.getMessage()
-    assert "more" not in record.getMessage()
+    assert len(noticed) == 1

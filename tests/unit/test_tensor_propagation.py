@@ -16,6 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from monarch_nb.tensor.propagation import (
     Call,
     DataDependentShapeError,
+    LocalStep,
     MeshLayout,
     Meta,
     PropagationError,
@@ -127,6 +128,16 @@ def test_a_mean_of_means_of_unequal_shards_is_not_taken(propagator: Propagator) 
     uneven, _, _ = propagator.plan(aten.mean.default, (meta(5, 4, placed=ROWS),))
     assert even.made == uneven.made == (meta(),)
     assert [c.nbytes for c in even.collectives] == [4]
+
+
+@pytest.mark.parametrize("name", ["nll_loss_forward", "nll_loss_backward"])
+def test_a_loss_of_cut_rows_is_one_kernel_on_each_rank(propagator: Propagator, name: str) -> None:
+    given, target, one = meta(8, 5, placed=ROWS), meta(8, placed=ROWS, dtype=torch.int64), meta()
+    arguments = (given, target, None, 1, -100) if name.endswith("forward") else (one, given, target, None, 1, -100, one)
+    plan, *_ = propagator.plan(getattr(torch.ops.aten, name).default, arguments)
+    kernels = {step.operation for step in plan.program.steps if isinstance(step, LocalStep)}
+    assert kernels == {f"aten.{name}.default", "aten.div.Tensor"}
+    assert not plan.notices
 
 
 def test_rows_of_a_sharded_vocabulary_are_added_up_at_once(propagator: Propagator) -> None:

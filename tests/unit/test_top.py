@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,6 +219,23 @@ def test_the_table_is_written_once_as_text(
     served[1].close()
     assert main(["top", "--once"]) == 1
     assert "monarch.top.serve()" in capsys.readouterr().err
+
+
+def test_the_table_has_what_processes_measure_once_somebody_looks(
+    served: tuple[Store, StoreServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, _ = served
+
+    def measure() -> None:
+        until(lambda: store._watchers)
+        for rank in range(16):
+            store.put(e.Usage("p", rank, 0.5, 1 << 30))
+
+    measuring = threading.Thread(target=measure)
+    measuring.start()
+    assert main(["top", "--once", "--find", "cpu>40%"]) == 0
+    measuring.join()
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 16
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from monarch_nb.rdma.movers.mover import CannotReachError, Move
 
 __all__ = ["GpuMover"]
 
-_PIECE = 1 << 30  # bytes copied between two checks of the limit: a millisecond on the device
+_PIECE = 8 << 30  # bytes copied between two checks of the limit: some milliseconds on the device
 _OPEN = 32  # allocations that stay open: each keeps its owner's memory from being freed
 
 

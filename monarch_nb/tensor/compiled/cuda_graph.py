@@ -3,16 +3,17 @@
 Source: "CUDA Graphs", docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
-import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from monarch_nb.tensor.compiled.errors import CompileWarning
+
 __all__ = ["CudaGraph"]
 
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
-logger = logging.getLogger(__name__)
 
 
 class CudaGraph:
@@ -43,10 +44,9 @@ class CudaGraph:
                 self._capture(inputs, addresses)
             except RuntimeError as error:  # it cannot be captured: nothing has run
                 self._refused, self._replay = True, None
-                logger.warning(
-                    "%s runs without a CUDA graph, since its operations cannot be captured: %s",
-                    *(self._title, str(error).partition("\n")[0]),
-                )
+                why = str(error).partition("\n")[0]
+                text = f"{self._title} runs without a CUDA graph, since its operations cannot be captured: {why}"
+                warnings.warn(text, CompileWarning, stacklevel=2)
                 return self._run(inputs, seed)
         assert self._replay is not None
         for mine, tensor in zip(self._inputs, inputs, strict=False):

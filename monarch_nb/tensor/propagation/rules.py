@@ -227,7 +227,7 @@ def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
         return []
     metas = operation.metas
     shapes = [metas[index.register].shape for index in indices if isinstance(index, Slot)]
-    ndim, before = len(metas[0].shape), len(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    ndim, before = len(metas[0].shape), max(map(len, shapes))
     last = len(metas) - 1  # the values
     shift = before - len(indices)
     return [
@@ -244,9 +244,7 @@ def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     ndim, along = len(operation.metas[0].shape), operation.argument("dim")
     assert isinstance(along, int)
     return [
-        ([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)])
-        for dim in range(ndim)
-        if dim != along % max(ndim, 1)
+        ([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in range(ndim) if dim != along % max(ndim, 1)
     ]
 
 
