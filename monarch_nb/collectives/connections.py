@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -129,9 +129,19 @@ class Connections:
         return watched
 
 
+def connections_to(ports: set[int]) -> dict[int, str]:
+    """This process's connections to servers at these ports, by descriptor."""
+    return {fd: inode for fd, inode in _sockets().items() if _peer_port(fd) in ports}
+
+
 def cut_to(ports: set[int]) -> int:
     """Shuts down this process's connections to servers at these ports; gives how many there were."""
-    return sum(_peer_port(fd) in ports and _shut_down(fd, inode) for fd, inode in _sockets().items())
+    return cut_each(connections_to(ports))
+
+
+def cut_each(connections: Mapping[int, str]) -> int:
+    """Shuts these down, unless their descriptors have others by now; gives how many there were."""
+    return sum(_shut_down(fd, inode) for fd, inode in connections.items())
 
 
 def _sockets() -> dict[int, str]:

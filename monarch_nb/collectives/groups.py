@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb._imported import when_imported
-from monarch_nb.collectives.connections import CAN_CUT, Connections, cut_to
+from monarch_nb.collectives.connections import CAN_CUT, Connections, connections_to, cut_each, cut_to
 from monarch_nb.collectives.environment import OURS
 from monarch_nb.collectives.renewal import (
     DDP,
@@ -47,6 +47,7 @@ from monarch_nb.collectives.verbs import GroupKey
 logger = logging.getLogger(__name__)
 
 _C10D = "torch.distributed.distributed_c10d"
+_CONNECTS_S = 0.5  # for a connection to a store to be made
 _STORE_OPENS_S = 5.0  # for a thread that looks for a store that is not there to find the stand-in
 
 
@@ -288,8 +289,12 @@ class ProcessGroups:
 
     @staticmethod
     def _stand_in(thread: int, places: set[tuple[str, int]]) -> None:
-        """A thread looks for a store that is not there, and would for minutes: it finds that of a stand-in, which ends
-        at once. Only where the store was to be on this host."""
+        """A thread looks for a store that is not there, and would for minutes: it finds that of a stand-in.
+
+        Its connection is cut once it has found it, or has waited there for a while: cut while it connects, PyTorch
+        tries again, after a pause that grows with each time. Only where the store was to be on this host; other
+        processes may look for it, too.
+        """
         distributed: Any = sys.modules["torch.distributed"]
         for host, port in places:
             try:
@@ -297,10 +302,14 @@ class ProcessGroups:
             except Exception:  # it is to be on another host, or is there by now
                 logger.debug("no stand-in for the store at %s:%s", host, port, exc_info=True)
                 store = None
-            until = time.monotonic() + _STORE_OPENS_S
-            while time.monotonic() < until and any(map(looked_for, frames_of(thread))):
-                cut_to({port})
+            until, since = time.monotonic() + _STORE_OPENS_S, dict[tuple[int, str], float]()
+            while (now := time.monotonic()) < until and any(map(looked_for, frames_of(thread))):
+                since = {each: since.get(each, now) for each in connections_to({port}).items()}
+                cut_each(dict(each for each, began in since.items() if now - began > _CONNECTS_S))
                 time.sleep(0.02)
+            cut_to({port})
+            if store is not None:
+                time.sleep(max(0.0, until - time.monotonic()))
             del store
 
     def give_up(

@@ -217,7 +217,8 @@ class Link(Outgoing[T]):
         if to:
             self._take_ack(ack, credit, actions)
         if self._doubt:
-            self._fail("the connection broke before the peer's first answer", self._doubt, actions)
+            if not self._dials or self.state is not _DOWN:  # else it came on the connection that broke, and is late
+                self._fail("the connection broke before the peer's first answer", self._doubt, actions)
             self._doubt = 0
         if kind > _CHUNK:
             self._skip_to(seq, actions)

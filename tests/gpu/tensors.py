@@ -328,10 +328,8 @@ def a_dead_rank_frees_the_others() -> str:
 
 @fact(limit_s=150)
 def random_programs() -> str:
-    """500 random programs on ranks that share the GPU, against local tensors
-
-    Of a CPU, which choose others among equal numbers: up to 4 % cannot be judged.
-    """
+    """500 random programs on ranks that share the GPU, against local tensors"""
+    # Those of a CPU, which choose others among equal numbers: up to 4 % cannot be judged.
     if DEVICE == "cuda":
         need_gpu()
     began, count = time.monotonic(), 500 if DEVICE == "cuda" else 20
@@ -521,10 +519,8 @@ class _Member(Actor):
 
 @fact(limit_s=90)
 def collectives_of_gloo() -> str:
-    """Collectives with CUDA tensors on two ranks that share the GPU: plain ones by gloo, functional ones staged.
-
-    Without all_to_all of lists, which gloo lacks, and send, with which gloo of PyTorch 2.11 cuts the connection.
-    """
+    """Collectives with CUDA tensors on two ranks that share the GPU: plain ones by gloo, functional ones staged"""
+    # Without all_to_all of lists, which gloo lacks, and send, with which gloo of PyTorch 2.11 cuts the connection.
     need_gpu()
     procs = this_host().spawn_procs(per_host={"ranks": 2})
     members = procs.spawn("members", _Member)

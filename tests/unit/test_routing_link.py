@@ -342,6 +342,23 @@ def test_frames_to_an_unknown_incarnation_on_a_broken_link_fail():
     assert pair.got_b == ["y"]
 
 
+def test_an_answer_that_is_read_after_the_break_ends_all_doubt():
+    pair = Pair()
+    pair.send(pair.a, "x")
+    frames, pair.to_b[:] = pair.to_b[:], []
+    for prefix, item, size in frames:
+        outcome = pair.b.received(prefix, item, size, 0.0)
+        pair.do(pair.b, outcome if isinstance(outcome, list) else [Deliver(item, outcome)])
+    pair.a.disconnected(0.0)
+    pair.b.disconnected(0.0)
+    pair.pump()  # what it had said before
+    assert pair.failed() == []
+    pair.do(pair.a, pair.a.connected(0.0))
+    pair.pump()
+    pair.wait(1.0)
+    assert (pair.got_b, pair.failed()) == (["x"], [])
+
+
 def test_frames_resent_in_vain_fail_in_time_and_others_go_on():
     pair = Pair()
     pair.pump()
