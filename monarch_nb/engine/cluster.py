@@ -172,7 +172,7 @@ class MemoryPace:
         return all(self._rests(cell) for runtime in self._runtimes() for cell in tuple(runtime.cells.values()))
 
     def _rests(self, cell: ActorCell) -> bool:
-        if cell.ended or cell.ending:
+        if cell.ended:
             return True
         executor = cell.executor
         if _loop_rests(executor.loop) if isinstance(executor, AsyncExecutor) else executor.resting:

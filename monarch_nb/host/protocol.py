@@ -175,6 +175,12 @@ class HostsLost(msgspec.Struct, frozen=True):
     losses: dict[str, int] = {}
 
 
+class RelayChanged(msgspec.Struct, frozen=True):
+    """host.relay: messages to hosts went through a process in whose place another one is; some may be lost with it."""
+
+    relay: str
+
+
 class PreemptionNotice(Harmless, frozen=True, kw_only=True):
     """host.notice: the sender's host is about to be ended or, if it is `over`, has not been ended.
 

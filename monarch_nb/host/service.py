@@ -98,6 +98,7 @@ class AgentService:
         self._kept = kept
         self._learn = learn
         self._forget = forget
+        self._vias: dict[str, str] = {}  # who passes on what goes to other hosts
         self._follow = follow
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet
@@ -260,11 +261,16 @@ class AgentService:
         self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.StopReply(tuple(exits))))
 
     def _hosts(self, request: p.Hosts, asker: Asker[Done]) -> Done:
+        former = {before for host, via in request.vias.items() if (before := self._vias.get(host)) and before != via}
+        self._vias.update(request.vias)
         for host in {**request.endpoints, **request.vias}:
             if host != self._host:
                 self._learn(
                     host, request.endpoints.get(host, ""), request.vias.get(host, ""), request.incarnations.get(host, 0)
                 )
+        for relay in former:
+            alive = [child.address for child in self._children.alive()]
+            self._sender.post_all(alive, verbs.RELAY_CHANGED, p.RelayChanged(relay))
         return Done()
 
     def _lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:

@@ -9,6 +9,7 @@ from monarch_nb.host import verbs
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
+from monarch_nb.mesh.relayed import RelayedCalls
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.routing.incarnations import new_incarnation
 from monarch_nb.runtime import Future, ProcState, RunsOn, Runtime, when_done
@@ -43,6 +44,8 @@ class ProcessWatcher:
         self._runtime.verbs.handle(verbs.PROC_RESPONSIVE, self._responsive)
         self._runtime.verbs.handle(verbs.PROC_PING, self._ping)
         self._runtime.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
+        relayed = RelayedCalls(runtime)
+        self._runtime.verbs.handle(verbs.RELAY_CHANGED, lambda changed, asker: relayed.relay_changed(changed.relay))
 
     def on_first_message(self, address: str) -> None:
         """Called for the first message to a process: if it never replies, its agent is asked about it."""

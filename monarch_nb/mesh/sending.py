@@ -94,7 +94,8 @@ def send_region(
     runs = actor.runs(region)
     if len(runs) == 1 and runs[0].count == 1:
         header.dst = actor.procs.layout.address(runs[0].rank, runs[0].proc_incarnation)
-    if not _stays(runtime, actor, header.dst):
+    stays = _stays(runtime, actor, header.dst)
+    if not stays:
         check_size(frames)
     parcel = runtime.node.snapshot(frames)
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
@@ -106,6 +107,9 @@ def send_region(
             uninterrupted(_number, context, actor, runs, numbered)
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel)
+        pending = runtime.calls.get(call) if header.dst and not stays else None
+        if pending is not None and pending.size == 1:
+            pending.sent = header
     except BaseException:
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])

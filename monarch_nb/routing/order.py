@@ -143,6 +143,11 @@ class Inbox(Generic[T]):
         self.stats.held_back += 1
         return []
 
+    def has(self, sender: str, seq: int) -> bool:
+        """Whether that message is here, or was."""
+        stream = self._streams.get(sender)
+        return stream is not None and (seq < stream.expect or seq in stream.waiting)
+
     def void(self, sender: str, seq: int, now: float) -> list[T]:
         """Number `seq` will never come (its sender knows that it failed); the items this sets free."""
         stream = self._streams.setdefault(sender, _SenderStream())

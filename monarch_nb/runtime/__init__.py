@@ -36,9 +36,8 @@ from monarch_nb.runtime.settling import (
     when_done,
 )
 from monarch_nb.runtime.streams import StreamCall
-from monarch_nb.runtime.supervising import Supervising
+from monarch_nb.runtime.supervising import Supervising, fault_hook, set_hook_lookup
 from monarch_nb.runtime.tables import ProcessTables
-from monarch_nb.runtime.unhandled import fault_hook, set_hook_lookup
 from monarch_nb.runtime.verbs import DOING, INTERRUPT, Interrupt, RunningEndpoint, RunsOn, SpawnActor, WhatRuns
 from monarch_nb.runtime.waiting import Waiter
 

@@ -58,6 +58,7 @@ class PendingCall:
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
         self._raised: dict[int, RankError] = {}
+        self.sent: Header | None = None  # where it went to one actor of another host
         self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
         self._releasing = False  # who waits for those that have raised is being freed
         self.kind = ""  # of the actors, where that is known: "sync" or "async"

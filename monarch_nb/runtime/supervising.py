@@ -1,5 +1,6 @@
-"""The interface of supervision, the row above, to the runtime."""
+"""The interface of supervision, the row above, to the runtime; and the hook of a program for failures."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_nb.wire import Header
@@ -53,3 +54,17 @@ class Supervising(Protocol):
 
     def undeliverable(self, header: Header, reason: str) -> None:
         """A message nobody waits for could not be delivered."""
+
+
+_lookup: Callable[[], Callable[[Any], None] | None] = lambda: None  # noqa: E731 - replaced as a whole
+
+
+def set_hook_lookup(lookup: Callable[[], Callable[[Any], None] | None]) -> None:
+    """`lookup` gives the program's present hook; None where it has not set one."""
+    global _lookup
+    _lookup = lookup
+
+
+def fault_hook(default: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The function to call with a failure that nobody handles."""
+    return _lookup() or default

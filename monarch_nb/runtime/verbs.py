@@ -7,7 +7,7 @@ import msgspec
 from monarch_nb.runtime.actors.endpoint import Kind
 from monarch_nb.runtime.context import Ancestor
 from monarch_nb.shape import RegionForm
-from monarch_nb.wire import Harmless, Verb
+from monarch_nb.wire import Harmless, Lane, Verb
 
 
 class RunsOn(IntEnum):
@@ -95,8 +95,39 @@ class RunningEndpoint(msgspec.Struct, array_like=True, frozen=True):
     freed: bool = False  # of process groups of torch.distributed, which are of no use any more
 
 
+class SentCall(msgspec.Struct, array_like=True, frozen=True):
+    """A call by its place in the messages from its sender to one actor."""
+
+    mesh: str
+    rank: int
+    incarnation: int
+    sender: str
+    seq: int
+    call: str
+    method: str
+
+
+class AskReceived(msgspec.Struct, array_like=True, frozen=True):
+    """Asks a process what has become of calls to its actors."""
+
+    calls: tuple[SentCall, ...]
+
+
+class CallsReceived(msgspec.Struct, array_like=True, frozen=True):
+    """What has become of the calls, in the order in which they were asked for: `WAITS`, `NEVER_CAME` or `ANSWERED`."""
+
+    states: tuple[str, ...]
+
+
 CANCEL = Verb("call.cancel", Cancel, doc="a rank is not to answer a call any more")
 PROBE = Verb("wait.probe", Probe, doc="is the actor that has not answered blocked itself? (deadlocks)")
 END = Verb("wait.end", Deadlock, doc="a call ends, as it is part of a deadlock")
 INTERRUPT = Verb("actor.interrupt", Interrupt, RunningEndpoint, doc="raises KeyboardInterrupt in what a rank runs")
+RECEIVED = Verb(
+    "call.received",
+    AskReceived,
+    CallsReceived,
+    lane=Lane.DATA,
+    doc="what has become of calls that a relay may have lost?",
+)
 DOING = Verb("actor.doing", WhatRuns, RunningEndpoint, doc="what a rank runs at this moment")

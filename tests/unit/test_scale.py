@@ -11,7 +11,7 @@ from monarch_nb.actor import ActorError
 from monarch_nb.collectives import service
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS
 from monarch_nb.config import configured
-from monarch_nb.connect import shutdown
+from monarch_nb.connect import joining, shutdown
 from monarch_nb.connect.joining import accept_hosts
 from monarch_nb.lifecycle import interrupts
 from monarch_nb.lifecycle.interrupts import doing, interrupted
@@ -27,9 +27,11 @@ HOSTS = 160
 
 @pytest.fixture(scope="module")
 def costs() -> Iterator[dict[str, tuple[Cost, Cost]]]:
-    """Of everything, with 10 hosts and with 40."""
+    """Of everything, with 10 hosts and with 40. Without the beats of a second, which may fall into anything."""
     shutdown()
-    few, many = measure(10), measure(40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joining, "_BEAT_S", 1e6)
+        few, many = measure(10), measure(40)
     yield {one.what: (one, other) for one, other in zip(few.costs, many.costs, strict=True)}
     shutdown()
 

@@ -289,7 +289,7 @@ class ActorCell:
 
     def _leave(self, header: Header, token: Any) -> None:
         origin = header.chain[0] if header.chain else header.call
-        self.process.log.end(origin, answered=header.port != 0 and not self._explicit(header))
+        self.process.log.end(origin, answered=header.port != 0 and not self.is_explicit(header.method))
         current.reset(token)
 
     def run_sync(self, header: Header, parcel: "Parcel") -> None:
@@ -356,16 +356,16 @@ class ActorCell:
 
     # -- answers: the executor's thread -----------------------------------------------------------------------------
 
-    def _explicit(self, header: Header) -> bool:
-        endpoint = self.endpoints.get(header.method)
-        return endpoint is not None and endpoint._explicit_response_port
+    def is_explicit(self, method: str) -> bool:
+        """Whether an endpoint answers through a port that it is given, maybe later."""
+        return bool(getattr(self.endpoints.get(method), "_explicit_response_port", False))
 
     def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
         if not self.muted:
             self.process.reply(header, status, frames)
 
     def _answer(self, header: Header, result: Any) -> None:
-        if header.port == 0 or self._explicit(header):
+        if header.port == 0 or self.is_explicit(header.method):
             return
         try:
             frames = encode(result, self.process, gpu=self.process.node.shares_gpu(header.src))
@@ -403,7 +403,7 @@ class ActorCell:
         ordinary = isinstance(error, (Exception, SystemExit)) or (interrupted and not self.ending)
         given_up = isinstance(error, (asyncio.CancelledError, CancelledError))
         cancelled = given_up and header.call in self.process.cancelled
-        if ordinary and header.port and (cancelled or not self._explicit(header)):
+        if ordinary and header.port and (cancelled or not self.is_explicit(header.method)):
             self._reply(header, Status.EXCEPTION, encode_exception(error))
             return
         if interrupted and self.ending:
@@ -415,13 +415,13 @@ class ActorCell:
         """Answers with the text of an error that could not be sent as it is, or whose sending was interrupted."""
         formatted, why = "".join(format_exception(error)), f"{error_line(failure)} was raised when it was sent"
         answer = RemoteException(type_name(error), text_of(error), formatted, why)
-        if header.port and not self._explicit(header):
+        if header.port and not self.is_explicit(header.method):
             self._reply(header, Status.EXCEPTION, encode_exception(answer))
         elif self.cause is None:
             self.fail("exception", answer, header)
 
     def _refuse_call(self, header: Header) -> None:
-        if header.port and not self._explicit(header):
+        if header.port and not self.is_explicit(header.method):
             self.refuse(header)
 
     def _drop(self, header: Header, parcel: "Parcel") -> None:

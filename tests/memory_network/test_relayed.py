@@ -1,0 +1,113 @@
+"""Calls between hosts whose messages a relay has taken along when it ended."""
+
+from typing import Any
+
+import pytest
+
+from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint
+from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.mesh.handle import state_of
+from monarch_nb.runtime import current_runtime
+from monarch_nb.supervision import SupervisionError
+from monarch_nb.testing import Cluster
+from monarch_nb.wire.header import Kind
+
+pytestmark = pytest.mark.timeout(60)
+HOSTS = 3
+SOON = 20.0
+
+
+class Other(Actor):
+    """Is called; loses messages as if they had never come or gone."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    @endpoint
+    def lose(self, kind: int) -> None:
+        """Loses the next call that comes, or the next answer that goes."""
+        node: Any = current_runtime().node
+        handler, send = node._handler, node.send
+
+        def take(header: Any, parcel: Any) -> None:
+            if header.kind == kind == Kind.CALL:
+                node._handler = handler
+                return
+            handler(header, parcel)
+
+        def give(header: Any, parcel: Any, **options: Any) -> None:
+            if header.kind == kind == Kind.REPLY and header.call:
+                node.send = send
+                return
+            send(header, parcel, **options)
+
+        node._handler = take
+        if kind == Kind.REPLY:
+            current_runtime().later(0.0, lambda: setattr(node, "send", give))  # not the answer to this
+
+    @endpoint
+    def step(self) -> int:
+        self.ran += 1
+        return self.ran
+
+    @endpoint(explicit_response_port=True)
+    def later(self, port: Port[int]) -> None:
+        self.port = port
+
+    @endpoint
+    def now(self) -> None:
+        self.port.send(7)
+
+
+class Caller(Actor):
+    """Calls, and sends what comes of it to a port."""
+
+    @endpoint
+    async def calls(self, other: Any, name: str, outcome: Port[str]) -> None:
+        try:
+            outcome.send(f"{await getattr(other, name).call_one()}")
+        except SupervisionError as error:
+            outcome.send(str(error))
+
+
+@pytest.fixture
+def procs(simulated: Cluster) -> ProcMesh:
+    return simulated.hosts().spawn_procs(name="procs")
+
+
+@pytest.fixture
+def pair(procs: ProcMesh) -> tuple[Any, Any]:
+    return procs.slice(hosts=1).spawn("caller", Caller), procs.slice(hosts=2).spawn("other", Other)
+
+
+def relay_changes(caller: Any) -> None:
+    state: Any = state_of(caller).procs
+    current_runtime().post(state.address(1), verbs.RELAY_CHANGED, p.RelayChanged("here/gone"))
+
+
+@pytest.mark.parametrize(("kind", "text", "ran"), [(Kind.CALL, "it has not run", 1), (Kind.REPLY, "it has run", 2)])
+def test_a_call_that_is_lost_with_a_relay_is_an_error(
+    pair: tuple[Any, Any], simulated: Cluster, kind: Kind, text: str, ran: int
+) -> None:
+    caller, other = pair
+    port, outcome = Channel[str].open()
+    other.lose.call_one(int(kind)).get(SOON)
+    caller.calls.call_one(other, "step", port)
+    simulated.advance(60)  # nobody knows
+    relay_changes(caller)
+    assert text in outcome.recv().get(SOON)
+    assert other.step.call_one().get(SOON) == ran
+    caller.calls.call_one(other, "step", port)  # nothing waits for the one that is lost
+    assert outcome.recv().get(SOON) == str(ran + 1)
+
+
+def test_a_call_that_is_answered_later_survives_a_change_of_relays(pair: tuple[Any, Any], simulated: Cluster) -> None:
+    caller, other = pair
+    port, outcome = Channel[str].open()
+    caller.calls.call_one(other, "later", port)
+    simulated.advance(1)
+    relay_changes(caller)
+    simulated.advance(30)
+    other.now.call_one().get(SOON)
+    assert outcome.recv().get(SOON) == "7"
