@@ -13,7 +13,13 @@ from torch.distributed.tensor.placement_types import Placement
 import monarch_nb
 from monarch_nb.config import configured
 from monarch_nb.distributed import GatherWarning, Mesh
-from monarch_nb.tensor.propagation import DataDependentShapeError, NoRuleError, PropagationError, ViewWriteError
+from monarch_nb.tensor.propagation import (
+    DataDependentShapeError,
+    NoRuleError,
+    PropagationError,
+    ViewWriteError,
+    rules,
+)
 from tests.cluster.actor_tools import spawned
 
 pytestmark = [
@@ -268,6 +274,35 @@ def test_gathers_are_announced_once_per_line_or_refused(mesh: Mesh) -> None:
     for answer in ("allow", "tell"):  # the latter is the former name of "warn"
         with configured(tensor_gather=answer):
             assert torch.cdist(one, other).diagonal().sum().item() == 0.0
+
+
+def _older(table: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """What PyTorch's rules were wrong for before 2.13."""
+    x = table.detach().requires_grad_()
+    normal = torch.nn.functional.layer_norm(x, (4,), weight, weight)
+    picked = x[index]
+    (normal.sum() + (picked * 3).sum()).backward()  # the gradient of an index puts into it
+    written = table.detach().clone()
+    written[index] = table[:3] * 2
+    copied = table.index_copy(1, index, table[:, :3])
+    extremes = [*table.max(0), *table.min(1, keepdim=True), *table.max(-1)]
+    return [*extremes, normal, x.grad, written, copied]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("indexed", [R, S0], ids=str)
+def test_rules_for_older_versions_of_pytorch_are_right(
+    mesh: Mesh, placed: Placement, indexed: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_RULES", rules._RULES | rules._BEFORE_2_13)
+    monkeypatch.setattr(mesh.stream.propagator, "_plans", {})
+    whole = (numbers(5, 4) * 7) % 11
+    index, weight = torch.tensor([3, 0, 2]), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    expected = _older(whole, index, weight)
+    places = zip((whole, index, weight), (placed, indexed, indexed), strict=True)
+    found = _older(*(monarch_nb.distribute(one, mesh, [at]) for one, at in places))
+    for one, other in zip(expected, found, strict=True):
+        assert torch.allclose(one, other.full_tensor(), atol=1e-5)  # type: ignore[attr-defined]
 
 
 def test_the_largest_of_all_ranks_is_nan_where_one_has_that(mesh: Mesh) -> None:

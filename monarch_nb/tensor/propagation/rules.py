@@ -372,10 +372,12 @@ _RULES: dict[str, Rule] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
 }
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):  # before, PyTorch's were wrong for these
-    _RULES |= {
-        **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme),
-        **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
-        **dict.fromkeys(("index_copy", "index_copy_"), _index_copy),
-        **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
-    }
+# What PyTorch's rules were wrong for in earlier versions.
+_BEFORE_2_13: dict[str, Rule] = {
+    **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+    **dict.fromkeys(("index_copy", "index_copy_"), _index_copy),
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+}
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    _RULES |= _BEFORE_2_13
