@@ -2,6 +2,7 @@
 
 from monarch_nb.connect import AttachError
 from monarch_nb.debug.errors import DebugError, QuitDebugger, StoppedAtBreakpoint
+from monarch_nb.diagnosis import CallAbortedError
 from monarch_nb.host.launch import AgentStartError
 from monarch_nb.mesh.host_record import NoMoreHostsError
 from monarch_nb.mesh.requests import RequestError
@@ -16,6 +17,7 @@ __all__ = [
     "AddressError",
     "AgentStartError",
     "AttachError",
+    "CallAbortedError",
     "DeadlockError",
     "DebugError",
     "DescriptorLimitError",

@@ -31,22 +31,25 @@ class DiagnosisMagics(Magics):
     def why(self, line: str) -> "Diagnosis":
         """Say which ranks hold the others up, and why.
 
-        %why [NAME]
+        %why [NAME] [--abort]
 
             %why                    # of all meshes with calls under way
             %why trainers
+            %why trainers --abort   # ends the calls that the findings explain; the processes live on
 
         Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
-        that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed. A
-        cell that has waited for ten seconds without progress shows the same beneath itself. From Python:
-        monarch.diagnose(trainers).
+        that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed
+        without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself. From
+        Python: monarch.diagnose(trainers), and abort(trainers) of monarch.diagnosis.
         """
-        from monarch_nb.diagnosis import diagnose
+        from monarch_nb.diagnosis import abort, diagnose
 
-        names = line.split()
-        if len(names) > 1:
-            raise UsageError("%why takes the name of one mesh, or none")
-        return diagnose(self._session.find(names[0]) if names else None)
+        words = line.split()
+        names = [word for word in words if word != "--abort"]
+        if len(names) > 1 or any(name.startswith("-") for name in names):
+            raise UsageError("%why takes the name of one mesh, or none, and --abort")
+        act = abort if "--abort" in words else diagnose
+        return act(self._session.find(names[0]) if names else None)
 
 
 class HangNotes:

@@ -2,6 +2,7 @@
 
 monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
+abort(trainers)                         # ends the calls that the findings explain; the processes live on
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis.collector import diagnose
-    from monarch_nb.diagnosis.findings import Diagnosis, Finding, Kind
+    from monarch_nb.diagnosis.collector import abort, diagnose
+    from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
 
-__all__ = ["Diagnosis", "Finding", "Kind", "diagnose"]
+__all__ = ["CallAbortedError", "Diagnosis", "Finding", "Kind", "abort", "diagnose"]
 
-__getattr__ = lazy_names(__name__, {"collector": ("diagnose",), "findings": ("Diagnosis", "Finding", "Kind")})
+_FINDINGS = ("CallAbortedError", "Diagnosis", "Finding", "Kind")
+__getattr__ = lazy_names(__name__, {"collector": ("abort", "diagnose"), "findings": _FINDINGS})

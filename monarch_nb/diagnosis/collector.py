@@ -3,13 +3,15 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import process_state
+from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
 from monarch_nb.mesh.operations import operations
@@ -49,6 +51,39 @@ def diagnose(
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     runtime = current_runtime()
     return diagnosing(runtime, _meshes(runtime) if mesh is None else [_procs_of(mesh)], timeout).get()
+
+
+def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
+    """Diagnoses as `diagnose` does, and ends the calls of this process that ranks with findings hold up.
+
+    The calls fail with CallAbortedError, which says why. Their ranks are interrupted and freed from collectives, and
+    the process groups that they waited in are given up on all ranks: the next call makes them anew in the same
+    processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same.
+    """
+    diagnosis = diagnose(mesh, timeout)
+    runtime = current_runtime()
+    ended, silent = list[str](), list[str]()
+    for procs in _meshes(runtime) if mesh is None else [_procs_of(mesh)]:
+        texts = [finding.text for finding in diagnosis.findings if finding.mesh == procs.name]
+        for state in (procs, *_actors_on(runtime, procs)) if texts else ():
+            calls = [call for call in tuple(runtime.calls.values()) if call.mesh == state.uid and call.missing]
+            ranks = sorted({rank for call in calls for rank in call.missing_ranks()})
+            for call in calls:
+                call.fail(CallAbortedError(f"{call.title}() was ended by abort(): {'; '.join(texts)}", diagnosis))
+                ended.append(f"{call.title}()")
+            doing = interrupted(state, ranks, [call.call for call in calls]) if calls else {}
+            rest = [rank for rank, at in doing.items() if at is None or (at.endpoint and not at.ended)]
+            silent += [f"{places_of(procs.region, rest) or 'the only rank'} of {procs.name}"] if rest else []
+    return replace(diagnosis, ended=_ended_text(ended, silent))
+
+
+def _ended_text(ended: Sequence[str], silent: Sequence[str]) -> str:
+    if not ended:
+        return "nothing was ended: no call of this process waits for ranks with findings"
+    text = f"ended: {', '.join(ended)}"
+    if silent:
+        text += f"; {', '.join(silent)} did not react: heal_mesh(mesh.slice(...), kill=True) replaces ranks"
+    return text
 
 
 def diagnosing(runtime: Runtime, meshes: Sequence[ProcState], timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:

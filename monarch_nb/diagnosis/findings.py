@@ -33,18 +33,34 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of one `diagnose()`, the most certain first, and what was inspected."""
+    """The findings of one `diagnose()`, the most certain first, and what was inspected.
+
+    `ended` says which calls `abort()` has ended, "" after `diagnose()`.
+    """
 
     findings: tuple[Finding, ...]
     inspected: str
+    ended: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.findings)
 
     def __str__(self) -> str:
+        ended = [self.ended] if self.ended else []
         if not self.findings:
-            return f"nothing found: {self.inspected}"
+            return "\n".join([f"nothing found: {self.inspected}", *ended])
         lines = [f"{'' if finding.sure else 'perhaps: '}{finding.mesh}: {finding.text}" for finding in self.findings]
-        return "\n".join([*lines, f"inspected: {self.inspected}"])
+        return "\n".join([*lines, f"inspected: {self.inspected}", *ended])
 
     __repr__ = __str__
+
+
+class CallAbortedError(RuntimeError):
+    """A call that `abort()` has ended. The text says which ranks held it up; `diagnosis` has all findings."""
+
+    def __init__(self, text: str, diagnosis: Diagnosis) -> None:
+        super().__init__(text)
+        self.diagnosis = diagnosis
+
+    def __reduce__(self) -> tuple[type["CallAbortedError"], tuple[str, Diagnosis]]:
+        return CallAbortedError, (self.args[0], self.diagnosis)

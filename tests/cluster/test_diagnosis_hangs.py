@@ -1,6 +1,7 @@
 """Hangs of real ranks, diagnosed while they last."""
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint
-from monarch_nb.diagnosis import Diagnosis, Finding
+from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
 
@@ -97,6 +98,24 @@ def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path
     assert finding.source == line_of("with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
     assert not monarch_nb.diagnose(trainers)
+
+
+def test_an_abort_ends_the_call_with_the_finding(trainers: Any, tmp_path: Path) -> None:
+    pids = trainers.join.call().get(SECONDS).values()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    call = trainers.train.call("blocks", str(pipe))
+    finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
+    diagnosis = abort(trainers)
+    assert diagnosis.ended.startswith("ended: trainers.train(); gpus=1 of workers did not react")  # it is in C code
+    pipe.write_bytes(b"")
+    with pytest.raises(CallAbortedError, match="gpus=1 has not begun all_reduce") as caught:
+        call.get(SECONDS)
+    assert caught.value.diagnosis.findings[0].ranks == finding.ranks
+    assert pickle.loads(pickle.dumps(caught.value)).diagnosis.findings == caught.value.diagnosis.findings
+    assert trainers.join.call().get(SECONDS).values() == pids
+    trainers.train.call("nothing", "").get(SECONDS)
+    assert abort(trainers).ended.startswith("nothing was ended")
 
 
 def test_a_rank_that_computes_is_a_suspicion_only(trainers: Any, tmp_path: Path) -> None:
