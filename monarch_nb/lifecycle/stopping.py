@@ -190,7 +190,7 @@ class MeshStopper:
     def _forget(self, future: Future[Any]) -> None:
         if future.exception(0) is None:
             for gone in future.get(0).exits:
-                self._runtime.node.forget(gone.address, gone.reason)
+                self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)  # after its last words
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
         asked: dict[int, Future[ActorGone]] = {}

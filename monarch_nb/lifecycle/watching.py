@@ -161,7 +161,7 @@ class ProcessWatcher:
             self._driver.proc_exited(*place, cause)
         else:
             self._driver.killed(*place, cause)
-        self._runtime.node.forget(gone.address, gone.reason)
+        self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)
 
     def _started(self, started: p.StartedProc, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
@@ -174,7 +174,7 @@ class ProcessWatcher:
             self._ending[gone.host] = gone.reason
             self._runtime.later(_HOST_ENDS_S, lambda: self._take_exit(gone))
         else:
-            self._take_exit(gone)
+            self._runtime.node.settled(self._take_exit, gone)  # its last words come before
 
     def _take_exit(self, gone: p.Exited) -> None:
         self.unresponsive.pop(gone.address, None)

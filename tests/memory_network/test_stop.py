@@ -90,14 +90,14 @@ def test_a_stopped_actor_mesh_refuses_calls_and_says_why(quad: ProcMesh) -> None
 
 
 def test_a_process_mesh_stops_with_its_actors_after_their_clean_up(faults: Faults) -> None:
-    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="stopping")
+    procs = this_host().spawn_procs(per_host={"gpus": 8}, name="stopping")
     port, receiver = Channel[Any].open()
     mesh: Any = procs.spawn("mesh", Stoppable, port)
-    assert mesh.ping.call().get(20).values() == ["pong"] * 2
+    assert mesh.ping.call().get(20).values() == ["pong"] * 8
     first = procs.stop("all done")
     first.get(20)
     assert procs.stop() is first
-    assert [receiver.recv().get(20) for _ in range(2)] == [("monarch-actor-driver", None)] * 2
+    assert [receiver.recv().get(20) for _ in range(8)] == [("monarch-actor-driver", None)] * 8
     with pytest.raises(SupervisionError, match="actor mesh is stopped due to proc mesh shutdown"):
         mesh.ping.call().get(20)
     with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
