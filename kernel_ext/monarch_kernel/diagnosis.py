@@ -40,7 +40,7 @@ class DiagnosisMagics(Magics):
         Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
         that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed
         without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself. From
-        Python: monarch.diagnose(trainers), and abort(trainers) of monarch.diagnosis.
+        Python: monarch.diagnose(trainers), and abort(trainers) of monarch_nb.diagnosis.
         """
         from monarch_nb.diagnosis import abort, diagnose
 

@@ -18,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
-from torch.distributed.tensor import DTensor, _collective_utils
+from torch.distributed.tensor import DTensor, _collective_utils, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -36,9 +36,23 @@ _logs = [
         "torch.distributed.tensor._redistribute",
     )
 ]
+_exchange: Any = _collective_utils.shard_dim_alltoall
+
+
+def _exchanged(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int) -> Any:
+    """As `shard_dim_alltoall`, whose fake kernel asks the driver of a GPU since PyTorch 2.14."""
+    if mesh.device_type == "cpu":
+        return _exchange(input, gather_dim, shard_dim, mesh, mesh_dim)
+    size, shape = mesh.size(mesh_dim), list(input.shape)
+    shape[gather_dim] *= size
+    shape[shard_dim] //= size
+    return input.new_empty(shape)
+
+
 # Functions of PyTorch in whose place others stand while ranks are imagined.
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (fake_tensor, "init_gpu_context", lambda device: None),  # makes a tensor on the GPU for the first fake one there
+    (placement_types, "shard_dim_alltoall", _exchanged),
     (_collective_utils, "get_rank", lambda group=None: 0),  # of the default group, which there is none of
     (_collective_utils, "get_group_rank", lambda group, rank: group.rank()),
 )
