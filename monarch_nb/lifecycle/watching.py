@@ -174,7 +174,7 @@ class ProcessWatcher:
             self._ending[gone.host] = gone.reason
             self._runtime.later(_HOST_ENDS_S, lambda: self._take_exit(gone))
         else:
-            self._runtime.node.settled(self._take_exit, gone)  # its last words come before
+            self._take_exit(gone)
 
     def _take_exit(self, gone: p.Exited) -> None:
         self.unresponsive.pop(gone.address, None)
@@ -184,7 +184,8 @@ class ProcessWatcher:
             self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._runtime, (gone.address,), gone.reason)
-        self._runtime.node.forget(gone.address, gone.reason)  # last: waiting calls have failed with a better reason
+        # Last: waiting calls have failed with a better reason. What the process has said is read before.
+        self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)
         self._publish(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.HostsLost, asker: Asker[None]) -> None:
