@@ -1,7 +1,6 @@
 """`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict."""
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,10 +46,7 @@ def diagnose(
     to `timeout` seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a
     `timeout` that is not positive.
     """
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout} is not a positive number of seconds")
-    runtime = current_runtime()
-    return diagnosing(runtime, _meshes(runtime) if mesh is None else [_procs_of(mesh)], timeout).get()
+    return _merged([diagnosis for _, diagnosis in _diagnosed(mesh, timeout)])
 
 
 def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
@@ -60,11 +56,11 @@ def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: 
     the process groups that they waited in are given up on all ranks: the next call makes them anew in the same
     processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same.
     """
-    diagnosis = diagnose(mesh, timeout)
-    runtime = current_runtime()
+    found = _diagnosed(mesh, timeout)
+    diagnosis, runtime = _merged([each for _, each in found]), current_runtime()
     ended, silent = list[str](), list[str]()
-    for procs in _meshes(runtime) if mesh is None else [_procs_of(mesh)]:
-        texts = [finding.text for finding in diagnosis.findings if finding.mesh == procs.name]
+    for procs, its in found:
+        texts = [finding.text for finding in its.findings]
         for state in (procs, *_actors_on(runtime, procs)) if texts else ():
             calls = [call for call in tuple(runtime.calls.values()) if call.mesh == state.uid and call.missing]
             ranks = sorted({rank for call in calls for rank in call.missing_ranks()})
@@ -86,27 +82,45 @@ def _ended_text(ended: Sequence[str], silent: Sequence[str]) -> str:
     return text
 
 
-def diagnosing(runtime: Runtime, meshes: Sequence[ProcState], timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:
-    """`diagnose` of meshes of processes, without blocking."""
+def _diagnosed(
+    mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None", timeout: float
+) -> list[tuple[ProcState, Diagnosis]]:
+    """Looks at all meshes that are meant at once; blocks."""
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout} is not a positive number of seconds")
+    runtime = current_runtime()
+    meshes = _meshes(runtime) if mesh is None else [_procs_of(mesh)]
+    asked = [diagnosing(runtime, procs, timeout) for procs in meshes]
+    return [(procs, future.get()) for procs, future in zip(meshes, asked, strict=True)]
+
+
+def _merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
+    findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
+    inspected = "; ".join(diagnosis.inspected for diagnosis in diagnoses)
+    return Diagnosis(_by_certainty(findings), inspected or "there are no meshes")
+
+
+def _by_certainty(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+
+
+def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:
+    """`diagnose` of one mesh of processes, without blocking."""
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
-    def judge_all(before: Sequence[dict[int, Evidence]], after: Sequence[dict[int, Evidence]]) -> None:
+    def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
-            findings: list[Finding] = []
-            for procs, first, second in zip(meshes, before, after, strict=True):
-                findings += judge(_evidence(runtime, procs, first, second))
-            findings.sort(key=lambda finding: not finding.sure)
-            resolve_future(diagnosis, Diagnosis(tuple(findings), _inspected(meshes, after)))
+            findings = judge(_evidence(runtime, procs, before, after))
+            resolve_future(diagnosis, Diagnosis(_by_certainty(findings), _inspected(procs, after)))
         except Exception as error:
             fail_future(diagnosis, error)
 
-    def look_again(before: Sequence[dict[int, Evidence]]) -> None:
-        def look() -> None:
-            _look(runtime, meshes, min(SECOND_LOOK_S, timeout / 4), lambda after: judge_all(before, after))
-
+    def look_again(before: dict[int, Evidence]) -> None:
+        within = min(SECOND_LOOK_S, timeout / 4)
+        look = partial(_look, runtime, procs, within, lambda after: judge_both(before, after))
         runtime.later(min(LOOKS_APART_S, timeout / 8), look)
 
-    _look(runtime, meshes, timeout / 2, look_again)
+    _look(runtime, procs, timeout / 2, look_again)
     return diagnosis
 
 
@@ -141,29 +155,10 @@ def _procs_of(mesh: object) -> ProcState:
     return procs
 
 
-def _look(
-    runtime: Runtime,
-    meshes: Sequence[ProcState],
-    within: float,
-    then: Callable[[Sequence[dict[int, Evidence]]], None],
-) -> None:
-    """Hands on the evidence of all processes that answer in time, by base rank, for each mesh."""
-    looks: list[dict[int, Evidence]] = [{} for _ in meshes]
-    lock, left = threading.Lock(), len(meshes)
-
-    def take(index: int, found: dict[int, Evidence], _: set[int]) -> None:
-        nonlocal left
-        with lock:
-            looks[index] = found
-            left -= 1
-            last = left == 0
-        if last:
-            then(looks)
-
-    for index, procs in enumerate(meshes):
-        ask_ranks(runtime, procs, list(procs.region.ndslice), INSPECT, Inspect(), partial(take, index), within=within)
-    if not meshes:
-        then(looks)
+def _look(runtime: Runtime, procs: ProcState, within: float, then: Callable[[dict[int, Evidence]], None]) -> None:
+    """Hands on the evidence of all processes of a mesh that answer in time, by base rank."""
+    ranks = list(procs.region.ndslice)
+    ask_ranks(runtime, procs, ranks, INSPECT, Inspect(), lambda found, _: then(found), within=within)
 
 
 def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], after: dict[int, Evidence]) -> Procs:
@@ -212,19 +207,14 @@ def _is_in_collective(evidence: Evidence) -> bool:
     return any(f"{os.sep}torch{os.sep}distributed{os.sep}" in file for file in lines)
 
 
-def _inspected(meshes: Sequence[ProcState], found: Sequence[dict[int, Evidence]]) -> str:
+def _inspected(procs: ProcState, found: dict[int, Evidence]) -> str:
     """What was inspected, and what cannot be seen."""
-    if not meshes:
-        return "there are no meshes"
-    parts = []
-    for procs, evidence in zip(meshes, found, strict=True):
-        running = sum(bool(rank.running) for rank in evidence.values())
-        part = f"{counted(len(evidence), 'process')} of {procs.name}, {running} of them running something"
-        silent = [rank for rank, seen in evidence.items() if not seen.has_recorder and _is_in_collective(seen)]
-        if silent:
-            part += (
-                f"; collectives of {places_of(procs.region, silent) or 'it'} are not recorded: the variable "
-                "TORCH_FR_BUFFER_SIZE is 0 there, or this PyTorch records none of gloo"
-            )
-        parts.append(part)
-    return "; ".join(parts)
+    running = sum(bool(evidence.running) for evidence in found.values())
+    text = f"{counted(len(found), 'process')} of {procs.name}, {running} of them running something"
+    silent = [rank for rank, seen in found.items() if not seen.has_recorder and _is_in_collective(seen)]
+    if silent:
+        text += (
+            f"; collectives of {places_of(procs.region, silent) or 'it'} are not recorded: the variable "
+            "TORCH_FR_BUFFER_SIZE is 0 there, or this PyTorch records none of gloo"
+        )
+    return text

@@ -35,6 +35,7 @@ FEATURES: dict[str, Loader] = {
     "activity": lambda runtime: import_module("monarch_nb.store.activity").attach(runtime),
     "collectives": lambda runtime: import_module("monarch_nb.collectives.service").attach(runtime),
     "diagnosis": lambda runtime: import_module("monarch_nb.diagnosis.service").attach(runtime),
+    "relays": lambda runtime: import_module("monarch_nb.mesh.relayed").attach(runtime),
     "metrics": lambda runtime: import_module("monarch_nb.telemetry.points").attach(runtime),
     "tensor": lambda runtime: import_module("monarch_nb.tensor.groups.service").attach(runtime),
     "profiling": lambda runtime: import_module("monarch_nb.profiling.service").attach(runtime),

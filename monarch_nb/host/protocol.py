@@ -176,7 +176,7 @@ class HostsLost(msgspec.Struct, frozen=True):
 
 
 class RelayChanged(msgspec.Struct, frozen=True):
-    """host.relay: messages to hosts went through a process in whose place another one is; some may be lost with it."""
+    """relays.changed: what went to other hosts through `relay` goes another way now; some may be lost with it."""
 
     relay: str
 

@@ -35,7 +35,7 @@ PROC_RESPONSIVE = Verb("proc.responsive", p.Responsiveness, doc="they answer aga
 NEW_OWNER = Verb("proc.owner", p.NewOwner, p.Welcome, doc="meshes have another owner, or none for a time")
 STOLEN = Verb("controller.stolen", p.Stolen, doc="another controller has taken a mesh over")
 HOST_LOST = Verb("host.lost", p.HostsLost, doc="hosts are gone, with all that ran there")
-RELAY_CHANGED = Verb("host.relay", p.RelayChanged, doc="another process passes on what goes to other hosts")
+RELAY_CHANGED = Verb("relays.changed", p.RelayChanged, doc="another process passes on what goes to other hosts")
 HOST_CUT = Verb("host.cut", p.HostsLost, doc="a gateway's connection to hosts behind it is gone")
 HOST_NOTICE = Verb(
     "host.notice", p.PreemptionNotice, doc="the sender's host is about to be taken away, or stays after all"

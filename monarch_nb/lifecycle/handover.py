@@ -21,7 +21,7 @@ from monarch_nb.mesh.verbs import (
     WantedResult,
     WantedResults,
 )
-from monarch_nb.runtime import ActorCell, MeshState, RunsOn, Runtime
+from monarch_nb.runtime import MeshState, RunsOn, Runtime, calls_of
 from monarch_nb.runtime.sender import caller_of
 from monarch_nb.supervision import ActorEnd, Driver
 from monarch_nb.transport import TransportError
@@ -75,7 +75,7 @@ class Handover:
             self._watcher.watch_owner(owner)
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
         if owner in local.away:  # the same one is back, but no longer waits for its former calls
-            under_way = [call for cell in tuple(local.cells.values()) for call in _calls(cell)]
+            under_way = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
             local.orphans.update(call for call in under_way if caller_of(call) == owner)
             local.away.discard(owner)
         for state in states:  # the new owner does not know the holders of references
@@ -125,8 +125,3 @@ class Handover:
         consoles = [cell for cell in tuple(self._runtime.cells.values()) if cell.spec.runs_on is RunsOn.MAIN_THREAD]
         idle = all(not cell.queued() and not cell.calls for cell in consoles)
         return idle and self._registry.started_in is None
-
-
-def _calls(cell: ActorCell) -> list[str]:
-    """Returns the running and the queued calls of one actor."""
-    return [*(header.call for header, _ in cell.queued()), *cell.running_now()]

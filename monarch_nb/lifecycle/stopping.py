@@ -10,6 +10,7 @@ from typing import Any
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs as host_verbs
 from monarch_nb.lifecycle.updates import ReferenceUpdates
+from monarch_nb.lifecycle.watching import forget
 from monarch_nb.mesh.mesh_events import Event, MeshStopped, MeshStopping
 from monarch_nb.mesh.requests import gather, request, settle
 from monarch_nb.mesh.verbs import STOP_ACTOR, STOP_MESH, ActorGone, StopActor, StopMeshRequest
@@ -190,7 +191,7 @@ class MeshStopper:
     def _forget(self, future: Future[Any]) -> None:
         if future.exception(0) is None:
             for gone in future.get(0).exits:
-                self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)  # after its last words
+                forget(self._runtime, gone)
 
     def _stop_actors(self, state: ActorState, ranks: Sequence[int], reason: str) -> Future[None]:
         asked: dict[int, Future[ActorGone]] = {}

@@ -9,7 +9,6 @@ from monarch_nb.host import verbs
 from monarch_nb.lifecycle.notices import HostNotices
 from monarch_nb.mesh.host_record import giver_of
 from monarch_nb.mesh.mesh_events import Event, HostLost, ProcExited, ProcResponsive, ProcStarted, ProcUnresponsive
-from monarch_nb.mesh.relayed import RelayedCalls
 from monarch_nb.mesh.requests import fail_requests, request
 from monarch_nb.routing.incarnations import new_incarnation
 from monarch_nb.runtime import Future, ProcState, RunsOn, Runtime, when_done
@@ -22,6 +21,11 @@ logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2  # until an agent that could not be reached is asked again; grows to
 _AGAIN_MAX_S = 30.0
 _HOST_ENDS_S = 5.0  # after which the exit of a process counts by itself, though its host should have ended with it
+
+
+def forget(runtime: Runtime, gone: p.Exited) -> None:
+    """A process has ended: nothing is sent to it or taken from it any more, once what it has said last is read."""
+    runtime.node.settled(runtime.node.forget, gone.address, gone.reason)
 
 
 class ProcessWatcher:
@@ -44,8 +48,6 @@ class ProcessWatcher:
         self._runtime.verbs.handle(verbs.PROC_RESPONSIVE, self._responsive)
         self._runtime.verbs.handle(verbs.PROC_PING, self._ping)
         self._runtime.verbs.handle(verbs.HOST_LOST, self._hosts_lost)
-        relayed = RelayedCalls(runtime)
-        self._runtime.verbs.handle(verbs.RELAY_CHANGED, lambda changed, asker: relayed.relay_changed(changed.relay))
 
     def on_first_message(self, address: str) -> None:
         """Called for the first message to a process: if it never replies, its agent is asked about it."""
@@ -161,7 +163,7 @@ class ProcessWatcher:
             self._driver.proc_exited(*place, cause)
         else:
             self._driver.killed(*place, cause)
-        self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)
+        forget(self._runtime, gone)
 
     def _started(self, started: p.StartedProc, asker: Asker[None]) -> None:
         self.pids[started.address] = started.pid
@@ -184,8 +186,7 @@ class ProcessWatcher:
             self._driver.proc_exited(*parse_address(gone.address).place, _cause(gone))
         self._owner_gone(gone.address, gone.reason)
         fail_requests(self._runtime, (gone.address,), gone.reason)
-        # Last: waiting calls have failed with a better reason. What the process has said is read before.
-        self._runtime.node.settled(self._runtime.node.forget, gone.address, gone.reason)
+        forget(self._runtime, gone)  # last: waiting calls have failed with a better reason
         self._publish(ProcExited(gone.address, gone.reason))
 
     def _hosts_lost(self, lost: p.HostsLost, asker: Asker[None]) -> None:

@@ -8,8 +8,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from monarch_nb.host.verbs import RELAY_CHANGED
 from monarch_nb.mesh.requests import request
-from monarch_nb.runtime import Future, PendingCall, Runtime, when_done
+from monarch_nb.runtime import Future, PendingCall, Runtime, calls_of, when_done
 from monarch_nb.runtime.verbs import RECEIVED, AskReceived, CallsReceived, SentCall
 from monarch_nb.wire import Asker, with_host_names
 
@@ -27,14 +28,15 @@ _TEXTS = {
 
 
 class RelayedCalls:
-    """Finds out which calls of this process are lost, and answers for its actors. On the reading thread."""
+    """Finds out which calls of this process are lost, and answers for its actors. The feature "relays"."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        runtime.verbs.handle(RELAY_CHANGED, lambda changed, asker: self._relay_changed(changed.relay))
         runtime.verbs.handle(RECEIVED, self._received)
 
-    def relay_changed(self, relay: str) -> None:
-        """Ends the calls that are lost with a relay, once another one is there. Does not block."""
+    def _relay_changed(self, relay: str) -> None:
+        """Ends the calls that are lost with a relay, now that another one is there. Does not block."""
         calls: dict[str, list[PendingCall]] = {}
         for call in tuple(self._runtime.calls.values()):
             if call.sent is not None and call.missing:
@@ -79,8 +81,12 @@ class RelayedCalls:
             return WAITS  # for its spawn; one that has ended refuses its calls by itself
         if not cell.inbox.has(sent.sender, sent.seq):
             return NEVER_CAME
-        waits = sent.call in cell.running_now() or any(header.call == sent.call for header, _ in cell.queued())
-        return WAITS if waits or cell.is_explicit(sent.method) else ANSWERED
+        return WAITS if sent.call in calls_of(cell) or cell.is_explicit(sent.method) else ANSWERED
+
+
+def attach(runtime: Runtime) -> RelayedCalls:
+    """Registers the handlers of this process."""
+    return RelayedCalls(runtime)
 
 
 def _sent(call: PendingCall) -> SentCall:

@@ -10,6 +10,7 @@ from monarch_nb.runtime.actors.endpoint import (
     kind_of,
     undeclared_name,
 )
+from monarch_nb.runtime.actors.hosting import calls_of
 from monarch_nb.runtime.arrivals import SPAWN
 from monarch_nb.runtime.bodies import WouldBlockRuntime, returns_future
 from monarch_nb.runtime.breakpoints import breakpoint_if, install_breakpoints
@@ -87,6 +88,7 @@ __all__ = [
     "WhatRuns",
     "WouldBlockRuntime",
     "breakpoint_if",
+    "calls_of",
     "cancel_with",
     "concurrent_endpoint",
     "current",

@@ -124,7 +124,7 @@ PROBE = Verb("wait.probe", Probe, doc="is the actor that has not answered blocke
 END = Verb("wait.end", Deadlock, doc="a call ends, as it is part of a deadlock")
 INTERRUPT = Verb("actor.interrupt", Interrupt, RunningEndpoint, doc="raises KeyboardInterrupt in what a rank runs")
 RECEIVED = Verb(
-    "call.received",
+    "relays.received",
     AskReceived,
     CallsReceived,
     lane=Lane.DATA,

@@ -11,12 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from monarch_nb.tensor.commands import RunFunction
 from monarch_nb.tensor.handle import MeshTensor
+from monarch_nb.tensor.propagation.rules import IS_BEFORE_2_13
 
 __all__ = ["attend"]
 
 aten = torch.ops.aten
-_ON_CPU = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_DOUBLE_ON_CPU = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # before, its sums had no plan
+_ON_CPU = frozenset({torch.float32, torch.bfloat16, torch.float16, *(() if IS_BEFORE_2_13 else (torch.float64,))})
 _ON_CUDA = frozenset({torch.bfloat16, torch.float16})
 _LARGEST_HEAD, _MULTIPLE = 256, 8  # of flash attention on CUDA; aten/native/transformers/cuda/sdp_utils.cpp
 
@@ -36,7 +36,7 @@ def attend(
     tensors = (query, key, value)
     if not dropout_p and not enable_gqa and _are_alike(tensors):
         device = query.meta.layout.device
-        if device == "cpu" and _is_fused_on_cpu(query.dtype) and _fits(attn_mask, query, is_causal):
+        if device == "cpu" and query.dtype in _ON_CPU and _fits(attn_mask, query, is_causal):
             flash = aten._scaled_dot_product_flash_attention_for_cpu.default
             return flash(*tensors, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
         if device == "cuda" and query.dtype in _ON_CUDA and attn_mask is None and _has_flash_width(query.shape[-1]):
@@ -47,10 +47,6 @@ def attend(
             if kernel == SDPBackend.FLASH_ATTENTION.value:
                 return aten._scaled_dot_product_flash_attention.default(*tensors, 0.0, is_causal, False, scale=scale)[0]
     return _plainly(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def _is_fused_on_cpu(dtype: torch.dtype) -> bool:
-    return dtype in _ON_CPU or (dtype == torch.float64 and _DOUBLE_ON_CPU)
 
 
 def _kernel_of_ranks(query: Any, key: Any, is_causal: bool, scale: float | None) -> int:

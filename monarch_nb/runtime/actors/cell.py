@@ -358,7 +358,7 @@ class ActorCell:
 
     def is_explicit(self, method: str) -> bool:
         """Whether an endpoint answers through a port that it is given, maybe later."""
-        return bool(getattr(self.endpoints.get(method), "_explicit_response_port", False))
+        return (endpoint := self.endpoints.get(method)) is not None and endpoint._explicit_response_port
 
     def _reply(self, header: Header, status: Status, frames: list[Any]) -> None:
         if not self.muted:

@@ -200,3 +200,8 @@ class Hosting:
             if cell.executor.thread.ident is not None:  # else it has not begun, and will not
                 patience = min(timeout, cell.cleanup.patience) if cell.obj is None else timeout
                 cell.executor.thread.join(max(0.0, begun + patience - self._clock.monotonic()))
+
+
+def calls_of(cell: ActorCell) -> list[str]:
+    """The calls that an actor runs, and those that wait for it."""
+    return [*(header.call for header, _ in cell.queued()), *cell.running_now()]

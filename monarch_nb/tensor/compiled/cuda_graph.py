@@ -11,7 +11,7 @@ import torch
 
 from monarch_nb.tensor.compiled.errors import CompileWarning
 
-__all__ = ["CudaGraph"]
+__all__ = ["CudaGraph", "Run"]
 
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 

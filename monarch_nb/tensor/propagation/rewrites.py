@@ -99,14 +99,18 @@ def _log_softmax_backward(operation: Operation, write: Writer) -> list[Slot | No
     return [write(aten.sub.Tensor, grad, write(aten.mul.Tensor, write(aten.exp.default, output), total))]
 
 
-def _class_dim(operation: Operation, given: Slot) -> int:
-    return 0 if len(_meta(operation, given).shape) == 1 else 1
+def _class_dim(shape: Sequence[int]) -> int:
+    return 0 if len(shape) == 1 else 1
+
+
+def _has_whole_classes(meta: Meta) -> bool:
+    return not _sharded_along(meta, _class_dim(meta.shape))
 
 
 def _chosen(operation: Operation, write: Writer, given: Slot, target: Slot) -> tuple[Slot, Slot, int]:
     """Mask of the target class, sharded like the classes; mask of targets that count; dimension of the classes."""
     shape, placements = write.shape(given), write.placements(given)
-    dim = 0 if len(shape) == 1 else 1
+    dim = _class_dim(shape)
     classes = write(aten.arange.default, shape[dim], dtype=torch.int64, device=torch.device(operation.device))
     classes = _by_class(write, classes, given, dim)
     target = write.summed(target)
@@ -133,7 +137,7 @@ def _nll_loss(operation: Operation, write: Writer) -> list[Slot | None] | None:
     reduction = operation.argument("reduction")
     if given is None or target is None or reduction == NONE:
         return None
-    if not _sharded_along(_meta(operation, given), _class_dim(operation, given)):
+    if _has_whole_classes(_meta(operation, given)):
         if reduction == SUM:
             return None
         total, count = map(write.whole, write.all(operation.func, *_with(operation, reduction=SUM)))
@@ -162,7 +166,7 @@ def _nll_loss_backward(operation: Operation, write: Writer) -> list[Slot | None]
     total, reduction = _tensor(operation, "total_weight"), operation.argument("reduction")
     if grad is None or given is None or target is None or total is None or reduction == NONE:
         return None
-    if not _sharded_along(_meta(operation, given), _class_dim(operation, given)):
+    if _has_whole_classes(_meta(operation, given)):
         if reduction == SUM:
             return None
         each = write(aten.div.Tensor, write.whole(grad), write.whole(total))

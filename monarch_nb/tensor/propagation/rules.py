@@ -18,12 +18,13 @@ from .operation import Leaf, Operation, slots
 from .partial import has_parts
 from .plan import Slot
 
-__all__ = ["LOSSES", "MEAN", "NONE", "SUM", "as_they_lie", "by_own_rules", "has_own_rule"]
+__all__ = ["IS_BEFORE_2_13", "LOSSES", "MEAN", "NONE", "SUM", "as_they_lie", "by_own_rules", "has_own_rule"]
 
 R = Replicate()
 Row = tuple[Sequence[Placement | None], Sequence[Placement]]
 Rule = Callable[[Operation, Sequence[Leaf]], list[Row]]
 
+IS_BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 NONE, MEAN, SUM = 0, 1, 2  # how losses are reduced
 _NEVER = float("inf")
 _REDUCED_LISTS = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum", "_fused_rms_norm"})
@@ -164,11 +165,16 @@ def _group_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     layout, batch = operation.metas[0].layout, operation.args[_BATCH[operation.packet]]
     if not isinstance(batch, int) or not batch or batch % layout.size:
         return []
+    return [_norm_row(operation, leaves, Shard(0))]
+
+
+def _norm_row(operation: Operation, leaves: Sequence[Leaf], shard: Shard) -> Row:
+    """What is normalised, its statistics and the gradients of it are cut; weight and bias are whole."""
     backward = operation.packet.endswith("backward")
-    outs: list[Placement] = [Shard(0), Partial(), Partial()] if backward else [Shard(0)] * 3
+    outs: list[Placement] = [shard, Partial(), Partial()] if backward else [shard] * 3
     cut = 4 if backward else 1
     made = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
-    return [(made, [Shard(0) if at < cut else R for at in range(len(operation.metas))])]
+    return made, [shard if at < cut else R for at in range(len(operation.metas))]
 
 
 def _of_one_rank(operation: Operation, given: Placements) -> Operation:
@@ -212,11 +218,17 @@ def _flash_attention(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _extreme(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Greatest or least numbers along a dimension, with their positions: sharded along the others."""
-    ndim, keep = len(operation.metas[0].shape), operation.argument("keepdim")
-    along = operation.argument("dim")
+    along, others = _dims(operation)
+    keep = operation.argument("keepdim")
+    return [([Shard(dim - (not keep and dim > along))] * len(leaves), [Shard(dim)]) for dim in others]
+
+
+def _dims(operation: Operation) -> tuple[int, list[int]]:
+    """The dimension that an operation works along, and the others."""
+    ndim, along = len(operation.metas[0].shape), operation.argument("dim")
     assert isinstance(along, int)
-    others = [dim for dim in range(ndim) if dim != along % max(ndim, 1)]
-    return [([Shard(dim - (not keep and dim > along % ndim))] * len(leaves), [Shard(dim)]) for dim in others]
+    along %= max(ndim, 1)
+    return along, [dim for dim in range(ndim) if dim != along]
 
 
 def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
@@ -241,25 +253,16 @@ def _index_put(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
 
 def _index_copy(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along any dimension but that of the indices."""
-    ndim, along = len(operation.metas[0].shape), operation.argument("dim")
-    assert isinstance(along, int)
-    return [
-        ([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in range(ndim) if dim != along % max(ndim, 1)
-    ]
+    _, others = _dims(operation)
+    return [([Shard(dim)] * len(leaves), [Shard(dim), R, Shard(dim)]) for dim in others]
 
 
 def _layer_norm(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
     """Sharded along what is not normalised; gradients of weight and bias are partial."""
     sizes = operation.argument("normalized_shape")
     assert isinstance(sizes, list | tuple)
-    backward = operation.packet.endswith("backward")
-    cut = 4 if backward else 1
-    found: list[Row] = []
-    for dim in range(len(operation.metas[0].shape) - len(sizes)):
-        outs: list[Placement] = [Shard(dim), Partial(), Partial()] if backward else [Shard(dim)] * 3
-        made = [None if leaf is None else out for leaf, out in zip(leaves, outs, strict=True)]
-        found.append((made, [Shard(dim) if at < cut else R for at in range(len(operation.metas))]))
-    return found
+    dims = range(len(operation.metas[0].shape) - len(sizes))
+    return [_norm_row(operation, leaves, Shard(dim)) for dim in dims]
 
 
 def _nll_loss(operation: Operation, leaves: Sequence[Leaf]) -> list[Row]:
@@ -379,5 +382,5 @@ _BEFORE_2_13: dict[str, Rule] = {
     **dict.fromkeys(("index_copy", "index_copy_"), _index_copy),
     **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
 }
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+if IS_BEFORE_2_13:
     _RULES |= _BEFORE_2_13
