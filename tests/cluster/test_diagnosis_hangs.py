@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import monarch_nb
-from monarch_nb.actor import Actor, ActorError, endpoint
+from monarch_nb.actor import Actor, ActorError, endpoint, this_host
 from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort
 from tests.cluster.actor_tools import SECONDS, spawned
 from tests.cluster.fault_tools import until
@@ -106,7 +106,13 @@ def test_an_abort_ends_the_call_with_the_finding(trainers: Any, tmp_path: Path) 
     os.mkfifo(pipe)
     call = trainers.train.call("blocks", str(pipe))
     finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
-    diagnosis = abort(trainers)
+    os.mkfifo(tmp_path / "other")
+    namesakes = this_host().spawn_procs(name="workers")
+    reading = namesakes.run((tmp_path / "other").read_bytes)
+    diagnosis = abort()
+    (tmp_path / "other").write_bytes(b"")
+    assert reading.get(SECONDS).item() == b""
+    namesakes.stop().get(SECONDS)
     assert diagnosis.ended.startswith("ended: trainers.train(); gpus=1 of workers did not react")  # it is in C code
     pipe.write_bytes(b"")
     with pytest.raises(CallAbortedError, match="gpus=1 has not begun all_reduce") as caught:
