@@ -105,6 +105,11 @@ class HeldObjects:
         self.objects[reference.number] = LiveEntry(reference, self.ended.append, cast(Meta, None), None)
         return reference
 
+    def references(self, numbers: Iterable[int]) -> list[Reference | None]:
+        """Returns the references to tensors, None for those that are no more."""
+        entries = self.entries
+        return [entry() if (entry := entries.get(number)) is not None else None for number in numbers]
+
     def register_leaf(self, number: int, handle: Any) -> None:
         """Records a handle that takes part in an operation and accumulates gradients."""
         known = self.leaves.get(number)

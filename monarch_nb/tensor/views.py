@@ -252,7 +252,7 @@ def rewritten(reference: Reference, where: CallSite | None) -> None:
         numbers = (reference.copied.base.number, reference.number)
         _issue(reference.stream, _way_back(reference), numbers, where)
     if reference.memory is not None:
-        _outdate(reference.stream, reference.memory, but=reference)
+        make_stale(reference.stream, reference.memory, but=reference)
 
 
 @contextmanager
@@ -287,13 +287,20 @@ def _overlap(references: Sequence[Reference]) -> bool:
     )
 
 
-def all_rewritten(stream: Stream) -> None:
-    """Marks all copied views as stale."""
-    for memory in tuple(stream.viewed):
-        _outdate(stream, memory)
+def share(made: Reference, source: Reference, offset: int, copied: Copied | None) -> None:
+    """Records that a tensor shows memory of `source`, at an offset from it, with elements that may be older."""
+    if source.memory is None:
+        source.memory = LogicalMemory()
+    made.memory, made.is_view, made.offset = source.memory, True, source.offset + offset
+    if copied is not None:
+        made.copied = copied
+        made.memory.copies.add(made)
+        made.stream.viewed.add(made.memory)
+        made.stream.held.stale[made.number] = copied
 
 
-def _outdate(stream: Stream, memory: LogicalMemory, but: Reference | None = None) -> None:
+def make_stale(stream: Stream, memory: LogicalMemory, but: Reference | None = None) -> None:
+    """Marks the copied views of a memory as stale."""
     for copy in memory.copies:
         if copy is not but and copy.copied is not None:
             stream.held.stale[copy.number] = copy.copied

@@ -17,6 +17,9 @@ from tests.cluster.actor_tools import spawned
 
 pytestmark = pytest.mark.timeout(120)
 Step = Callable[..., Any]
+Maker = Callable[[], torch.Tensor]
+Compiler = Callable[[Step], Step]
+Views = Callable[[Maker, Compiler], Iterator[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +331,82 @@ def test_a_step_must_return_the_tensors_it_keeps(mesh: Mesh) -> None:
     run(x)
     with pytest.warns(CompileWarning, match=r"keeps what aten.add.Tensor has made[\s\S]*kept.append\(x \+ 1\)"):
         run(x)
+
+
+def returned_views(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
+    """Views of an argument and of another result, all written to afterwards."""
+
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        doubled = x * 2
+        return x[1:4], x.view(2, 4), doubled, doubled[2:7]
+
+    step = compiled(views)
+    for _ in range(5):
+        x = make()
+        part, square, doubled, middle = step(x)
+        x.add_(1)
+        part.mul_(3)
+        square[1].sub_(1)
+        middle.add_(5)
+        yield from (x, part, square, doubled, middle)
+
+
+def views_of_what_the_step_writes_to(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
+    """A step reads a view before and after it writes to the base, and a view that it does not see changes, too."""
+    base = make()
+    part, other = base[1:4], base[3:6]
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        before = part.sum()
+        base.view(4, 2)[1:3].add_(1)
+        x[:5].mul_(2)
+        return before + part.sum()
+
+    step = compiled(around)
+    for _ in range(5):
+        x = make()
+        seen = x[4:7]
+        yield from (step(x), other, seen, part)
+
+
+def arguments_that_share_memory(make: Maker, compiled: Compiler) -> Iterator[torch.Tensor]:
+    """Arguments that were apart when the step was captured are views of each other in some later calls."""
+
+    def adds(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y + 1
+
+    step = compiled(adds)
+    for shares in (False, False, False, True, False, True, True, True):
+        x = make()
+        yield from (step(x, x[1:4] if shares else make()[1:4]), x)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [returned_views, views_of_what_the_step_writes_to, arguments_that_share_memory],
+    ids=lambda each: each.__name__,
+)
+@pytest.mark.parametrize("backend", ["python", "fx"])
+@pytest.mark.filterwarnings("ignore::monarch_nb.distributed.GatherWarning")
+def test_views_in_a_compiled_step_show_what_views_show(mesh: Mesh, program: Views, backend: str) -> None:
+    steps = []
+
+    def compiled(step: Step) -> Step:
+        steps.append(monarch_nb.compile(step, backend=backend, check_every=0))
+        return steps[-1]
+
+    expected = [value.tolist() for value in program(lambda: torch.arange(8.0), lambda step: step)]
+    found = program(lambda: monarch_nb.distribute(torch.arange(8.0), mesh, ["data"]), compiled)
+    assert [value.full_tensor().tolist() for value in found] == expected
+    assert steps[0].calls >= 2
+
+
+def test_a_step_that_returns_a_view_alone_runs_uncompiled_and_says_why(mesh: Mesh) -> None:
+    x = monarch_nb.distribute(torch.arange(8.0), mesh, ["data"])
+    step = monarch_nb.compile(lambda x: (x * 2)[1:4])
+    with pytest.warns(CompileWarning, match=r"a view of what aten.mul.Tensor has made(.|\n)*view.clone()"):
+        assert [step(x).full_tensor().tolist() for _ in range(3)] == [[2.0, 4.0, 6.0]] * 3
 
 
 def test_deeply_nested_leaves_are_recognised_and_released_with_their_tensor(mesh: Mesh) -> None:

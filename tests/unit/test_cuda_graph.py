@@ -105,3 +105,46 @@ def test_a_step_that_cannot_be_captured_runs_and_warns_once(
         found = [float(run([torch.ones(2), state], 0)[0]) for _ in range(4)]
     assert found == [2.0, 4.0, 6.0, 8.0]
     assert len(noticed) == 1
+
+
+def counted_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    captures = [0]
+
+    def counted(run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+        captures[0] += 1
+        return pretended(run)
+
+    monkeypatch.setattr(cuda_graph, "captured", counted)
+    return captures
+
+
+def test_a_tensor_that_lies_elsewhere_in_each_call_is_copied(
+    state: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = counted_captures(monkeypatch)
+    run = CudaGraph(lambda inputs, seed: [inputs[0] + inputs[1], inputs[1].mul_(2)[:0].sum()], 0, (1,), "step")
+    rooms = [torch.ones(2) for _ in range(8)]
+    for number, room in enumerate(rooms, 1):
+        room.fill_(number)
+        STATE[:] = [state, room]
+        assert run([state, room], 0)[0].tolist() == [number, number]
+        assert room.tolist() == [2 * number] * 2
+    assert captures == [3]
+
+
+def test_arguments_that_share_memory_or_have_views_are_used_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    run = CudaGraph(lambda inputs, seed: [inputs[0][:1], inputs[1] + 1, inputs[2] + 1], 3, (), "step")
+    whole, other = torch.arange(4.0), torch.ones(2)
+    for _ in range(4):
+        view, _, _ = run([other, whole[:2], whole[1:]], 0)
+        other.add_(1)
+        assert view.tolist() == other[:1].tolist()
+
+
+def test_a_step_whose_views_lie_elsewhere_in_each_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
+    run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 1, (), "step")
+    with pytest.warns(CompileWarning, match="lie elsewhere in each call"):
+        rooms = [torch.full((2,), float(number)) for number in range(12)]
+        assert [float(run([room], 0)[0]) for room in rooms] == [float(number) for number in range(12)]

@@ -49,7 +49,8 @@ class Step:
         return results[0] if len(results) == 1 else results
 
     def program(self, given: tuple[int, ...], results: tuple[int, ...]) -> tuple[Program, tuple[int, ...]]:
-        return renamed(self.issued, given, results, self.metas)
+        written = {step.tensors[at] for step in self.issued for at in step.action.writes}  # type: ignore[union-attr]
+        return renamed(self.issued, given, results, self.metas, written)
 
 
 def line(first: int, x: int, w: int, factor: float = 2.0) -> tuple[Program, tuple[int, ...]]:
@@ -119,7 +120,7 @@ def test_another_operation_is_described_by_its_name_and_index() -> None:
 
 def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
     def sending(value: float) -> Program:
-        return renamed([Issued(Sent(torch.full((2,), value), meta(2)), results=(4,))], (), (), {})[0]
+        return renamed([Issued(Sent(torch.full((2,), value), meta(2)), results=(4,))], (), (), {}, ())[0]
 
     assert difference(sending(1.0), sending(1.0)) is None
     found = difference(sending(1.0), sending(2.0))
@@ -130,7 +131,7 @@ def test_a_local_tensor_that_is_sent_is_a_constant() -> None:
 def test_tensors_made_of_nothing_are_compared_by_arguments() -> None:
     def making(number: int, value: float) -> Program:
         action = Making(number, "aten.full.default", ((2,), value), {}, meta(2), True)
-        return renamed([Issued(action, results=(4,))], (), (), {})[0]
+        return renamed([Issued(action, results=(4,))], (), (), {}, ())[0]
 
     assert difference(making(-16, 1.0), making(-17, 1.0)) is None
     assert difference(making(-16, 1.0), making(-16, 2.0)) is not None
@@ -178,7 +179,7 @@ def test_a_sum_over_ranks_is_waited_for_where_it_is_needed() -> None:
     issue(propagator.plan(aten.sum.default, (metas[2],))[0], (2,), 12)
     issue(propagator.redistribution(metas[12], (Replicate(),)), (12,), 13)
     issue(propagator.plan(aten.add.Tensor, (metas[11], metas[13]))[0], (11, 13), 14)
-    source = source_of(renamed(issued, (1, 2), (14,), metas)[0])
+    source = source_of(renamed(issued, (1, 2), (14,), metas, ())[0])
     kinds = [next(word for word in ("begun", "ended", "k") if word in one) for one in source.lines]
     assert kinds == ["k", "begun", "k", "begun", "ended", "ended", "k"]
     assert source.operations == (0, 1, 2, 3, 1, 3, 4)  # whose failure it is, if one fails

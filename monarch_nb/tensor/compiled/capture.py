@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from monarch_nb.tensor.compiled.program import Program, renamed
 from monarch_nb.tensor.compiled.recording import Recording, reason_text
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import CallSite
+from monarch_nb.tensor.propagation import OperationPlan
+from monarch_nb.tensor.references import LogicalMemory, Reference
 from monarch_nb.tensor.stream import Stream
 
 _NODES = 10_000  # of a graph that are examined
@@ -43,9 +45,26 @@ class Leaf(NamedTuple):
     has_graph: bool = False
 
 
+class Alias(NamedTuple):
+    """A result that shows memory of an input, or of an earlier result.
+
+    `result` and `source` are positions among the inputs and then the results; `offset` is that of the result from the
+    source in bytes. `steps` make the result from `base` where it is a copy on the workers.
+    """
+
+    result: int
+    source: int
+    offset: int
+    base: int = 0
+    steps: tuple[tuple[OperationPlan, int], ...] = ()
+
+
 @dataclass
 class Capture:
-    """A recorded run. `reason` says why the step cannot be compiled, "" if it can."""
+    """A recorded run. `reason` says why the step cannot be compiled, "" if it can.
+
+    `sharing` are inputs that share memory, where one is a copy on the workers; see `shared_memory`.
+    """
 
     stream: Stream
     reason: str
@@ -57,6 +76,8 @@ class Capture:
     tree: Any
     sites: tuple[CallSite | None, ...]
     made_at: list[CallSite | None]  # call sites of the results of the program
+    aliases: tuple[Alias, ...]
+    sharing: tuple[tuple[int, ...], ...]
     recording: Recording
     watched: Watched | None = field(default=None)
 
@@ -130,10 +151,14 @@ def captured(
         leaf, wrong = _leaf(value, results, given)
         template.append(leaf)
         reason = reason or wrong
-    reason = reason or _unreturned(recording, {*results, *grads})
+    bases = {value.reference.copied.base.number for value in own.values() if value.reference.copied is not None}
+    reason = reason or _unreturned(recording, {*results, *grads}, bases)
     metas = dict(recording.metas)
     metas.update({value.reference.number: value.meta for value in leaves if type(value) is MeshTensor})
-    program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas)
+    written = [number for number in (*given, *recording.metas) if recording.writes(number)]
+    program, fixed = renamed(recording.issued_here, (*given, *read), (*results, *grads), metas, written)
+    inputs = stream.held.references((*given, *read, *fixed))
+    aliases = _aliases(inputs, stream.held.references((*results, *grads)))
     sites = {
         number: where
         for issued, where in zip(recording.issued_here, recording.sites, strict=True)
@@ -141,8 +166,38 @@ def captured(
     }
     return Capture(
         stream, reason, program, fixed, slots, given, tuple(template), tree, tuple(recording.sites),
-        [sites[number] for number in (*results, *grads)], recording,
+        [sites[number] for number in (*results, *grads)], aliases, shared_memory(inputs), recording,
     )  # fmt: skip
+
+
+def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], ...]:
+    """Positions of inputs that share memory, by memory, where one of them is a copy on the workers.
+
+    A step makes copies again after its writes as the captured run did, so that its inputs must share what they did.
+    """
+    groups: dict[LogicalMemory, list[int]] = {}
+    for position, reference in enumerate(inputs):
+        if reference is not None and reference.memory is not None and reference.memory.copies:
+            groups.setdefault(reference.memory, []).append(position)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _aliases(inputs: Sequence[Reference | None], made: Sequence[Reference | None]) -> tuple[Alias, ...]:
+    found = []
+    known: dict[LogicalMemory, tuple[int, Reference]] = {}
+    positions: dict[Reference, int] = {}
+    for position, reference in enumerate((*inputs, *made)):
+        if reference is None:
+            continue
+        positions[reference] = position
+        if reference.memory is None:
+            continue
+        source, known_reference = known.setdefault(reference.memory, (position, reference))
+        if position >= len(inputs) and source != position:
+            offset = reference.offset - known_reference.offset
+            base, steps = reference.copied or (known_reference, ())
+            found.append(Alias(position, source, offset, positions.get(base, source), steps))
+    return tuple(found)
 
 
 def _slots(
@@ -166,8 +221,11 @@ def _slots(
     return tuple(slots), read, made
 
 
-def _unreturned(recording: Recording, known: Iterable[int]) -> str:
-    """The reason against compiling a step that stores tensors without returning them; "" if it does not."""
+def _unreturned(recording: Recording, known: Iterable[int], bases: Container[int]) -> str:
+    """The reason against compiling a step that stores tensors without returning them; "" if it does not.
+
+    `bases` stay since results are views of them, which are copies on the workers.
+    """
     recording.stream.free()
     entries = recording.stream.table.entries
     left = recording.made.difference(known)
@@ -179,6 +237,9 @@ def _unreturned(recording: Recording, known: Iterable[int]) -> str:
         for number in issued.results:
             if number in left and number in entries:
                 name = "distribute" if not hasattr(issued.action, "operation") else issued.action.operation
+                if number in bases:
+                    why = f"it returns a view of what {name} has made, and not that"
+                    return reason_text(why, where, "Return a copy of the view: view.clone()")
                 return reason_text(
                     f"it keeps what {name} has made, beyond the call, and neither as its result nor as a gradient",
                     where,

@@ -4,6 +4,7 @@ Source: "CUDA Graphs", docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,23 +14,27 @@ from monarch_nb.tensor.compiled.errors import CompileWarning
 
 __all__ = ["CudaGraph", "Run"]
 
+_IN_VAIN = 8  # captures, after which the step is not captured any more
 Run = Callable[[list[torch.Tensor], int], list[torch.Tensor]]
 
 
 class CudaGraph:
     """Runs a step's function as it is at first, and from the next call on as a graph that has captured it.
 
-    The first `given` inputs are others with each call: they are copied into memory of the graph. The rest is used
-    where it lies; once a tensor of it lies elsewhere, the step is captured again. Results are copied out of the
-    graph's memory, which the next call overwrites; those that are views of inputs are not. `written` are those of the
-    first inputs that the step writes to.
+    The first `given` inputs are others with each call, and so may further ones be: these are copied into memory of the
+    graph. The rest is used where it lies; once a tensor of it lies elsewhere, the step is captured again. Results are
+    copied out of the graph's memory, which the next call overwrites; those that are views of inputs are not. `written`
+    are the inputs that the step writes to.
     """
 
     def __init__(self, run: Run, given: int, written: Sequence[int], title: str) -> None:
         self._run, self._given, self._written, self._title = run, given, written, title
         self._warm = self._refused = False
-        self._addresses: list[int] = []  # of the inputs that stay, when the graph was captured
-        self._inputs: list[torch.Tensor] = []  # what is copied into
+        self._moved: Counter[int] = Counter()  # captures before which an input lay elsewhere than at the one before
+        self._viewed: set[int] = set()  # inputs of which results are views
+        self._in_vain = 0  # captures since a graph could be used again
+        self._inputs: dict[int, torch.Tensor] = {}  # what is copied into
+        self._addresses: dict[int, int] = {}  # of the other inputs, when the graph was captured
         self._made: list[tuple[torch.Tensor, bool]] = []  # results, and whether the graph's memory holds them
         self._replay: Callable[[], None] | None = None
 
@@ -38,32 +43,62 @@ class CudaGraph:
         if not self._warm or self._refused:
             self._warm = True  # kernels are loaded, and libraries have their memory
             return self._run(inputs, seed)
-        addresses = [tensor.data_ptr() for tensor in inputs[self._given :]]
-        if self._replay is None or addresses != self._addresses:
+        moved = [register for register, address in self._addresses.items() if inputs[register].data_ptr() != address]
+        if self._replay is not None and not moved:
+            self._in_vain = 0
+        else:
+            self._moved.update(moved)
             try:
-                self._capture(inputs, addresses)
+                if self._in_vain == _IN_VAIN:
+                    raise RuntimeError("tensors of which it has views lie elsewhere in each call")
+                self._in_vain += 1
+                self._capture(inputs)
             except RuntimeError as error:  # it cannot be captured: nothing has run
-                self._refused, self._replay = True, None
+                self._refused, self._replay, self._made, self._inputs = True, None, [], {}
                 why = str(error).partition("\n")[0]
                 text = f"{self._title} runs without a CUDA graph, since its operations cannot be captured: {why}"
                 warnings.warn(text, CompileWarning, stacklevel=2)
                 return self._run(inputs, seed)
         assert self._replay is not None
-        for mine, tensor in zip(self._inputs, inputs, strict=False):
-            mine.copy_(tensor)
+        for register, copy in self._inputs.items():
+            copy.copy_(inputs[register])
         self._replay()
         for register in self._written:
-            inputs[register].copy_(self._inputs[register])
+            if register in self._inputs:
+                inputs[register].copy_(self._inputs[register])
         return [tensor.clone() if held else tensor for tensor, held in self._made]
 
-    def _capture(self, inputs: Sequence[torch.Tensor], addresses: list[int]) -> None:
+    def _capture(self, inputs: Sequence[torch.Tensor]) -> None:
         self._replay, self._made = None, []  # frees the memory of the last graph
-        self._inputs = [tensor.clone() for tensor in inputs[: self._given]]
-        placed = [*self._inputs, *inputs[self._given :]]
-        self._replay, made = captured(lambda: self._run(placed, 0))
-        known = {tensor.untyped_storage().data_ptr() for tensor in inputs[self._given :]}
-        self._made = [(tensor, tensor.untyped_storage().data_ptr() not in known) for tensor in made]
-        self._addresses = addresses
+        uses = Counter(map(_memory, inputs))
+        self._inputs = {
+            register: tensor.clone()
+            for register, tensor in enumerate(inputs)
+            if (register < self._given or self._moved[register] > 1)
+            and uses[_memory(tensor)] == 1
+            and register not in self._viewed
+            and torch.ops.aten.is_non_overlapping_and_dense(tensor)  # else a clone has other strides
+        }
+        placed = [self._inputs.get(register, tensor) for register, tensor in enumerate(inputs)]
+        self._addresses = {at: tensor.data_ptr() for at, tensor in enumerate(inputs) if at not in self._inputs}
+        replay, made = captured(lambda: self._run(placed, 0))
+        copies = {_memory(tensor): register for register, tensor in self._inputs.items()}
+        viewed = {copies[memory] for memory in map(_memory, made) if memory in copies}
+        if viewed:
+            self._viewed |= viewed
+            self._capture(inputs)
+            return
+        known = set(uses)
+        self._made = [(tensor, _memory(tensor) not in known) for tensor in made]
+        held = [_memory(tensor) for tensor, is_held in self._made if is_held]
+        if len(set(held)) < len(held):
+            raise RuntimeError("two of its results share memory")
+        self._replay = replay
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor shares with its views, another for each tensor without elements."""
+    return tensor.untyped_storage().data_ptr() or -id(tensor)
 
 
 def captured(run: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None], list[torch.Tensor]]:

@@ -1,6 +1,6 @@
 """The commands of a step with tensors renamed to registers, so that they are the same on each run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,12 +51,14 @@ class ProgramOperation:
 class Program:
     """Operations on registers. Registers are numbered in order: inputs first, then results of the operations.
 
-    `results` are the registers of new tensors that outlive the step.
+    `results` are the registers of new tensors that outlive the step. `written` are those of inputs whose elements
+    change, also through views of them.
     """
 
     inputs: tuple[Meta, ...]
     operations: tuple[ProgramOperation, ...]
     results: tuple[int, ...]
+    written: tuple[int, ...]
 
     @property
     def metas(self) -> list[Meta]:
@@ -66,16 +68,6 @@ class Program:
             made = operation.action.made
             found += made if isinstance(made, tuple) else (made,)
         return found
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Registers of inputs that change in place."""
-        registers: dict[int, None] = {}
-        for operation in self.operations:
-            for index in operation.action.writes if isinstance(operation.action, Define) else ():
-                if operation.tensors[index] < len(self.inputs):
-                    registers[operation.tensors[index]] = None
-        return tuple(registers)
 
 
 @dataclass(frozen=True)
@@ -89,18 +81,25 @@ class Trace:
 
 
 def renamed(
-    issued: Iterable[Issued], given: Sequence[int], results: Sequence[int], metas: Mapping[int, Meta]
+    issued: Iterable[Issued],
+    given: Sequence[int],
+    results: Sequence[int],
+    metas: Mapping[int, Meta],
+    written: Container[int],
 ) -> tuple[Program, tuple[int, ...]]:
     """Builds the program of a step; also returns the numbers of the tensors that it uses beside its arguments.
 
     `given` are the tensors that are passed with each call. Inputs are these, then the other tensors in the order of
-    use. `metas` has the metas of both.
+    use. `metas` has the metas of both, `written` those that the step writes to.
     """
     steps = tuple(issued)
-    made = {number for step in steps for number in step.results}
     # An argument that is passed twice has the register of its first position.
     arguments = dict(reversed([(number, register) for register, number in enumerate(given)]))
-    fixed = tuple(dict.fromkeys(n for step in steps for n in step.tensors if n not in made and n not in arguments))
+    made, used = set[int](), dict[int, None]()
+    for step in steps:
+        used |= dict.fromkeys(number for number in step.tensors if number not in made)
+        made.update(step.results)  # which may be a view that was there before, and is made again
+    fixed = tuple(number for number in used if number not in arguments)
     registers = {**arguments, **{number: register for register, number in enumerate(fixed, len(given))}}
     next_register = len(given) + len(fixed)
     operations = []
@@ -111,5 +110,7 @@ def renamed(
             next_register += 1
         into = tuple(registers[number] for number in step.results)
         operations.append(ProgramOperation(step.action, tensors, step.floats, into, step.drawn))
-    inputs = tuple(metas[number] for number in (*given, *fixed))
-    return Program(inputs, tuple(operations), tuple(registers[number] for number in results)), fixed
+    numbers = (*given, *fixed)
+    changed = tuple(register for register, number in enumerate(numbers) if number in written)
+    inputs = tuple(metas[number] for number in numbers)
+    return Program(inputs, tuple(operations), tuple(registers[number] for number in results), changed), fixed

@@ -1,6 +1,7 @@
 """Records the commands that a run of a step issues, and reasons against compiling it."""
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from monarch_nb.tensor.commands import OBJECT, Define, Locals, MakeParts, Making
 from monarch_nb.tensor.compiled.program import Issued, Sent
 from monarch_nb.tensor.origin import CallSite, origin_of
 from monarch_nb.tensor.propagation import Meta
+from monarch_nb.tensor.references import LogicalMemory
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.table import Calls
@@ -29,7 +31,10 @@ class Recording:
         self.reason = ""
         self.drawn = 0  # random operations in all
         self.calls: Calls = Counter()
+        self._first = stream.held.next()
         self._made: set[int] = set()
+        self._written: set[int] = set()  # tensors that no view shared then
+        self._written_memory: weakref.WeakSet[LogicalMemory] = weakref.WeakSet()
         self._thread = threading.get_ident()
         self._seed, self._drawn = stream.seed, stream.drawn
         self._before = stream.table.calls
@@ -45,8 +50,16 @@ class Recording:
 
     @property
     def made(self) -> set[int]:
-        """Numbers of the tensors that the step made."""
+        """Numbers of the tensors that the step made. Views that were there before and are made again do not count."""
         return self._made
+
+    def writes(self, number: int) -> bool:
+        """Returns whether the step has written to a live tensor, also through a view or to its base."""
+        if number in self._written:
+            return True
+        entry = self.stream.table.entries.get(number)
+        reference = entry() if entry is not None else None
+        return reference is not None and reference.memory in self._written_memory
 
     # -- as a watcher of the stream ---------------------------------------------------------------------------------
 
@@ -99,8 +112,14 @@ class Recording:
         for number in numbers:
             if number not in self._made and number not in self.metas:
                 self.metas[number] = entries[number].meta
+        for index in action.writes if isinstance(action, Define) else ():
+            reference = entries[numbers[index]]()
+            if reference is None or reference.memory is None:
+                self._written.add(numbers[index])
+            else:
+                self._written_memory.add(reference.memory)
         made = tuple(map(int, results))
-        self._made.update(made)
+        self._made.update(number for number in made if number > self._first)
         self.issued_here.append(Issued(action, numbers, tuple(map(float, floats)), made, drawn))
         self.sites.append(where)
 

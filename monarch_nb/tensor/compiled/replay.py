@@ -103,8 +103,7 @@ class Replay:
         self._run: Run | None = self._names["run"] if trace.backend == "python" else None
         if trace.backend == "cudagraphs":
             given = len(program.inputs) - len(trace.fixed)
-            written = [register for register in program.written if register < given]
-            self._run = CudaGraph(self._names["run"], given, written, self._file)
+            self._run = CudaGraph(self._names["run"], given, program.written, self._file)
         self._mesh = mesh
         metas = program.metas
         self._specs = [spec_of(metas[at], mesh) for at in program.results]

@@ -17,7 +17,7 @@ from monarch_nb._about import more
 from monarch_nb.tensor import device
 from monarch_nb.tensor.batch import CallSites
 from monarch_nb.tensor.commands import REPLAY
-from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters
+from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters, shared_memory
 from monarch_nb.tensor.compiled.difference import RunDifference
 from monarch_nb.tensor.compiled.errors import CompileError, CompileWarning
 from monarch_nb.tensor.compiled.guards import Watched
@@ -26,10 +26,10 @@ from monarch_nb.tensor.compiled.recording import is_recording, recorded
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import origin_of
 from monarch_nb.tensor.propagation import Meta
-from monarch_nb.tensor.references import Reference
+from monarch_nb.tensor.references import Copied, Reference
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
-from monarch_nb.tensor.views import all_rewritten, make_again
+from monarch_nb.tensor.views import make_again, make_stale, share
 from monarch_nb.transport import held_back
 from monarch_nb.wire import counted
 
@@ -83,8 +83,8 @@ class Variant:
         self._head = (REPLAY, self._reference.number, len(program.operations), inputs, len(program.results))
         self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
-    def unfit(self) -> str:
-        """The reason why this program may differ from the step now; "" if there is none."""
+    def unfit(self, leaves: Sequence[Any] | None = None) -> str:
+        """The reason why this program may differ from the step now, called with `leaves`; "" if there is none."""
         if self.stream.lost is not None:
             return "the mesh has lost its tensors"
         if self.stream.heals != self._heals:
@@ -104,7 +104,14 @@ class Variant:
             leaf = slot.leaf()
             if leaf is None or leaf.grad is None:
                 return "a parameter has no gradient that had one"
+        if leaves is not None and self.stream.viewed and shared_memory(self._inputs(leaves)) != self.capture.sharing:
+            return "its tensors share memory with others than before"
         return ""
+
+    def _inputs(self, leaves: Sequence[Any]) -> list[Reference | None]:
+        found: list[Reference | None] = [leaves[index].reference for index in self._given]
+        found += [_grad(slot).reference for slot in self._read]
+        return found + self.stream.held.references(self.capture.fixed)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Replays the step and returns its results. Blocks, interruptibly, while the window is exceeded."""
@@ -120,6 +127,7 @@ class Variant:
             stream.held.require_contents((*given, *self._fixed))
         if stream.held.stale:
             make_again(stream, (*given, *self._fixed), None)
+        inputs = self._inputs(leaves) if stream.viewed or self.capture.aliases else []
         references = [stream.hold(meta, sites[index]) for index, meta in enumerate(self._metas[: self._results])]
         outputs = [reference.number for reference in references]
         for index, gradient in enumerate(self._made, self._results):
@@ -130,8 +138,8 @@ class Variant:
                 leaf.grad = None
         seed = seed_number(stream.seed, stream.drawn)
         stream.repeat((*self._head, seed, *given, *outputs), self._sites)
-        if stream.viewed:
-            all_rewritten(stream)
+        if inputs:
+            self._update_views(inputs, stream.held.references(outputs))
         stream.drawn += self.capture.recording.drawn
         if self.capture.recording.calls:
             stream.table.moved_again(self.capture.recording.calls)
@@ -140,6 +148,20 @@ class Variant:
         capture = self.capture
         made = [self._handle(leaf, references, leaves) for leaf in capture.returned]
         return pytree.tree_unflatten(made, capture.tree)
+
+    def _update_views(self, inputs: list[Reference | None], results: list[Reference | None]) -> None:
+        """Records which results are views of which tensors, and which copied views have become stale."""
+        known = inputs + results
+        for alias in self.capture.aliases:
+            made, source, base = known[alias.result], known[alias.source], known[alias.base]
+            assert made is not None
+            assert source is not None
+            assert base is not None
+            share(made, source, alias.offset, Copied(base, alias.steps) if alias.steps else None)
+        for register in self.capture.program.written:
+            reference = inputs[register]
+            if reference is not None and reference.memory is not None:
+                make_stale(self.stream, reference.memory)
 
     def _handle(self, leaf: Leaf, references: Sequence[Reference], leaves: Sequence[Any]) -> Any:
         if leaf.kind == "given":
@@ -259,7 +281,7 @@ class CompiledStep:
             facts, floats = _facts(leaves)
             key = (tree, facts, torch.is_grad_enabled(), _autocast())
             for variant in self._variants.get(key, ()):
-                if variant.floats == floats and not variant.unfit():
+                if variant.floats == floats and not variant.unfit(leaves):
                     if self._check_every and variant.calls % self._check_every == self._check_every - 1:
                         return self._checked(variant, key, leaves, args, kwargs)
                     return variant(leaves)
