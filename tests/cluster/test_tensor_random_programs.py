@@ -28,7 +28,7 @@ from tests.random_programs.shrink import shrunk
 from tests.random_programs.worker import reports
 
 DAILY_MESHES = ((2,), (2, 2), (2,), (2,), (2, 2), (2,), (2, 1, 2), (2,))
-DAILY, SEED = 150, 2026
+DAILY, COMPILED, SEED = 150, 16, 2026
 R = Replicate()
 
 
@@ -60,6 +60,29 @@ def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) ->
         tally.add(report)
     print(tally)
     assert not (text := verdict(tally)), text
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_come_to_the_same_as_compiled_steps(fleet: Fleet) -> None:
+    print(f"{tries(COMPILED)} programs from seed {SEED}")
+    tally = Tally()
+    for report in reports(range(SEED, SEED + tries(COMPILED)), fleet, DAILY_MESHES, compiled="python"):
+        tally.add(report)
+    print(tally)
+    assert not tally.failures, verdict(tally)
+    assert tally.kinds["equal"] > COMPILED / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("backend", ["python", "fx"])
+def test_a_thousand_random_programs_come_to_the_same_as_compiled_steps(backend: str) -> None:
+    seed = int(time.time()) * 10_000
+    print(f"1000 programs from seed {seed}")
+    tally = run(range(seed, seed + 1000), MESHES, compiled=backend)
+    print(tally)
+    assert not tally.failures, verdict(tally)
 
 
 @pytest.mark.slow

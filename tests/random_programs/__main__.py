@@ -30,11 +30,14 @@ def main() -> int:
         help="a file that results are added to: those that were right or refused there are not run again",
     )
     parser.add_argument("--device", default="cpu", help="what the ranks compute on: cpu, or cuda")
+    parser.add_argument(
+        "--compiled", default="", metavar="BACKEND", help="call each as a step compiled by python, fx …"
+    )
     parser.add_argument("--report", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     meshes = [tuple(map(int, one.split("x"))) for one in options.meshes] if options.meshes else list(MESHES)
     if options.report is not None:
-        work(options.report, meshes, not options.no_shrink, options.device)
+        work(options.report, meshes, not options.no_shrink, options.device, options.compiled)
         return 0
     seed = options.seed if options.seed is not None else int(time.time()) % 1_000_000 * 100_000
     seeds = range(seed, seed + options.count)
@@ -62,7 +65,7 @@ def main() -> int:
     left = [seed for seed in seeds if seed not in tally.seeds]
     with contextlib.suppress(KeyboardInterrupt):
         run(left, meshes, jobs=max(1, min(options.jobs, len(left))), told=note, shrink=not options.no_shrink,
-            device=options.device)  # fmt: skip
+            device=options.device, compiled=options.compiled)  # fmt: skip
     print(tally)
     if tally.count < options.count:
         print(f"{options.count - tally.count} of {options.count} were not run")
@@ -79,7 +82,7 @@ def show(seeds: range, meshes: list[tuple[int, ...]]) -> None:
         print(pasted(generated(seed, mesh_of(seed, meshes))))
 
 
-def work(report: int, meshes: list[tuple[int, ...]], shrink: bool, device: str) -> None:
+def work(report: int, meshes: list[tuple[int, ...]], shrink: bool, device: str, compiled: str) -> None:
     import torch
 
     from tests.random_programs.fleet import Fleet
@@ -90,7 +93,7 @@ def work(report: int, meshes: list[tuple[int, ...]], shrink: bool, device: str) 
     fleet = Fleet(meshes, device)
     try:
         with os.fdopen(report, "w", buffering=1) as out:
-            for one in reports(seeds, fleet, meshes, shrink):
+            for one in reports(seeds, fleet, meshes, shrink, compiled):
                 out.write(json.dumps(asdict(one)) + "\n")
     finally:
         fleet.stop()

@@ -81,6 +81,16 @@ def judged(program: Program, mesh: Mesh, expected: Expected | None = None, patie
         return Outcome(DEAD, type(error).__name__, f"{run.where}: {error}")
 
 
+def distributed(one: Input, program: Program, mesh: Mesh) -> Any:
+    """An input of a program on its mesh."""
+    tensor = monarch_nb.distribute(stacked(one, program.mesh), mesh, stacked_placements(one))
+    if one.parts:
+        tensor = tensor.sum(list(range(one.parts)), dtype=one.dtype)
+        if tensor.placements != one.placements:
+            tensor = tensor.redistribute(one.placements)  # type: ignore[attr-defined]
+    return tensor.detach().requires_grad_() if one.grad else tensor
+
+
 class Differs(Exception):
     """What the text says."""
 
@@ -104,7 +114,7 @@ class _Run:
         linecache.cache[self._file] = (0, None, [text + "\n" for text in self._texts], self._file)
         try:
             for one in program.inputs:
-                self._tensors[one.name] = self._begun(one)
+                self._tensors[one.name] = distributed(one, program, self._mesh)
             for number, line in enumerate(program.lines):
                 self._line(number, line.raises)
             gradients: dict[str, Any] = {}
@@ -121,28 +131,20 @@ class _Run:
         except PropagationError as error:
             return self._refused(error)
         except (Differs, ShardsDiffer) as error:
-            return Outcome(WRONG, _reason(str(error)), f"{self.where}: {error}")
+            return Outcome(WRONG, grouped(str(error)), f"{self.where}: {error}")
         except (DeviceMeshError, SupervisionError):
             raise
         except Exception as error:
             return Outcome(
                 WRONG,
-                f"{type(error).__name__}: {_reason(str(error))}",
+                f"{type(error).__name__}: {grouped(str(error))}",
                 f"{self.where}: {type(error).__name__}: {error}",
             )
         finally:
             linecache.cache.pop(self._file, None)
         if self._unjudged:
-            return Outcome(UNJUDGED, _reason(self._unjudged), f"{self.where}: {self._unjudged}")
+            return Outcome(UNJUDGED, grouped(self._unjudged), f"{self.where}: {self._unjudged}")
         return Outcome(EQUAL)
-
-    def _begun(self, one: Input) -> Any:
-        tensor = monarch_nb.distribute(stacked(one, self._program.mesh), self._mesh, stacked_placements(one))
-        if one.parts:
-            tensor = tensor.sum(list(range(one.parts)), dtype=one.dtype)
-            if tensor.placements != one.placements:
-                tensor = tensor.redistribute(one.placements)  # type: ignore[attr-defined]
-        return tensor.detach().requires_grad_() if one.grad else tensor
 
     def _line(self, number: int, raises: bool) -> None:
         text = self._texts[number]
@@ -168,7 +170,7 @@ class _Run:
             return Outcome(WRONG, f"refused without a line: {reason}", f"{self.where}: {error}")
         if not error.instead:
             return Outcome(WRONG, f"refused without a remedy: {reason}", f"{self.where}: {error}")
-        return Outcome(REFUSED, _reason(reason), f"{self.where}: {error}")
+        return Outcome(REFUSED, grouped(reason), f"{self.where}: {error}")
 
     def _compare(self, expected: Expected, gradients: dict[str, Any]) -> None:
         compared: list[tuple[str, Wanted, MeshTensor]] = []
@@ -257,7 +259,7 @@ def off(want: Wanted, found: torch.Tensor, but: torch.Tensor | None = None) -> s
     return f"off by {apart:.3g}, {want.within:.3g} would be rounding: {found.tolist()} in place of {value.tolist()}"
 
 
-def _reason(text: str) -> str:
+def grouped(text: str) -> str:
     """A text without what is of one program only."""
     first = text.strip().splitlines()[0] if text.strip() else ""
     first = re.sub(r"<program \d+>:\d+", "<line>", first)

@@ -95,10 +95,17 @@ def run(
     told: Callable[[Report], object] = lambda report: None,
     shrink: bool = True,
     device: str = "cpu",
+    compiled: str = "",
 ) -> Tally:
-    """Runs the programs of these seeds, `jobs` at a time."""
+    """Runs the programs of these seeds, `jobs` at a time; `compiled` is a backend, for calls as compiled steps."""
     tally = Tally()
-    workers = [_Worker(list(seeds[first::jobs]), meshes, shrink, device) for first in range(jobs)]
+    options = [
+        "--device",
+        device,
+        *(["--compiled", compiled] if compiled else []),
+        *([] if shrink else ["--no-shrink"]),
+    ]
+    workers = [_Worker(list(seeds[first::jobs]), meshes, options) for first in range(jobs)]
     try:
         while any(not worker.done for worker in workers):
             ready, _, _ = select.select([worker.pipe for worker in workers if not worker.done], [], [], 5.0)
@@ -115,8 +122,8 @@ def run(
 class _Worker:
     """A process that runs programs, and says what comes of each."""
 
-    def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], shrink: bool, device: str) -> None:
-        self._left, self._meshes, self._shrink, self._device = seeds, meshes, shrink, device
+    def __init__(self, seeds: list[int], meshes: Sequence[tuple[int, ...]], options: Sequence[str]) -> None:
+        self._left, self._meshes, self._options = seeds, meshes, options
         self._chunk: set[int] = set()  # seeds that the process has and has not reported
         self.done = not seeds
         self.pipe = -1
@@ -127,9 +134,8 @@ class _Worker:
         self.pipe, write = os.pipe()
         self._buffer = b""
         self._last = time.monotonic()
-        command = [sys.executable, "-m", "tests.random_programs", "--report", str(write), "--device", self._device]
+        command = [sys.executable, "-m", "tests.random_programs", "--report", str(write), *self._options]
         command += ["--meshes", *("x".join(map(str, mesh)) for mesh in self._meshes)]
-        command += [] if self._shrink else ["--no-shrink"]
         self._process = subprocess.Popen(
             command, pass_fds=(write,), stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True,
             env={**os.environ, "MONARCH_NB_PRELOAD": AS_LATER}, stdout=subprocess.DEVNULL,

@@ -1,7 +1,9 @@
 """The programs of many seeds, one after the other in this process."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
+from tests.random_programs.compiled import judged_compiled
 from tests.random_programs.fleet import Fleet
 from tests.random_programs.generator import generated
 from tests.random_programs.judge import DEAD, HUNG, WRONG, Outcome, judged
@@ -14,29 +16,31 @@ SHRUNK = 3  # failures of one reason that are made smaller: others are likely th
 
 
 def reports(
-    seeds: Iterable[int], fleet: Fleet, meshes: Sequence[tuple[int, ...]], shrink: bool = True
+    seeds: Iterable[int], fleet: Fleet, meshes: Sequence[tuple[int, ...]], shrink: bool = True, compiled: str = ""
 ) -> Iterable[Report]:
+    """What comes of each program, or of calls of it as a step compiled by the backend `compiled`."""
+    judge = functools.partial(judged_compiled, backend=compiled) if compiled else judged
     seen: dict[str, int] = {}
     for seed in seeds:
         shape = mesh_of(seed, meshes)
         program = generated(seed, shape, fleet.device)
-        outcome = judged(program, fleet.mesh(shape))
+        outcome = judge(program, fleet.mesh(shape))
         smallest = ""
         if outcome.kind in (HUNG, DEAD):
             fleet.renew(shape)
         if outcome.kind in (WRONG, HUNG, DEAD):
             seen[outcome.reason] = seen.get(outcome.reason, 0) + 1
             if shrink and seen[outcome.reason] <= SHRUNK:
-                program = shrunk(program, failing(fleet, outcome), MOST if outcome.kind != HUNG else 10)
+                program = shrunk(program, failing(judge, fleet, outcome), MOST if outcome.kind != HUNG else 10)
             smallest = pasted(program)
         yield Report(seed, shape, outcome.kind, outcome.reason, outcome.text, smallest)
 
 
-def failing(fleet: Fleet, before: Outcome) -> Callable[[Program, Expected], bool]:
+def failing(judge: Callable[..., Outcome], fleet: Fleet, before: Outcome) -> Callable[[Program, Expected], bool]:
     """Whether a program fails in this way, run on a mesh of its shape."""
 
     def fails(program: Program, expected: Expected) -> bool:
-        outcome = judged(program, fleet.mesh(program.mesh), expected, patience=20)
+        outcome = judge(program, fleet.mesh(program.mesh), expected, patience=20)
         if outcome.kind in (HUNG, DEAD):
             fleet.renew(program.mesh)
         return (outcome.kind, outcome.reason) == (before.kind, before.reason)

@@ -145,6 +145,7 @@ def test_arguments_that_share_memory_or_have_views_are_used_where_they_lie(monke
 def test_a_step_whose_views_lie_elsewhere_in_each_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 1, (), "step")
+    rooms = [torch.full((2,), float(number)) for number in range(12)]
     with pytest.warns(CompileWarning, match="lie elsewhere in each call"):
-        rooms = [torch.full((2,), float(number)) for number in range(12)]
-        assert [float(run([room], 0)[0]) for room in rooms] == [float(number) for number in range(12)]
+        values = [float(run([room], 0)[0]) for room in rooms]
+    assert values == [float(number) for number in range(12)]

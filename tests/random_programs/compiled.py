@@ -1,0 +1,149 @@
+"""A program as a compiled step: calls of it come to what the same lines, uncompiled, come to on the same mesh."""
+
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import monarch_nb
+from monarch_nb.distributed import CompileWarning, Mesh
+from monarch_nb.supervision import DeviceMeshError, SupervisionError
+from monarch_nb.tensor.propagation import PropagationError
+from tests.random_programs.gather import ShardsDiffer, wholes
+from tests.random_programs.judge import (
+    DEAD,
+    EQUAL,
+    HUNG,
+    PATIENCE,
+    REFUSED,
+    WRONG,
+    Differs,
+    Hung,
+    Outcome,
+    bounded,
+    distributed,
+    grouped,
+)
+from tests.random_programs.local import Expected, expect
+from tests.random_programs.program import Program, names_of_torch, values
+
+CALLS = 6  # of which the first three are captured, or run uncompiled
+
+
+def judged_compiled(
+    program: Program, mesh: Mesh, expected: Expected | None = None, patience: int = PATIENCE, *, backend: str = "python"
+) -> Outcome:
+    """Calls a program without its lines that raise, some times, compiled and not; results are written to between."""
+    expected = expected or expect(program)
+    program = replace(
+        program,
+        lines=tuple(line for line in program.lines if not line.raises),
+        heads=() if expected.backward_raises else program.heads,
+    )
+    call = -1
+    try:
+        with bounded(patience), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            draw = random.Random(program.seed)
+            arguments = {one.name for one in program.inputs if not one.grad and draw.random() < 0.5}
+            plain, compiled = _Calls(program, mesh, arguments), _Calls(program, mesh, arguments, backend)
+            while (call := call + 1) < CALLS:
+                for calls in (plain, compiled):
+                    calls()
+                _compare(mesh, plain, compiled)
+                for index in draw.sample(range(len(plain.results)), min(2, len(plain.results))):
+                    if plain.results[index].is_floating_point() and _write(plain.results[index]):
+                        _write(compiled.results[index])
+                        _compare(mesh, plain, compiled)
+            if not compiled.replayed:
+                why = next((str(each.message) for each in warned if each.category is CompileWarning), "no reason")
+                return Outcome(REFUSED, grouped(why.partition(": ")[2] or why), why)
+    except Hung:
+        return Outcome(HUNG, "hung", f"no end after {patience} s, in call {call}")
+    except (DeviceMeshError, SupervisionError) as error:
+        return Outcome(DEAD, type(error).__name__, f"in call {call}: {error}")
+    except PropagationError as error:
+        return Outcome(REFUSED, grouped(str(error)), f"in call {call}: {error}")
+    except (Differs, ShardsDiffer) as error:
+        return Outcome(WRONG, grouped(str(error)), f"in call {call}: {error}")
+    except Exception as error:
+        return Outcome(WRONG, f"{type(error).__name__}: {grouped(str(error))}", f"in call {call}: {error!r}")
+    return Outcome(EQUAL)
+
+
+class _Calls:
+    """Calls of a program, whose inputs are the same before each. Those that are no arguments are of the step itself."""
+
+    def __init__(self, program: Program, mesh: Mesh, arguments: set[str], backend: str = "") -> None:
+        self._program, self._mesh = program, mesh
+        self._inputs: dict[str, Any] = {one.name: distributed(one, program, mesh) for one in program.inputs}
+        self._arguments = [name for name in self._inputs if name in arguments]
+        fixed = {name: tensor for name, tensor in self._inputs.items() if name not in arguments}
+        heads = [
+            monarch_nb.distribute(values(head.seed, head.shape, head.dtype), mesh, head.placements)
+            for head in program.heads
+        ]
+        text = "\n".join(line.text for line in program.lines)
+        if program.heads:
+            text += f"\ntorch.autograd.backward([{', '.join(head.name for head in program.heads)}], gradients)"
+        code = compile(text, "<compiled program>", "exec")
+        names = names_of_torch(torch, lambda tensor, placements: tensor.redistribute(placements).clone())
+        order = list(self._arguments)
+        made = [name for name in program.names if name not in self._inputs]
+
+        def step(*given: Any) -> tuple[Any, ...]:
+            tensors = {**fixed, **dict(zip(order, given, strict=True)), "gradients": heads}
+            exec(code, names, tensors)
+            return tuple(tensors[name].detach() for name in made)
+
+        self._compiled = monarch_nb.compile(step, backend=backend, check_every=0) if backend else None
+        self._step: Callable[..., tuple[Any, ...]] = self._compiled or step
+        self.results: tuple[Any, ...] = ()
+
+    @property
+    def replayed(self) -> int:
+        """Calls that ran as one message."""
+        return self._compiled.calls if self._compiled is not None else 0
+
+    def __call__(self) -> None:
+        for one in self._program.inputs:
+            if one.grad:
+                self._inputs[one.name].grad = None
+            else:
+                self._inputs[one.name].copy_(distributed(one, self._program, self._mesh))
+        self.results = self._step(*(self._inputs[name] for name in self._arguments))
+
+    def everything(self) -> dict[str, Any]:
+        """Results by number, inputs and their gradients by name."""
+        found = {f"result {number}": tensor for number, tensor in enumerate(self.results)}
+        found |= {name: tensor.detach() for name, tensor in self._inputs.items()}
+        grads = {f"{name}.grad": tensor.grad for name, tensor in self._inputs.items() if tensor.requires_grad}
+        return found | {name: grad for name, grad in grads.items() if grad is not None}
+
+
+def _write(tensor: Any) -> bool:
+    """Returns False where PyTorch refuses to, as elements of it share memory."""
+    try:
+        tensor.add_(1)
+    except (RuntimeError, PropagationError):
+        return False
+    return True
+
+
+def _compare(mesh: Mesh, plain: _Calls, compiled: _Calls) -> None:
+    """To the last bit: both run the same operations on the same ranks."""
+    one, other = plain.everything(), compiled.everything()
+    if one.keys() != other.keys():
+        raise Differs(f"compiled it has {sorted(other)}, and not {sorted(one)}")
+    pairs = zip(one, wholes(mesh, list(one.values())), wholes(mesh, list(other.values())), strict=True)
+    for name, wanted, found in pairs:
+        if one[name].stride() != other[name].stride():
+            raise Differs(f"{name} has strides {other[name].stride()} in place of {one[name].stride()}")
+        value, is_value = wanted(), found()
+        if not torch.equal(value.nan_to_num(), is_value.nan_to_num()) or not torch.equal(
+            value.isnan(), is_value.isnan()
+        ):
+            raise Differs(f"{name} is {is_value.tolist()} in place of {value.tolist()}")
