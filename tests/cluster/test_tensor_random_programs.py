@@ -64,7 +64,7 @@ def test_random_programs_come_to_what_local_torch_makes_of_them(fleet: Fleet) ->
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
-def test_random_programs_come_to_the_same_as_compiled_steps(fleet: Fleet) -> None:
+def test_random_programs_compiled_come_to_the_same(fleet: Fleet) -> None:
     print(f"{tries(COMPILED)} programs from seed {SEED}")
     tally = Tally()
     for report in reports(range(SEED, SEED + tries(COMPILED)), fleet, DAILY_MESHES, compiled="python"):
@@ -77,7 +77,7 @@ def test_random_programs_come_to_the_same_as_compiled_steps(fleet: Fleet) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", ["python", "fx"])
-def test_a_thousand_random_programs_come_to_the_same_as_compiled_steps(backend: str) -> None:
+def test_a_thousand_random_programs_compiled_come_to_the_same(backend: str) -> None:
     seed = int(time.time()) * 10_000
     print(f"1000 programs from seed {seed}")
     tally = run(range(seed, seed + 1000), MESHES, compiled=backend)

@@ -118,9 +118,7 @@ def counted_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return captures
 
 
-def test_a_tensor_that_lies_elsewhere_in_each_call_is_copied(
-    state: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_that_moves_each_time_is_copied(state: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     captures = counted_captures(monkeypatch)
     run = CudaGraph(lambda inputs, seed: [inputs[0] + inputs[1], inputs[1].mul_(2)[:0].sum()], 0, (1,), "step")
     rooms = [torch.ones(2) for _ in range(8)]
@@ -132,7 +130,7 @@ def test_a_tensor_that_lies_elsewhere_in_each_call_is_copied(
     assert captures == [3]
 
 
-def test_arguments_that_share_memory_or_have_views_are_used_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_with_views_are_used_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1], inputs[1] + 1, inputs[2] + 1], 3, (), "step")
     whole, other = torch.arange(4.0), torch.ones(2)
@@ -142,7 +140,7 @@ def test_arguments_that_share_memory_or_have_views_are_used_where_they_lie(monke
         assert view.tolist() == other[:1].tolist()
 
 
-def test_a_step_whose_views_lie_elsewhere_in_each_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_views_move_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "captured", lambda run: (lambda: None, run()))
     run = CudaGraph(lambda inputs, seed: [inputs[0][:1]], 1, (), "step")
     rooms = [torch.full((2,), float(number)) for number in range(12)]

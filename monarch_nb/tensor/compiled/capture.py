@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
     has_graph: bool = False
 
 
-class Alias(NamedTuple):
+class SharedResult(NamedTuple):
     """A result that shows memory of an input, or of an earlier result.
 
     `result` and `source` are positions among the inputs and then the results; `offset` is that of the result from the
@@ -76,7 +76,7 @@ class Capture:
     tree: Any
     sites: tuple[CallSite | None, ...]
     made_at: list[CallSite | None]  # call sites of the results of the program
-    aliases: tuple[Alias, ...]
+    aliases: tuple[SharedResult, ...]
     sharing: tuple[tuple[int, ...], ...]
     recording: Recording
     watched: Watched | None = field(default=None)
@@ -182,7 +182,7 @@ def shared_memory(inputs: Sequence[Reference | None]) -> tuple[tuple[int, ...], 
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _aliases(inputs: Sequence[Reference | None], made: Sequence[Reference | None]) -> tuple[Alias, ...]:
+def _aliases(inputs: Sequence[Reference | None], made: Sequence[Reference | None]) -> tuple[SharedResult, ...]:
     found = []
     known: dict[LogicalMemory, tuple[int, Reference]] = {}
     positions: dict[Reference, int] = {}
@@ -196,7 +196,7 @@ def _aliases(inputs: Sequence[Reference | None], made: Sequence[Reference | None
         if position >= len(inputs) and source != position:
             offset = reference.offset - known_reference.offset
             base, steps = reference.copied or (known_reference, ())
-            found.append(Alias(position, source, offset, positions.get(base, source), steps))
+            found.append(SharedResult(position, source, offset, positions.get(base, source), steps))
     return tuple(found)
 
 
