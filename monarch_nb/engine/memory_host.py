@@ -22,7 +22,7 @@ from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.runtime import ProcessTables, ProcState, Runtime, current, current_runtime, endpoint, waiting
 from monarch_nb.transport.memory.time import MemoryTime, ProcessClock
 from monarch_nb.transport.memory.transport import MemoryTransport
-from monarch_nb.wire import Asker, Done, Flags, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
+from monarch_nb.wire import REPLY, Asker, Done, Flags, Handlers, Header, Kind, Lane, Status, agent_of, proc_address
 
 if TYPE_CHECKING:
     from monarch_nb.transport import Parcel
@@ -120,7 +120,7 @@ class MemoryHost:
         self._pids: dict[str, int] = {}
         self.node = MemoryTransport(time, self.address, handler=self._take, on_link_failed=self._lost)
         self._sender = AgentSender(self.node, self.address)
-        self._caster = Caster(self._outlet(), self.address, time.later, time.monotonic)
+        self._caster = Caster(self._outlet(), self._sender, time.later, time.monotonic)
         self._verbs = Handlers("hosts in memory", self._sender.answer)
         self._verbs.handle(verbs.SPAWN, self._spawn)
         self._verbs.handle(verbs.WATCH, self._watch)
@@ -129,6 +129,8 @@ class MemoryHost:
         self._verbs.handle(verbs.STATUS, self._status)
         self._verbs.handle(verbs.SHUTDOWN, self._shutdown)
         self._verbs.handle(verbs.LOST, self._host_lost)
+        self._verbs.handle(verbs.CASTS, self._caster.states)
+        self._verbs.handle(verbs.RELAY_CHANGED, self._relay_changed)
         self.node.start()
 
     # -- what comes in (the time's thread) --------------------------------------------------------------------------
@@ -138,6 +140,8 @@ class MemoryHost:
             self._caster.cast(header, parcel)
         elif header.kind in (Kind.REPLY, Kind.FOLDED, Kind.RETURNED):
             self._caster.reply(header, parcel)
+        elif header.method == REPLY:
+            self._sender.replied(header, parcel.frames[0] if parcel.frames else b"")
         elif header.method in self._verbs:
             self._verbs.take(header, parcel.frames[0] if parcel.frames else b"")
         else:
@@ -217,6 +221,12 @@ class MemoryHost:
             self.node.close()
 
         threading.Thread(target=stop, name="monarch-memory-stop", daemon=True).start()
+
+    def _relay_changed(self, request: p.RelayChanged, asker: Asker[None]) -> None:
+        """What a real agent finds out by itself."""
+        for address in tuple(self.workers):
+            self._sender.post(address, verbs.RELAY_CHANGED, request)
+        self._caster.relay_changed(request.relay)
 
     def _host_lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:
         for address in tuple(self.workers):

@@ -39,7 +39,7 @@ from monarch_nb.host.verbs import PROC_EXITED, PROC_STARTED
 from monarch_nb.logs.tailer import LogTailer
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.transport import Keys, Node, Parcel, TransportError
-from monarch_nb.wire import agent_of, host_of, parse_address
+from monarch_nb.wire import REPLY, agent_of, host_of, parse_address
 from monarch_nb.wire.header import Flags, Header, Kind
 
 log = logging.getLogger(__name__)
@@ -131,15 +131,15 @@ class HostAgent:
         self._liveness = LivenessMonitor(self._loop, self._children, self._sender)
         self._gateway = GatewayService(self._node, self._sender, self._keys, options.insecure_loopback, self._loop.post)
         self._pending = PendingProcs()
+        self._caster = Caster(self._node, self._sender, self._later, time.monotonic)
         self._service = AgentService(
             host=options.host, folder=self._folder, children=self._children, stopper=self._stopper,
             leases=self._leases, logs=self._logs, sender=self._sender, kept=options.owner_fd is None,
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
-            pending=self._pending, replaced=self._replaced,
+            pending=self._pending, replaced=self._replaced, caster=self._caster,
         )  # fmt: skip
-        self._caster = Caster(self._node, self.address, self._later, time.monotonic)
         self._dialler: Dialler | None = None
         if options.dial is not None:
             self._dialler = Dialler(self._node, self._sender, options.dial, self._keys, options.insecure_loopback,
@@ -244,6 +244,8 @@ class HostAgent:
         """Passes a message on; on the node's reader thread."""
         if header.kind == Kind.CONTROL:
             body = bytes(parcel.frames[0]) if parcel.frames else b""
+            if header.method == REPLY:
+                self._sender.replied(header, body)
             self._loop.post(lambda: self._serve(header, body))
         elif header.kind == Kind.CAST:
             self._caster.cast(header, parcel)

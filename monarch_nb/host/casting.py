@@ -1,24 +1,31 @@
 """An agent's part in a cast: calls to the procs here, the rest to agents below, replies folded on the way back."""
 
+import functools
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from monarch_nb.host.sender import SendingNode
+from monarch_nb.host import protocol as p
+from monarch_nb.host.sender import AgentSender, SendingNode
+from monarch_nb.host.verbs import CASTS
 from monarch_nb.routing import Batch, Branch, Fold, below, expand, indices, size_of
 from monarch_nb.transport import Parcel, UnreachableError, reason_of, reason_parcel
-from monarch_nb.wire import Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
+from monarch_nb.wire import Asker, Flags, Folded, Header, Kind, Lane, agent_of, fold, host_of, parse_address, unfold
 from monarch_nb.wire.header import SKIP, CastPlan
 
 LARGE = 64 * 1024  # bytes from which a reply travels alone
 LATE_S = 2.0  # within which callers that watch a process have received the report of its end
 FILL_S, FILL_MAX_S = 0.05, 16.0  # between attempts to report gaps; together as long as a gap is waited for
-_REMEMBERED = 4096  # processes that have ended
+_REMEMBERED = 4096  # processes that have ended, and casts
+AGAIN_S = 2.0  # until the same is asked again of casts that may be lost: replies may be on their way
 
 Reply = Folded | None  # None: sent on alone
+K = TypeVar("K")
 
 
 class _Cast(Struct, eq=False):
@@ -31,30 +38,36 @@ class _Cast(Struct, eq=False):
 
 
 class Caster:
-    """Spreads casts and gathers replies. All but `proc_gone` is called on the node's reader thread, where sending never
-    blocks; `later(seconds, call)` runs a call on some thread of the agent, by the clock that `monotonic` reads."""
+    """Spreads casts and gathers replies. All but `proc_gone` and `relay_changed` is called on the node's reader thread,
+    where sending never blocks; `later(seconds, call)` runs a call on some thread of the agent, by the clock that
+    `monotonic` reads."""
 
     def __init__(
         self,
         node: SendingNode,
-        address: str,
+        sender: AgentSender,
         later: Callable[[float, Callable[[], None]], None],
         monotonic: Callable[[], float],
     ) -> None:
-        self._node = node
-        self._address = address
-        self._host = host_of(address)
+        self._node, self._sender = node, sender
+        self._address = sender.address
+        self._host = host_of(sender.address)
         self._later = later
         self._monotonic = monotonic
         self._ports = itertools.count(1000)
         self._casts: dict[int, _Cast] = {}
         self._ended: dict[str, None] = {}  # processes here, each incarnation with an address of its own
+        self._complete: dict[tuple[str, int], None] = {}  # casts, by their sender and its port
+        self._refused: dict[tuple[str, int], None] = {}  # those that came too late
+        self._unsent: Counter[tuple[str, int]] = Counter()  # replies that are sent later, by the same
         self._lock = threading.Lock()
         self._armed = False
 
     def cast(self, header: Header, parcel: Parcel) -> None:
         """Passes a cast on: a call to each proc here, a smaller cast to each agent below. The body is shared."""
         assert header.plan is not None
+        if header.port and (header.src, header.port) in self._refused:
+            return
         deliveries, branches = expand(header.plan, self._host)
         src, port = header.src, 0
         if header.port:
@@ -108,9 +121,7 @@ class Caster:
     def proc_gone(self, address: str, reason: str) -> None:
         """Handles the end of a process here: its replies are no longer waited for, since its watchers are notified."""
         with self._lock:
-            while len(self._ended) >= _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
-            self._ended[address] = None
+            _remember(self._ended, address)
             hit = [(port, cast.local[address]) for port, cast in self._casts.items() if address in cast.local]
         for port, places in hit:
             self._lose(port, places, reason, reported_elsewhere=True)
@@ -124,6 +135,63 @@ class Caster:
             why = f"it was sent through host {host}, which is lost: {reason}"
             self._lose(port, list(indices(plan.runs)), why, reported_elsewhere=False)
             self._skip(replace(request, plan=plan))
+
+    def states(self, asked: p.AskCasts, asker: Asker[p.CastStates]) -> p.CastStates:
+        """What has become of casts of the sender, after all that was passed on to it before."""
+        with self._lock:
+            casts = {cast.request.port: cast for cast in self._casts.values() if cast.request.src == asker.src}
+            return p.CastStates(
+                tuple(self._state((asker.src, port), casts.get(port), asked.final) for port in asked.ports)
+            )
+
+    def _state(self, key: tuple[str, int], cast: _Cast | None, final: bool) -> p.CastState:
+        if cast is None:
+            came = key in self._complete or key in self._unsent
+            if not came and final:
+                _remember(self._refused, key)
+            return p.CastState(came)
+        assert cast.request.plan is not None
+        places = indices(cast.request.plan.runs)
+        return p.CastState(True, tuple(places if self._unsent[key] else cast.fold.waits_for(places)))
+
+    def relay_changed(self, relay: str) -> None:
+        """What was on its way between this host and others may be lost with a relay that another one replaces."""
+        self._ask_below(relay, {})
+
+    def _ask_below(self, relay: str, before: dict[tuple[int, int], str]) -> None:
+        """Asks the agents below for casts whose replies are missing; those of `before` seemed lost already."""
+        asked: dict[str, list[tuple[int, CastPlan]]] = {}
+        with self._lock:
+            for port, cast in self._casts.items():
+                for plan in cast.below:
+                    places = cast.fold.waits_for(indices(plan.runs))
+                    if places if not before else any((port, place) in before for place in places):
+                        asked.setdefault(plan.head, []).append((port, plan))
+        for host, parts in asked.items():
+            request = p.AskCasts(tuple(port for port, _ in parts), final=bool(before))
+            self._sender.request(agent_of(host), CASTS, request, functools.partial(self._said, relay, parts, before))
+
+    def _said(
+        self, relay: str, parts: list[tuple[int, CastPlan]], before: dict[tuple[int, int], str], reply: p.CastStates
+    ) -> None:
+        """Replies that no agent below will send any more are lost once that was said twice."""
+        doubtful: dict[tuple[int, int], str] = {}
+        for (port, plan), state in zip(parts, reply.states, strict=True):
+            with self._lock:
+                cast = self._casts.get(port)
+                missing = [] if cast is None else cast.fold.waits_for(indices(plan.runs))
+            if cast is None:
+                continue
+            why = lost_with(relay, came=state.came)
+            lost = [place for place in missing if place not in state.waiting]
+            doubtful |= {(port, place): why for place in lost}
+            certain = [place for place in lost if before.get((port, place)) == why]
+            if certain and not state.came:
+                self._skip(replace(cast.request, plan=plan))
+            if certain:
+                self._lose(port, certain, why, reported_elsewhere=False)
+        if doubtful and not before:
+            self._later(AGAIN_S, lambda: self._ask_below(relay, doubtful))
 
     def _skip(self, header: Header) -> None:
         """Keeps a lost message from blocking others of its sender."""
@@ -167,6 +235,7 @@ class Caster:
             self._pass_on(cast, batch)
         if cast.fold.complete:
             self._casts.pop(port, None)
+            _remember(self._complete, (cast.request.src, cast.request.port))
         elif cast.fold.deadline is not None and not self._armed:
             self._armed = True
             self._later(cast.fold.deadline - self._monotonic(), self._tick)
@@ -213,7 +282,15 @@ class Caster:
                 self._later(0.0, lambda: self.lost(header, reason))  # not here: the lock may be held
             elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):
                 # A reply: its receiver may be on a host that is back, which this one does not know yet.
-                self._later(pause, lambda: self._send(header, parcel, 2 * pause))
+                key = header.dst, header.port
+                self._unsent[key] += 1
+                self._later(pause, lambda: self._send_again(key, header, parcel, 2 * pause))
+
+    def _send_again(self, key: tuple[str, int], header: Header, parcel: Parcel, pause: float) -> None:
+        self._send(header, parcel, pause)
+        self._unsent[key] -= 1
+        if self._unsent[key] <= 0:
+            del self._unsent[key]
 
 
 def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:
@@ -222,6 +299,19 @@ def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:
         for number, places in enumerate(one.places):
             replies.append((places, one._replace(logs=() if number else one.logs)))
     return replies
+
+
+def _remember(known: dict[K, None], key: K) -> None:
+    while len(known) >= _REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = None
+
+
+def lost_with(relay: str, *, came: bool) -> str:
+    """Why a call that went to another host has no answer."""
+    if came:
+        return f"its answer was passed on by {relay}, which has ended, and never arrived: it has run"
+    return f"it was passed on by {relay}, which has ended, and never arrived: it has not run"
 
 
 def _places(first: int, count: int, stride: int) -> range:

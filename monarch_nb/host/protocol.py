@@ -181,6 +181,29 @@ class RelayChanged(msgspec.Struct, frozen=True):
     relay: str
 
 
+class AskCasts(msgspec.Struct, array_like=True, frozen=True):
+    """relays.casts: what has become of casts that the sender sent to this agent? By the ports of their replies.
+
+    If it is `final`, those that never came are not carried out.
+    """
+
+    ports: tuple[int, ...]
+    final: bool
+
+
+class CastState(msgspec.Struct, array_like=True, frozen=True):
+    """What an agent knows of a cast: whether it came, and the places whose replies it has not passed on yet."""
+
+    came: bool
+    waiting: tuple[int, ...] = ()
+
+
+class CastStates(msgspec.Struct, array_like=True, frozen=True):
+    """The state of each cast, in the order in which they were asked for."""
+
+    states: tuple[CastState, ...]
+
+
 class PreemptionNotice(Harmless, frozen=True, kw_only=True):
     """host.notice: the sender's host is about to be ended or, if it is `over`, has not been ended.
 

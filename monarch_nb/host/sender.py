@@ -1,17 +1,19 @@
 """Sending engine messages of an agent, and replies to requests."""
 
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from monarch_nb.transport import Parcel
-from monarch_nb.wire import REPLY, Lane, Verb, encode_body
+from monarch_nb.wire import REPLY, Lane, MalformedMessageError, Verb, encode_body
 from monarch_nb.wire.header import Header, Kind, Status
 
 log = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class SendingNode(Protocol):
@@ -27,9 +29,11 @@ class AgentSender:
     def __init__(self, node: SendingNode, address: str) -> None:
         self._node = node
         self.address = address
+        self._ports = itertools.count(1)
+        self._asked: dict[int, tuple[Verb[Any, Any], Callable[[Any], None]]] = {}
 
     def post(self, dst: str, verb: Verb[Q, Any], request: Q, *, port: int = 0) -> bool:
-        """Sends one message; says whether it went out. Only those of the data lane may block."""
+        """Sends one message; says whether it went out. Does not block."""
         header = Header(kind=Kind.CONTROL, dst=dst, src=self.address, method=verb.name, port=port)
         return self._send(header, request, verb.lane)
 
@@ -37,6 +41,25 @@ class AgentSender:
         """Sends one message to each."""
         for dst in sorted(addresses):
             self.post(dst, verb, request)
+
+    def request(self, dst: str, verb: Verb[Q, R], request: Q, then: Callable[[R], None]) -> None:
+        """Sends a request; `then` takes the reply, if one comes."""
+        port = next(self._ports)
+        self._asked[port] = (verb, then)
+        if not self.post(dst, verb, request, port=port):
+            self._asked.pop(port, None)
+
+    def replied(self, header: Header, body: bytes | memoryview) -> None:
+        """Handles the reply to a request; others are ignored. On the thread that reads."""
+        verb, then = self._asked.pop(header.port, (None, None))
+        if verb is None or then is None or header.status != Status.VALUE:
+            return
+        try:
+            reply = verb.decode_reply(body)
+        except MalformedMessageError as error:
+            log.warning("the reply to %s from %s was not understood: %s", verb.name, header.src, error)
+            return
+        then(reply)
 
     def answer(self, request: Header, status: Status, body: msgspec.Struct, lane: Lane) -> None:
         """Reply to a request, if it wants one."""

@@ -13,6 +13,7 @@ import msgspec
 from monarch_nb._about import __version__
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
+from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.gpus import with_gpu
 from monarch_nb.host.leases import OwnerLeases
@@ -77,8 +78,8 @@ class AgentService:
     """Answers requests on the loop's thread.
 
     `keeper(grant)` makes the service for meshes that outlive their owners.
-    `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`, `follow(owner, pid)`,
-    `later(seconds, call)`, `replaced(address)` and `end(reason, timeout, done)` are the agent's.
+    `caster` spreads casts. `learn(host, endpoint, via, incarnation)`, `forget(host, reason, incarnation)`,
+    `follow(owner, pid)`, `later(seconds, call)`, `replaced(address)` and `end(reason, timeout, done)` are the agent's.
     """
 
     def __init__(self, *, host: str, folder: Path, children: Children, stopper: ProcStopper, leases: OwnerLeases,
@@ -86,7 +87,7 @@ class AgentService:
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  pending: PendingProcs, replaced: Callable[[str], None], gateway: GatewayService,
-                 keeper: Callable[[Callable[[str], None]], MeshLeaseService],
+                 keeper: Callable[[Callable[[str], None]], MeshLeaseService], caster: Caster,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -103,7 +104,7 @@ class AgentService:
         self._later = later
         self._awaited: dict[str, set[str]] = {}  # watchers of processes that have not been spawned yet
         self._pending, self._replaced = pending, replaced
-        self._gateway = gateway
+        self._gateway, self._caster = gateway, caster
         self._incarnation = incarnation
         self._end = end
         self._verbs = takes = Handlers("host agents", sender.answer)
@@ -116,6 +117,7 @@ class AgentService:
         takes.handle(verbs.HOSTS, self._hosts)
         takes.handle(verbs.LOST, self._lost)
         takes.handle(verbs.LEAVE, self._leave)
+        takes.handle(verbs.CASTS, caster.states)
         takes.handle(verbs.INTRODUCE, gateway.introduce)
         takes.handle(TAIL, self._tail)
         takes.handle(TOOK, self._took)
@@ -271,6 +273,7 @@ class AgentService:
         for relay in former:
             alive = [child.address for child in self._children.alive()]
             self._sender.post_all(alive, verbs.RELAY_CHANGED, p.RelayChanged(relay))
+            self._caster.relay_changed(relay)
         return Done()
 
     def _lost(self, request: p.HostsLost, asker: Asker[Done]) -> Done:

@@ -1,7 +1,7 @@
 """Engine messages to and from host agents. Their bodies are in `host.protocol`."""
 
 from monarch_nb.host import protocol as p
-from monarch_nb.wire import Done, Verb
+from monarch_nb.wire import Done, Lane, Verb
 
 # To an agent.
 SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
@@ -23,6 +23,13 @@ BEAT = Verb("agent.beat", Done, doc="the sender lives: it renews its lease")
 HOLD = Verb("agent.hold", p.Hold, Done, doc="a mesh of the sender that may outlive it, and what it takes to come back")
 DETACH = Verb("agent.detach", p.Detach, Done, doc="the sender leaves a mesh, which keeps running for its lease")
 ATTACH = Verb("agent.attach", p.Attach, p.Attached, doc="the sender attaches a mesh that was left, or takes it over")
+CASTS = Verb(
+    "relays.casts",
+    p.AskCasts,
+    p.CastStates,
+    lane=Lane.DATA,
+    doc="what has become of casts that a relay may have lost?",
+)
 DROP = Verb("agent.drop", p.DropMesh, Done, doc="ranks that the sender gave up when it lost the host are stopped")
 
 # From an agent, to a proc or a controller.

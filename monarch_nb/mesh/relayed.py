@@ -1,30 +1,46 @@
-"""Calls to actors of other hosts that went through a process which has ended: what it had taken along is lost.
+"""Calls to other hosts that went through a process which has ended: what it had taken along is lost.
 
 Each link on the way delivers what it was given, but a process between them may end with messages that it had received
-and not passed on. Once another process is in its place, those whose calls may be among them ask the actors' processes.
+and not passed on. Once another process is in its place, those whose calls may be among them ask where these went: the
+actors' processes, or the agents that spread calls to several ranks. Agents ask those below them (`host.casting`).
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from monarch_nb.host.verbs import RELAY_CHANGED
+from monarch_nb.host import protocol as p
+from monarch_nb.host.casting import AGAIN_S, lost_with
+from monarch_nb.host.verbs import CASTS, RELAY_CHANGED
 from monarch_nb.mesh.requests import request
+from monarch_nb.routing import indices
 from monarch_nb.runtime import Future, PendingCall, Runtime, calls_of, when_done
 from monarch_nb.runtime.verbs import RECEIVED, AskReceived, CallsReceived, SentCall
-from monarch_nb.wire import Asker, with_host_names
+from monarch_nb.transport import Parcel
+from monarch_nb.wire import Asker, Header, Kind, with_host_names
+from monarch_nb.wire.header import SKIP
 
 __all__ = ["RelayedCalls"]
 
 WAITS = "waits"  # or runs, or will be answered by whoever has its port
 NEVER_CAME = "never came"
 ANSWERED = "answered"
-_AGAIN_S = 2.0  # until the same is asked again: an answer may be on its way
-_TIMES = 5  # that a process is asked that does not answer
-_TEXTS = {
-    NEVER_CAME: "it was passed on by {relay}, which has ended, and never arrived: it has not run",
-    ANSWERED: "its answer was passed on by {relay}, which has ended, and never arrived: it has run",
-}
+_TIMES = 5  # that somebody is asked who does not answer
+
+
+class _SentPart(NamedTuple):
+    """What was sent of a call to one actor, or to a subtree of hosts."""
+
+    call: PendingCall
+    header: Header
+
+    @property
+    def unanswered(self) -> list[int]:
+        plan = self.header.plan
+        return self.call.unanswered([self.header.index] if plan is None else indices(plan.runs))
+
+
+_Doubtful = dict[tuple[str, int], str]  # why answers seem lost, by call and place
 
 
 class RelayedCalls:
@@ -37,49 +53,64 @@ class RelayedCalls:
 
     def _relay_changed(self, relay: str) -> None:
         """Ends the calls that are lost with a relay, now that another one is there. Does not block."""
-        calls: dict[str, list[PendingCall]] = {}
+        parts: dict[str, list[_SentPart]] = {}
         for call in tuple(self._runtime.calls.values()):
-            if call.sent is not None and call.missing:
-                calls.setdefault(call.sent.dst, []).append(call)
-        for process, some in calls.items():
-            self._ask(relay, process, some, {}, 1)
+            for header in tuple(call.sent):
+                parts.setdefault(header.dst, []).append(_SentPart(call, header))
+        for address, asked in parts.items():
+            self._ask(relay, address, asked, {}, 1)
 
-    def _ask(self, relay: str, process: str, calls: Sequence[PendingCall], before: dict[str, str], times: int) -> None:
-        """Asks what has become of calls; one that is lost the second time, too, ends."""
-        waiting = [call for call in calls if call.missing]
+    def _ask(self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, times: int) -> None:
+        """Asks what has become of calls; a part that is lost the second time, too, fails its call."""
+        waiting = [part for part in parts if part.call.missing and part.unanswered]
         if not waiting or self._runtime.closed:
             return
-        asked = tuple(map(_sent, waiting))
-        answer = request(self._runtime, process, RECEIVED, AskReceived(asked))
-        when_done(answer, functools.partial(self._answered, relay, process, waiting, before, times))
+        answer: Future[Any]
+        if waiting[0].header.plan is None:
+            asked = AskReceived(tuple(map(_sent, waiting)), final=bool(before))
+            answer = request(self._runtime, address, RECEIVED, asked)
+        else:
+            ports = tuple(part.header.port for part in waiting)
+            answer = request(self._runtime, address, CASTS, p.AskCasts(ports, final=bool(before)))
+        when_done(answer, functools.partial(self._answered, relay, address, waiting, before, times))
 
     def _answered(
-        self, relay: str, process: str, calls: Sequence[PendingCall], before: dict[str, str], times: int,
-        answer: Future[Any],
-    ) -> None:  # fmt: skip
+        self, relay: str, address: str, parts: Sequence[_SentPart], before: _Doubtful, times: int, answer: Future[Any]
+    ) -> None:
         if answer.exception(0) is not None:  # those who are gone have failed their calls
             if times < _TIMES:
-                self._runtime.later(_AGAIN_S, lambda: self._ask(relay, process, calls, before, times + 1))
+                self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, parts, before, times + 1))
             return
-        lost: dict[str, str] = {}
-        for call, state in zip(calls, answer.get(0).states, strict=True):
-            if state not in _TEXTS or not call.missing:
-                continue
-            lost[call.call] = state
-            if before.get(call.call) == state and call.sent is not None:
-                self._runtime.undelivered(call.sent, with_host_names(_TEXTS[state].format(relay=relay)))
-        if not before and lost:
-            again = [call for call in calls if call.call in lost]
-            self._runtime.later(_AGAIN_S, lambda: self._ask(relay, process, again, lost, times))
+        doubtful: _Doubtful = {}
+        for part, state in zip(parts, answer.get(0).states, strict=True):
+            lost = {
+                (part.call.call, place): lost_with(relay, came=came)
+                for place in part.unanswered
+                if (came := _came(state)) is not None
+                and not (isinstance(state, p.CastState) and place in state.waiting)
+            }
+            doubtful |= lost
+            certain = [why for key, why in lost.items() if before.get(key) == why]
+            if certain and part.call.missing:
+                self._runtime.undelivered(part.header, with_host_names(certain[0]))
+        if not before and doubtful:
+            again = [part for part in parts if any((part.call.call, place) in doubtful for place in part.unanswered)]
+            self._runtime.later(AGAIN_S, lambda: self._ask(relay, address, again, doubtful, times))
 
     def _received(self, asked: AskReceived, asker: Asker[CallsReceived]) -> CallsReceived:
-        return CallsReceived(tuple(map(self._state_of, asked.calls)))
+        return CallsReceived(tuple(self._state_of(sent, asked.final) for sent in asked.calls))
 
-    def _state_of(self, sent: SentCall) -> str:
+    def _state_of(self, sent: SentCall, final: bool) -> str:
         cell = self._runtime.cells.get((sent.mesh, sent.rank))
         if cell is None or cell.incarnation != sent.incarnation or sent.seq < 0:
             return WAITS  # for its spawn; one that has ended refuses its calls by itself
         if not cell.inbox.has(sent.sender, sent.seq):
+            if final:  # should it come yet, it is not to run: its caller gets an error that says so
+                skip = Header(
+                    Kind.CALL, self._runtime.address, self._runtime.address, sent.mesh, sent.rank, sent.incarnation,
+                    sent.sender, sent.seq, SKIP,
+                )  # fmt: skip
+                cell.arrive(skip, Parcel([b""]))
             return NEVER_CAME
         return WAITS if sent.call in calls_of(cell) or cell.is_explicit(sent.method) else ANSWERED
 
@@ -89,7 +120,13 @@ def attach(runtime: Runtime) -> RelayedCalls:
     return RelayedCalls(runtime)
 
 
-def _sent(call: PendingCall) -> SentCall:
-    sent = call.sent
-    assert sent is not None
-    return SentCall(sent.mesh, sent.rank, sent.incarnation, sent.sender, sent.seq, call.call, sent.method)
+def _came(state: str | p.CastState) -> bool | None:
+    """Whether a call arrived that is answered or lost; None while it waits."""
+    if isinstance(state, p.CastState):
+        return state.came
+    return None if state == WAITS else state == ANSWERED
+
+
+def _sent(part: _SentPart) -> SentCall:
+    sent = part.header
+    return SentCall(sent.mesh, sent.rank, sent.incarnation, sent.sender, sent.seq, part.call.call, sent.method)

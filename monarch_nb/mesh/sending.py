@@ -108,8 +108,8 @@ def send_region(
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel)
         pending = runtime.calls.get(call) if header.dst and not stays else None
-        if pending is not None and pending.size == 1:
-            pending.sent = header
+        if pending is not None:
+            pending.sent.append(header)
     except BaseException:
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])
@@ -201,8 +201,6 @@ def _send(
         return
     branches = plan_cast(layout, runs)
     waiting = runtime.calls.get(header.call)
-    if waiting is not None:
-        waiting.branches = [plan for _, plan in branches if len(plan.hosts) > 1]
     for dst, plan in branches:
         copy = Header(
             Kind.CAST,
@@ -219,4 +217,6 @@ def _send(
             actor=header.actor,
             trace=header.trace,
         )
+        if waiting is not None:
+            waiting.sent.append(copy)
         runtime.send(copy, parcel)

@@ -11,7 +11,6 @@ from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, 
 from monarch_nb.runtime.future import Future
 from monarch_nb.settings import settings
 from monarch_nb.wire import ActorError, Folded, Header, Kind, Status, decode, unfold, unpickle_failure
-from monarch_nb.wire.header import CastPlan
 
 if TYPE_CHECKING:
     from monarch_nb.runtime.process import Runtime
@@ -58,8 +57,7 @@ class PendingCall:
         self._build = build
         self._replies: list[Thunk | None] = [None] * size
         self._raised: dict[int, RankError] = {}
-        self.sent: Header | None = None  # where it went to one actor of another host
-        self.branches: list[CastPlan] = []  # subtrees of several hosts to which it went
+        self.sent: list[Header] = []  # what went to one actor of another host each, or to a subtree of hosts
         self._releasing = False  # who waits for those that have raised is being freed
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
@@ -252,6 +250,10 @@ class PendingCall:
     def missing_ranks(self) -> list[int]:
         """Base ranks that have not answered yet."""
         return [rank for rank, reply in zip(self._ranks(), self._replies, strict=True) if reply is None]
+
+    def unanswered(self, places: Iterable[int]) -> list[int]:
+        """Those of `places`, in the region it was sent to, whose answer has not come."""
+        return [place for place in places if self._replies[place] is None]
 
     def places_of(self, ranks: set[int]) -> list[int]:
         """The places, in the region it was sent to, of those of `ranks` whose answer has not come."""

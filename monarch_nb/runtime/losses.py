@@ -81,14 +81,12 @@ class Losses:
 
     def host_lost(self, host: str, reason: str) -> None:
         """Calls that went by way of a lost host to others will not be answered from there."""
-        src = self._local.address
         for call in tuple(self._local.calls.values()):
-            for plan in call.branches:
-                if plan.head != host:
+            for sent in call.sent:
+                if sent.plan is None or sent.plan.head != host or len(sent.plan.hosts) < 2:
                     continue
-                places = [place for _, part in below(plan) for place in indices(part.runs)]
+                places = [place for _, part in below(sent.plan) for place in indices(part.runs)]
                 why = f"it was sent through host {host}, which is lost: {reason}"
-                sent = Header(Kind.CAST, agent_of(host), src, mesh=call.mesh, call=call.call, plan=plan)
                 call.lose(places, self._supervisor.lost(sent, why, call))
 
     def _fill_gap(self, header: Header) -> None:

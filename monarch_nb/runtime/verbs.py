@@ -108,9 +108,10 @@ class SentCall(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AskReceived(msgspec.Struct, array_like=True, frozen=True):
-    """Asks a process what has become of calls to its actors."""
+    """Asks a process what has become of calls to its actors. If it is `final`, those that never came will not run."""
 
     calls: tuple[SentCall, ...]
+    final: bool
 
 
 class CallsReceived(msgspec.Struct, array_like=True, frozen=True):

@@ -12,7 +12,7 @@ from monarch_nb.actor import Actor, ProcMesh, SupervisionError, concurrent_endpo
 from monarch_nb.config import configured
 from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import PendingCall, Runtime, current_runtime
-from monarch_nb.wire import Header, Kind, Layout, Run, encode, host_name
+from monarch_nb.wire import Header, Kind, Layout, Run, agent_of, encode, host_name
 from monarch_nb.wire.header import SKIP
 from tests.cluster.actor_tools import SECONDS
 from tests.cluster.host_client import hosted
@@ -105,7 +105,7 @@ def test_answers_by_way_of_a_lost_host_are_not_waited_for(quad: ProcMesh) -> Non
     runtime = current_runtime()
     call = PendingCall(runtime, "far.step", "far", lambda: range(3), 3, lambda replies: replies)
     [(_, plan)] = plan_cast(Layout("pfar", ("hx", "hy", "hz"), 1), [Run(0, 3)], fanout=1)
-    call.branches = [plan]
+    call.sent = [Header(Kind.CAST, agent_of("hx"), runtime.address, "far", method="step", plan=plan)]
     runtime.host_lost("hz", "its agent has ended")  # nobody's answer goes by way of it
     assert not call.future.done()
     runtime.host_lost("hx", "its agent has ended")

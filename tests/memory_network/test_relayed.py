@@ -1,5 +1,6 @@
 """Calls between hosts whose messages a relay has taken along when it ended."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -8,14 +9,35 @@ from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.handle import state_of
+from monarch_nb.routing import plan_cast
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.testing import Cluster
+from monarch_nb.wire import agent_of
 from monarch_nb.wire.header import Kind
 
 pytestmark = pytest.mark.timeout(60)
 HOSTS = 3
 SOON = 20.0
+
+
+def loses(node: Any, kind: Kind, *, to: str = "") -> None:
+    """A process loses the next call or cast that comes, or the next answer that it sends `to` somebody."""
+    handler, send = node._handler, node.send
+
+    def take(header: Any, parcel: Any) -> None:
+        if header.kind == kind and kind in (Kind.CALL, Kind.CAST):
+            node._handler = handler
+            return
+        handler(header, parcel)
+
+    def give(header: Any, parcel: Any, **options: Any) -> None:
+        if header.kind in (kind, Kind.REPLY) and kind in (Kind.REPLY, Kind.FOLDED) and to in header.dst and header.call:
+            node.send = send
+            return
+        send(header, parcel, **options)
+
+    node._handler, node.send = take, give
 
 
 class Other(Actor):
@@ -27,24 +49,10 @@ class Other(Actor):
     @endpoint
     def lose(self, kind: int) -> None:
         """Loses the next call that comes, or the next answer that goes."""
-        node: Any = current_runtime().node
-        handler, send = node._handler, node.send
-
-        def take(header: Any, parcel: Any) -> None:
-            if header.kind == kind == Kind.CALL:
-                node._handler = handler
-                return
-            handler(header, parcel)
-
-        def give(header: Any, parcel: Any, **options: Any) -> None:
-            if header.kind == kind == Kind.REPLY and header.call:
-                node.send = send
-                return
-            send(header, parcel, **options)
-
-        node._handler = take
         if kind == Kind.REPLY:
-            current_runtime().later(0.0, lambda: setattr(node, "send", give))  # not the answer to this
+            current_runtime().later(0.0, lambda: loses(current_runtime().node, Kind.REPLY))  # not the answer to this
+        else:
+            loses(current_runtime().node, Kind.CALL)
 
     @endpoint
     def step(self) -> int:
@@ -62,6 +70,13 @@ class Other(Actor):
 
 class Caller(Actor):
     """Calls, and sends what comes of it to a port."""
+
+    @endpoint
+    async def casts(self, others: Any, outcome: Port[str]) -> None:
+        try:
+            outcome.send(f"{list((await others.step.call()).values())}")
+        except SupervisionError as error:
+            outcome.send(str(error))
 
     @endpoint
     async def calls(self, other: Any, name: str, outcome: Port[str]) -> None:
@@ -111,3 +126,28 @@ def test_a_call_that_is_answered_later_survives_a_change_of_relays(pair: tuple[A
     simulated.advance(30)
     other.now.call_one().get(SOON)
     assert outcome.recv().get(SOON) == "7"
+
+
+@pytest.mark.parametrize("below", [False, True])  # whether the agent to which the caller sends waits for another
+@pytest.mark.parametrize(("kind", "text", "ran"), [(Kind.CAST, "it has not run", 1), (Kind.FOLDED, "it has run", 2)])
+def test_a_cast_that_is_lost_with_a_relay_fails(
+    simulated: Cluster, monkeypatch: pytest.MonkeyPatch, below: bool, kind: Kind, text: str, ran: int
+) -> None:
+    if below:
+        monkeypatch.setattr("monarch_nb.mesh.sending.plan_cast", functools.partial(plan_cast, fanout=1))
+    procs = simulated.hosts().spawn_procs(name="procs")
+    caller, others = procs.slice(hosts=0).spawn("caller", Caller), procs.slice(hosts=slice(1, 3)).spawn("others", Other)
+    port, outcome = Channel[str].open()
+    assert list(others.step.call().get(SOON).values()) == [1, 1]
+    state: Any = state_of(procs)
+    agents = {host: simulated._hosts[host] for host in state.layout.hosts}
+    lost = agents[state.layout.hosts[2]]
+    loses(lost.node, kind)
+    caller.casts.call_one(others, port)
+    simulated.advance(60)
+    for host in agents:
+        current_runtime().post(agent_of(host), verbs.RELAY_CHANGED, p.RelayChanged("here/gone"))
+    assert text in outcome.recv().get(SOON)
+    assert list(others.step.call().get(SOON).values()) == [3, ran + 1]
+    caller.casts.call_one(others, port)
+    assert outcome.recv().get(SOON) == str([4, ran + 2])

@@ -8,9 +8,25 @@ import msgspec
 import pytest
 
 from monarch_nb.host.casting import Caster
+from monarch_nb.host.protocol import AskCasts, CastState, CastStates
+from monarch_nb.host.sender import AgentSender
+from monarch_nb.host.verbs import CASTS
 from monarch_nb.routing import plan_cast
 from monarch_nb.transport import Parcel, UnreachableError
-from monarch_nb.wire import Folded, Header, Kind, Layout, Run, fold, unfold_each
+from monarch_nb.wire import (
+    REPLY,
+    Asker,
+    Folded,
+    Header,
+    Kind,
+    Layout,
+    Run,
+    Status,
+    agent_of,
+    encode_body,
+    fold,
+    unfold_each,
+)
 from monarch_nb.wire.header import SKIP
 
 HERE = "h0/agent"
@@ -56,7 +72,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 def caster(wire: Wire) -> Caster:
-    return Caster(wire, HERE, wire.later, lambda: wire.now)
+    return Caster(wire, AgentSender(wire, HERE), wire.later, lambda: wire.now)
 
 
 def cast(caster: Caster, hosts: int, *, per_host: int = 1, fanout: int = 1, port: int = 7) -> Header:
@@ -201,3 +217,67 @@ def test_skips_reach_the_procs_of_a_host_as_calls(caster: Caster, wire: Wire) ->
     caster.cast(Header(Kind.CAST, dst, "c/c.0", mesh="a", sender="root", method=SKIP, plan=plan), Parcel([b""]))
     got: list[Any] = [(one.dst, one.seq, one.method) for one in wire.taken(Kind.CALL)]
     assert got == [("h0/p.0.0", 9, SKIP), ("h0/p.1.0", 9, SKIP)]
+
+
+# -- a relay is gone ---------------------------------------------------------------------------------------------------
+
+
+def ask(caster: Caster, *ports: int, src: str = "c/c.0", final: bool = False) -> list[CastState]:
+    asker: Asker[CastStates] = Asker(Header(Kind.CONTROL, HERE, src), lambda *_: None)
+    return list(caster.states(AskCasts(ports, final), asker).states)
+
+
+def test_an_agent_knows_which_casts_came_and_who_has_answered(caster: Caster, wire: Wire) -> None:
+    cast(caster, 1, per_host=3)
+    port = wire.taken(Kind.CALL)[0].port
+    assert ask(caster, 7, 8) == [CastState(True, (0, 1, 2)), CastState(False)]
+    assert ask(caster, 7, src="d/c.0") == [CastState(False)]
+    caster.reply(Header(Kind.REPLY, HERE, "h0/p.0.0", port=port, index=1), Parcel([b"1"]))
+    assert ask(caster, 7) == [CastState(True, (0, 2))]
+    wire.unknown.add("c/c.0")
+    for index in (0, 2):
+        caster.reply(Header(Kind.REPLY, HERE, f"h0/p.{index}.0", port=port, index=index), Parcel([b"1"]))
+    assert ask(caster, 7) == [CastState(True)]  # all have answered, and the last answers are tried again
+    wire.unknown.clear()
+    for call in wire.due:
+        call()
+    assert ask(caster, 7) == [CastState(True)]
+
+
+def test_a_cast_that_was_declared_lost_is_not_carried_out(caster: Caster, wire: Wire) -> None:
+    assert ask(caster, 7) == [CastState(False)]
+    cast(caster, 1)
+    assert len(wire.taken(Kind.CALL)) == 1
+    assert ask(caster, 9, final=True) == [CastState(False)]
+    cast(caster, 1, port=9)
+    assert len(wire.taken(Kind.CALL)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (CastState(False), "it has not run"),
+        (CastState(True), "it has run"),
+        (CastState(True, (1,)), ""),
+    ],
+)
+def test_replies_that_a_relay_took_along_are_lost(wire: Wire, state: CastState, text: str) -> None:
+    sender = AgentSender(wire, HERE)
+    caster = Caster(wire, sender, wire.later, lambda: wire.now)
+    cast(caster, 2)
+    caster.relay_changed("k/c.0")
+    for final in (False, True):
+        [asked] = [one for one in wire.sent if one.method == CASTS.name]
+        assert (asked.dst, reasons(wire)) == (agent_of("h1"), {})
+        wire.sent.remove(asked)
+        reply = Header(Kind.CONTROL, HERE, asked.dst, method=REPLY, port=asked.port, status=Status.VALUE)
+        sender.replied(reply, encode_body(CastStates((state,))))
+        due, wire.due = wire.due, []
+        if not final:
+            for call in due:
+                call()
+        if not text:
+            assert not due
+            break
+    assert reasons(wire) == ({1: 1} if text else {})
+    assert bool(wire.taken(Kind.CAST, SKIP)) == (text == "it has not run")
