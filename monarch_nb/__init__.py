@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from monarch_nb.config import clear_runtime_config, configure, configured, get_global_config, get_runtime_config
     from monarch_nb.connect.mesh_attach import attach
     from monarch_nb.connect.stored_results import results
-    from monarch_nb.diagnosis import diagnose
+    from monarch_nb.diagnosis import diagnose, watch
     from monarch_nb.distributed import (
         checkpoint,
         compile,  # noqa: A004 - as torch.compile
@@ -52,6 +52,7 @@ __all__ = [
     "module_to_mesh",
     "profile",
     "results",
+    "watch",
 ]
 
 # Public names and the module that each lives in.
@@ -74,6 +75,7 @@ _HOMES = {
     "module_to_mesh": "monarch_nb.distributed",
     "profile": "monarch_nb.profiling",
     "results": "monarch_nb.connect.stored_results",
+    "watch": "monarch_nb.diagnosis",
 }
 
 # Public modules, also reached as attributes without an import of their own.

@@ -89,7 +89,7 @@ class Completion(LineCompletion):
 
     magics = (
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        *("%monarch", "%detach", "%attach", "%results"),
+        *("%monarch", "%detach", "%attach", "%results", "%why", "%%watch"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -122,7 +122,8 @@ class Completion(LineCompletion):
             wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
             dims = [f"{label}=" for label in wanted if label not in given]
             return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in given)]
-        also: tuple[str, ...] = {"%logs": LOG_OPTIONS, "%heal": ("--kill",), "%why": ("--abort",)}.get(magic, ())
+        options_of = {"%logs": LOG_OPTIONS, "%heal": ("--kill",), "%why": ("--abort",), "%%watch": ("--stop",)}
+        also: tuple[str, ...] = options_of.get(magic, ())
         return [*self._dims(before), *(option for option in also if option not in before)]
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:

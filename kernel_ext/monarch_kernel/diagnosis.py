@@ -1,18 +1,21 @@
-"""%why: which ranks hold others up; and the same beneath a cell that has waited for long."""
+"""%why: which ranks hold others up; the same beneath a cell that has waited for long; %%watch: where a NaN is from."""
 
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from monarch_nb import diagnosis
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 
+from .arguments import read_place
 from .session import Session
+from .watched_cells import run_within
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis import Diagnosis
+    from monarch_nb.diagnosis import Diagnosis, ValueWatch
 
 WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
 AGAIN_S = 5.0  # between two looks of a waiting cell
@@ -21,7 +24,7 @@ MOST_LINES = 4  # beneath a waiting cell
 
 @magics_class
 class DiagnosisMagics(Magics):
-    """%why."""
+    """%why and %%watch."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
@@ -42,14 +45,32 @@ class DiagnosisMagics(Magics):
         without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself. From
         Python: monarch.diagnose(trainers), and abort(trainers) of monarch_nb.diagnosis.
         """
-        from monarch_nb.diagnosis import abort, diagnose
-
         words = line.split()
         names = [word for word in words if word != "--abort"]
         if len(names) > 1 or any(name.startswith("-") for name in names):
             raise UsageError("%why takes the name of one mesh, or none, and --abort")
-        act = abort if "--abort" in words else diagnose
+        act = diagnosis.abort if "--abort" in words else diagnosis.diagnose
         return act(self._session.find(names[0]) if names else None)
+
+    @no_var_expand
+    @cell_magic
+    def watch(self, line: str, cell: str) -> "ValueWatch":
+        """Run a cell, and find where the first NaN comes from on the ranks of a mesh meanwhile.
+
+        %%watch NAME [dim=0] [dim=0-2,5] ... [--stop]
+
+            %%watch trainers
+            trainers.step.call().get()
+
+            %%watch trainers gpus=0-3 --stop   # the debugger stops the rank there
+
+        Every operation of PyTorch in the actors is checked until one gives a NaN; a step takes up to twice as long. The
+        rank, the operation, the module and the line are shown beneath the cell's value, and are in `_`. From Python:
+        with monarch.watch(trainers) as found: ...
+        """
+        place = read_place("%%watch", line, ("--stop",))
+        context = diagnosis.watch(place.of(self._session.find(place.name)), stop="--stop" in place.options)
+        return run_within(self.shell, cell, context, "with monarch.watch(NAME) as found: …, then found")
 
 
 class HangNotes:
@@ -81,5 +102,5 @@ class HangNotes:
         return bool(self._missing) and now - self._since >= WITHOUT_PROGRESS_S
 
 
-def _lines(diagnosis: "Diagnosis") -> list[str]:
-    return [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in diagnosis.findings[:MOST_LINES]]
+def _lines(found: "Diagnosis") -> list[str]:
+    return [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in found.findings[:MOST_LINES]]

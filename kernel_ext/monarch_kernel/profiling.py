@@ -1,17 +1,12 @@
 """%%prof: a cell, and where the ranks of a mesh spend their time while it runs."""
 
-import ast
-import inspect
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 
 from .arguments import read_profile
-from .display.errors import cell_syntax
-from .jupyter import give_back_underscores
 from .session import Session
+from .watched_cells import run_within
 
 if TYPE_CHECKING:
     from monarch_nb.profiling import Profile
@@ -47,45 +42,5 @@ class ProfileMagics(Magics):
 
         given = read_profile(line)
         part = given.place.of(self._session.find(given.place.name))
-        statements, last = self._compiled(cell)
-        found: Profile | None = None
-        try:
-            with profile(part, hz=given.hz, torch=given.torch) as found:
-                self._run(statements, last)
-        except BaseException:
-            if found is not None:
-                self._show(found)
-            raise
-        give_back_underscores(self.shell)
-        return found
-
-    def _compiled(self, cell: str) -> tuple[CodeType, CodeType | None]:
-        """The cell's statements, and its last expression, if it ends in one."""
-        shell: Any = self.shell
-        with cell_syntax():
-            source = shell.transform_cell(cell)
-            file = shell.compile.cache(source, shell.execution_count)
-            tree = ast.parse(source, file)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            statements = compile(tree, file, "exec", flags, dont_inherit=True)
-            value = (
-                None if last is None else compile(ast.Expression(last.value), file, "eval", flags, dont_inherit=True)
-            )
-        if any(code is not None and code.co_flags & inspect.CO_COROUTINE for code in (statements, value)):
-            raise UsageError(
-                "%%prof cannot `await`. In a cell without it, write: with monarch.profile(NAME) as found: …, then found"
-            )
-        return statements, value
-
-    def _run(self, statements: CodeType, last: CodeType | None) -> None:
-        shell: Any = self.shell
-        exec(statements, shell.user_ns)
-        value = None if last is None else eval(last, shell.user_ns)
-        if value is not None:
-            self._show(value)
-
-    def _show(self, value: Any) -> None:
-        from IPython.display import display
-
-        display(value)  # type: ignore[no-untyped-call]
+        context = profile(part, hz=given.hz, torch=given.torch)
+        return run_within(self.shell, cell, context, "with monarch.profile(NAME) as found: …, then found")

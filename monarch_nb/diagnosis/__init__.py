@@ -3,6 +3,8 @@
 monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
 abort(trainers)                         # ends the calls that the findings explain; the processes live on
+with monarch.watch(trainers) as found:  # where the first NaN comes from
+    ...
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +14,11 @@ from monarch_nb._lazy import lazy_names
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
+    from monarch_nb.diagnosis.nonfinite import ValueWatch, watch
 
-__all__ = ["CallAbortedError", "Diagnosis", "Finding", "Kind", "abort", "diagnose"]
+__all__ = ["CallAbortedError", "Diagnosis", "Finding", "Kind", "ValueWatch", "abort", "diagnose", "watch"]
 
 _FINDINGS = ("CallAbortedError", "Diagnosis", "Finding", "Kind")
-__getattr__ = lazy_names(__name__, {"collector": ("abort", "diagnose"), "findings": _FINDINGS})
+__getattr__ = lazy_names(
+    __name__, {"collector": ("abort", "diagnose"), "findings": _FINDINGS, "nonfinite": ("ValueWatch", "watch")}
+)

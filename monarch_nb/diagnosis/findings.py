@@ -12,6 +12,7 @@ Kind = Literal[
     "dead",
     "deadlock",
     "waiting_on",
+    "nonfinite",
 ]
 
 

@@ -79,6 +79,6 @@ def test_the_oldest_unheld_meshes_beyond_the_limit_end_with_a_notice(notebook: N
     assert all(name in left for name in ("named", "shown", "under", "sent")), left
     notebook.run("configure(mesh_unheld_most=16, mesh_unheld_timeout='1ms')").ok()
     while said(notebook, "marked()") != "[]":
-        notebook.run("time.sleep(0.05)").ok()
+        notebook.run("import time; time.sleep(0.05)").ok()
     assert said(notebook, "living()") == "['named', 'sent', 'shown', 'under']"
     notebook.run("configure(mesh_unheld_timeout='0s')").ok()

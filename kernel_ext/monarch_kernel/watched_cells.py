@@ -1,0 +1,57 @@
+"""Cells that run here while a context observes ranks: `%%prof` and `%%watch`."""
+
+import ast
+import inspect
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Any, TypeVar
+
+from IPython.core.error import UsageError
+
+from .display.errors import cell_syntax
+from .jupyter import give_back_underscores
+
+F = TypeVar("F")
+
+
+def run_within(shell: Any, cell: str, context: AbstractContextManager[F], python_form: str) -> F:
+    """Runs a cell as it would run by itself, shows its value, and returns what the context gives, for its display.
+
+    A cell that fails or is interrupted shows what the context has found until then. Raises UsageError for a cell with
+    `await`, which says to write `python_form`.
+    """
+    statements, last = _compiled(shell, cell, python_form)
+    found: F | None = None
+    try:
+        with context as found:
+            exec(statements, shell.user_ns)
+            value = None if last is None else eval(last, shell.user_ns)
+            if value is not None:
+                _show(value)
+    except BaseException:
+        if found is not None:
+            _show(found)
+        raise
+    give_back_underscores(shell)
+    return found
+
+
+def _compiled(shell: Any, cell: str, python_form: str) -> tuple[CodeType, CodeType | None]:
+    """The cell's statements, and its last expression, if it ends in one."""
+    with cell_syntax():
+        source = shell.transform_cell(cell)
+        file = shell.compile.cache(source, shell.execution_count)
+        tree = ast.parse(source, file)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        statements = compile(tree, file, "exec", flags, dont_inherit=True)
+        value = None if last is None else compile(ast.Expression(last.value), file, "eval", flags, dont_inherit=True)
+    if any(code is not None and code.co_flags & inspect.CO_COROUTINE for code in (statements, value)):
+        raise UsageError(f"the cell of this magic cannot `await`. In a cell without it, write: {python_form}")
+    return statements, value
+
+
+def _show(value: Any) -> None:
+    from IPython.display import display
+
+    display(value)  # type: ignore[no-untyped-call]

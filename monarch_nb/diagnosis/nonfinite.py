@@ -1,0 +1,168 @@
+"""`watch(mesh)`: where the first NaN comes from, among all ranks of a mesh."""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from monarch_nb.diagnosis.findings import Finding
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, run_on, state_of
+from monarch_nb.runtime import ActorState, Future
+from monarch_nb.shape import NDSlice, Region, places_of
+from monarch_nb.wire import kind_of, text_of
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis.nonfinite_rank import NonFinite
+
+Watchable: TypeAlias = "ActorMesh[Any] | ProcMesh"
+Answer: TypeAlias = "tuple[NonFinite | None, NonFinite | None] | None"
+
+END_S = 10.0  # for a rank to say what it has found
+_CALL = "__import__('monarch_nb.diagnosis.nonfinite_rank', fromlist=['begin']).{call}"
+
+
+class ValueWatch:
+    """Watches the operations of PyTorch that ranks of a mesh run, while it is entered, for results that are not finite.
+
+    `findings` are there once it is left: those in which a NaN came to be, the first one first; else one that is not
+    sure, where numbers have only become infinite. `notes` say which ranks could not be watched.
+    """
+
+    def __init__(self, mesh: Watchable, *, stop: bool = False) -> None:
+        self._mesh, self._stop = mesh, stop
+        self._number = time.time_ns()
+        self.findings: tuple[Finding, ...] = ()
+        self.notes: list[str] = []
+
+    def __enter__(self) -> "ValueWatch":
+        """Begins on all ranks, after what they run now. Blocks until then.
+
+        Raises RuntimeError where PyTorch is not installed.
+        """
+        answers = _answers(self._run(f"begin({self._number}, {self._stop})"), None)
+        wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
+        if wrong is not None:
+            self._run(f"end({self._number})")
+            if "No module named 'torch'" in text_of(wrong):
+                raise RuntimeError("PyTorch is not installed there: pip install torch") from None
+            raise wrong
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends on all ranks, and adds the first finding to an error that the watched code raised."""
+        found: dict[int, tuple[NonFinite | None, NonFinite | None]] = {}
+        state = state_of(self._mesh)
+        procs = state.procs if isinstance(state, ActorState) else state
+        for rank, answer in _answers(self._run(f"end({self._number})"), END_S).items():
+            if isinstance(answer, Exception):
+                why = text_of(answer).partition("\n")[0]
+                self.notes.append(
+                    f"{places_of(procs.region, [rank]) or state.name} did not say what it has found: {why}"
+                )
+            elif answer is not None:
+                found[rank] = answer
+        self.findings = judge_values(procs.name, procs.region, found)
+        if error is not None and self.findings:
+            error.add_note(f"Before that, {self.findings[0].text}")
+
+    def __str__(self) -> str:
+        lines = [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in self.findings]
+        return "\n".join([*(lines or ["no NaN was found"]), *self.notes])
+
+    __repr__ = __str__
+
+    def _run(self, call: str) -> "dict[int, Future[ValueMesh[Answer]]]":
+        source = _CALL.format(call=call)
+        return {
+            rank: run_on(part_of(self._mesh, Region((), NDSlice(rank, (), ()))), source, filename="<watch>")
+            for rank in region_of(self._mesh).ranks()
+        }
+
+
+def judge_values(
+    mesh: str, region: Region, found: "Mapping[int, tuple[NonFinite | None, NonFinite | None]]"
+) -> tuple[Finding, ...]:
+    """The findings from the first NaN and the first infinity of each rank. Pure.
+
+    A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank: else it
+    follows from the other.
+    """
+    nans = [(rank, nan, inf) for rank, (nan, inf) in found.items() if nan is not None]
+    origins = [each for each in nans if each[1].given != "nan"] or nans
+    groups: dict[tuple[object, ...], list[tuple[int, NonFinite, NonFinite | None]]] = {}
+    for each in sorted(origins, key=lambda each: each[1].at):
+        groups.setdefault(_alike(each[1]), []).append(each)
+    findings = [
+        Finding(
+            "nonfinite", mesh, _ranks(group), _text(_named(region, group), group[0][1], group[0][2]), group[0][1].source
+        )
+        for group in groups.values()
+    ]
+    if not findings:
+        infinities = sorted(((rank, inf, None) for rank, (_, inf) in found.items() if inf), key=lambda each: each[1].at)
+        if infinities:
+            first = [each for each in infinities if _alike(each[1]) == _alike(infinities[0][1])]
+            text = _text(_named(region, first), first[0][1], None)
+            findings.append(Finding("nonfinite", mesh, _ranks(first), text, first[0][1].source, sure=False))
+    return tuple(findings)
+
+
+def _alike(one: "NonFinite") -> tuple[object, ...]:
+    return one.operation, one.source, one.backward, one.call
+
+
+def _ranks(group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> tuple[int, ...]:
+    return tuple(sorted(rank for rank, _, _ in group))
+
+
+def _named(region: Region, group: "Sequence[tuple[int, NonFinite, NonFinite | None]]") -> str:
+    return places_of(region, _ranks(group)) or "the only rank"
+
+
+def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
+    count = f"{one.nans} NaN" if one.nans else f"{one.infinities} infinite numbers"
+    shape = "×".join(map(str, one.shape))
+    where = f"in call {one.call} of {one.endpoint}() " if one.endpoint else ""
+    backward = "the backward of " if one.backward else ""
+    module = f" in {backward}{one.module}" if one.module else " in the backward pass" if one.backward else ""
+    line = f" ({_short(one.source)})" if one.source else ""
+    text = f"{ranks}: {where}{one.operation} gave {count} in {one.dtype}[{shape}]{module}{line}"
+    if one.given == "nan":
+        return f"{text}; its inputs had NaN already, which came with the arguments, or with data"
+    if one.given == "inf":
+        from_ = f", the first from {inf.operation}{f' ({_short(inf.source)})' if inf.source else ''}" if inf else ""
+        return f"{text}, from inputs with infinities{from_}"
+    return f"{text}, from finite inputs"
+
+
+def _short(source: str) -> str:
+    return source.rpartition("/")[2]
+
+
+def _answers(
+    asked: "Mapping[int, Future[ValueMesh[Answer]]]", seconds: float | None
+) -> "dict[int, Answer | Exception]":
+    """The value of each rank, or the error in its place."""
+    until = None if seconds is None else time.monotonic() + seconds
+    found: dict[int, Answer | Exception] = {}
+    for rank, future in asked.items():
+        try:
+            found[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()
+        except Exception as error:
+            found[rank] = error
+    return found
+
+
+def watch(mesh: Watchable, *, stop: bool = False) -> ValueWatch:
+    """Finds where the first NaN comes from: `with watch(trainers) as found: ...`, then `found.findings`.
+
+    On each rank of an actor mesh, or for cells on processes, every operation of PyTorch is checked until one gives a
+    NaN: a step takes up to twice as long. A finding has the rank, the operation, the module, the line, forward or
+    backward, and whether the inputs were finite. With `stop`, the debugger stops the rank there. Raises TypeError for
+    a value that is not a mesh.
+    """
+    if not isinstance(mesh, ActorMesh | ProcMesh):
+        raise TypeError(f"watch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
+    return ValueWatch(mesh, stop=stop)

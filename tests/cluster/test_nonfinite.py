@@ -1,0 +1,167 @@
+"""`watch` finds the first NaN on real processes, and accuses nobody where there is none."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import monarch_nb
+from monarch_nb.actor import Actor, ActorMesh, current_rank, endpoint
+from monarch_nb.mesh import run_on
+from tests.cluster.actor_tools import spawned
+
+pytestmark = pytest.mark.timeout(120)
+RANKS = 3
+
+
+class Log(nn.Module):
+    def __init__(self, bad: bool) -> None:
+        super().__init__()
+        self.linear, self.bad = nn.Linear(4, 4), bad
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return torch.log(x - 100) if self.bad else torch.log(x.abs() + 1)
+
+
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
+
+
+class Net(nn.Module):
+    def __init__(self, bad: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.ReLU(), Log(bad)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Trainer(Actor):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.rank = current_rank().rank
+
+    def _step(self, *, bad: bool) -> None:
+        net = Net(bad)
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+        net(torch.randn(8, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
+    @endpoint
+    def healthy(self) -> None:
+        """Has infinities and memory that nobody has written, and nothing wrong."""
+        self._step(bad=False)
+        queries = torch.randn(1, 2, 5, 8, requires_grad=True)
+        mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+        functional.scaled_dot_product_attention(queries, queries, queries, attn_mask=mask).sum().backward()
+        (queries @ queries.mT + mask).softmax(-1).sum().backward()
+        torch.full((3,), float("inf")).min()
+        torch.empty(1000)[::2].view(torch.int32)
+
+    @endpoint
+    def forward(self) -> None:
+        self._step(bad=self.rank == 1)
+
+    @endpoint
+    def backward(self) -> None:
+        (Root()(nn.Linear(4, 4)(torch.randn(2, 4)).relu() * 0) * 0).sum().backward()
+
+    @endpoint
+    def batch(self, values: torch.Tensor) -> None:
+        (values * 2).sum()
+
+    @endpoint
+    def overflow(self) -> None:
+        x = torch.full((4,), 80.0)
+        y = x.exp() * x.exp()
+        _ = y - y
+
+    @endpoint
+    def large(self) -> None:
+        torch.full((4,), 100.0).exp_()
+
+
+class Concurrent(Actor):
+    @endpoint
+    async def divide(self) -> None:
+        await asyncio.sleep(0)
+        torch.zeros(2) / torch.zeros(2)
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[ActorMesh[Trainer]]:
+    for procs in spawned(RANKS, "values"):
+        yield procs.spawn("trainers", Trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "text"),
+    [
+        ("forward", (1,), "aten.log.default gave 32 NaN in float32[8×4] in Net.blocks.1 (test_nonfinite.py:"),
+        ("backward", (0, 1, 2), "in the backward of Root (test_nonfinite.py:"),
+        ("overflow", (0, 1, 2), "from inputs with infinities, the first from aten.mul.Tensor"),
+    ],
+)
+def test_the_rank_operation_module_and_line_are_named(
+    trainers: Any, name: str, ranks: tuple[int, ...], text: str
+) -> None:
+    with monarch_nb.watch(trainers) as found:
+        trainers.healthy.call().get()
+        getattr(trainers, name).call().get()
+    assert [(finding.kind, finding.ranks, finding.sure) for finding in found.findings] == [("nonfinite", ranks, True)]
+    assert text in str(found)
+    assert f"in call 2 of {name}()" in str(found)
+
+
+def test_healthy_steps_are_not_accused(trainers: Any) -> None:
+    with monarch_nb.watch(trainers) as found:
+        for _ in range(3):
+            trainers.healthy.call().get()
+    assert (found.findings, str(found)) == ((), "no NaN was found")
+    trainers.forward.call().get()
+    with monarch_nb.watch(trainers) as found:
+        trainers.healthy.call().get()
+    assert not found.findings
+
+
+def test_data_with_nan_differs_from_numbers_that_overflow(trainers: Any) -> None:
+    with monarch_nb.watch(trainers) as found:
+        trainers.batch.call(torch.tensor([1.0, float("nan")])).get()
+    assert "its inputs had NaN already" in found.findings[0].text
+    with monarch_nb.watch(trainers) as found:
+        trainers.large.call().get()
+    assert [finding.sure for finding in found.findings] == [False]
+    assert str(found).startswith("perhaps: ")
+
+
+def test_slices_are_watched_and_errors_carry_the_finding(trainers: Any) -> None:
+    error = KeyError("loss")
+    with contextlib.suppress(KeyError), monarch_nb.watch(trainers.slice(gpus=slice(1, 3))):
+        trainers.forward.call().get()
+        raise error
+    assert ["gpus=1: in call 1 of forward() aten.log" in note for note in error.__notes__] == [True]
+    with pytest.raises(TypeError, match="not an int"):
+        monarch_nb.watch(3)  # type: ignore[arg-type]
+
+
+def test_async_actors_and_cells_on_processes_are_watched() -> None:
+    for procs in spawned(2, "cells"):
+        concurrent = procs.spawn("concurrent", Concurrent)
+        with monarch_nb.watch(concurrent) as found:
+            concurrent.divide.call().get()
+        assert "in call 1 of divide() aten.div.Tensor gave 2 NaN" in str(found)
+        with monarch_nb.watch(procs) as found:
+            run_on(procs, "import torch\nif rank == 1: torch.log(torch.tensor(-1.0))").get()
+        assert [finding.ranks for finding in found.findings] == [(1,)]
