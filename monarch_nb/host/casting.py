@@ -60,7 +60,7 @@ class Caster:
         self._complete: dict[tuple[str, int], None] = {}  # casts, by their sender and its port
         self._refused: dict[tuple[str, int], None] = {}  # those that came too late
         self._unsent: Counter[tuple[str, int]] = Counter()  # replies that are sent later, by the same
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `_send` runs with and without it
         self._armed = False
 
     def cast(self, header: Header, parcel: Parcel) -> None:
@@ -145,14 +145,15 @@ class Caster:
             )
 
     def _state(self, key: tuple[str, int], cast: _Cast | None, final: bool) -> p.CastState:
+        if key in self._unsent:
+            return p.CastState(True, None)
         if cast is None:
-            came = key in self._complete or key in self._unsent
+            came = key in self._complete
             if not came and final:
                 _remember(self._refused, key)
             return p.CastState(came)
         assert cast.request.plan is not None
-        places = indices(cast.request.plan.runs)
-        return p.CastState(True, tuple(places if self._unsent[key] else cast.fold.waits_for(places)))
+        return p.CastState(True, tuple(cast.fold.waits_for(indices(cast.request.plan.runs))))
 
     def relay_changed(self, relay: str) -> None:
         """What was on its way between this host and others may be lost with a relay that another one replaces."""
@@ -183,7 +184,7 @@ class Caster:
             if cast is None:
                 continue
             why = lost_with(relay, came=state.came)
-            lost = [place for place in missing if place not in state.waiting]
+            lost = [place for place in missing if not state.waits_for(place)]
             doubtful |= {(port, place): why for place in lost}
             certain = [place for place in lost if before.get((port, place)) == why]
             if certain and not state.came:
@@ -283,14 +284,16 @@ class Caster:
             elif isinstance(error, UnreachableError) and pause < (FILL_MAX_S if parcel.nbytes < LARGE else 1.0):
                 # A reply: its receiver may be on a host that is back, which this one does not know yet.
                 key = header.dst, header.port
-                self._unsent[key] += 1
+                with self._lock:
+                    self._unsent[key] += 1
                 self._later(pause, lambda: self._send_again(key, header, parcel, 2 * pause))
 
     def _send_again(self, key: tuple[str, int], header: Header, parcel: Parcel, pause: float) -> None:
         self._send(header, parcel, pause)
-        self._unsent[key] -= 1
-        if self._unsent[key] <= 0:
-            del self._unsent[key]
+        with self._lock:
+            self._unsent[key] -= 1
+            if self._unsent[key] <= 0:
+                del self._unsent[key]
 
 
 def _unfolded(header: Header, parcel: Parcel) -> list[tuple[range, Reply]]:

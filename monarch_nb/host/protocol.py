@@ -192,10 +192,17 @@ class AskCasts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastState(msgspec.Struct, array_like=True, frozen=True):
-    """What an agent knows of a cast: whether it came, and the places whose replies it has not passed on yet."""
+    """What an agent knows of a cast: whether it came, and the places whose replies it has not passed on yet.
+
+    `waiting` is None where it is about to try again to pass some on.
+    """
 
     came: bool
-    waiting: tuple[int, ...] = ()
+    waiting: tuple[int, ...] | None = ()
+
+    def waits_for(self, place: int) -> bool:
+        """Whether the reply for a place may come yet."""
+        return self.waiting is None or place in self.waiting
 
 
 class CastStates(msgspec.Struct, array_like=True, frozen=True):

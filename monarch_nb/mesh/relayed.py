@@ -83,11 +83,12 @@ class RelayedCalls:
             return
         doubtful: _Doubtful = {}
         for part, state in zip(parts, answer.get(0).states, strict=True):
+            came = _came(state)
+            places = part.unanswered if came is not None else []
             lost = {
-                (part.call.call, place): lost_with(relay, came=came)
-                for place in part.unanswered
-                if (came := _came(state)) is not None
-                and not (isinstance(state, p.CastState) and place in state.waiting)
+                (part.call.call, place): lost_with(relay, came=bool(came))
+                for place in places
+                if not (isinstance(state, p.CastState) and state.waits_for(place))
             }
             doubtful |= lost
             certain = [why for key, why in lost.items() if before.get(key) == why]

@@ -237,7 +237,7 @@ def test_an_agent_knows_which_casts_came_and_who_has_answered(caster: Caster, wi
     wire.unknown.add("c/c.0")
     for index in (0, 2):
         caster.reply(Header(Kind.REPLY, HERE, f"h0/p.{index}.0", port=port, index=index), Parcel([b"1"]))
-    assert ask(caster, 7) == [CastState(True)]  # all have answered, and the last answers are tried again
+    assert ask(caster, 7) == [CastState(True, None)]  # all have answered, and the last answers are tried again
     wire.unknown.clear()
     for call in wire.due:
         call()
