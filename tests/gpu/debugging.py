@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+import monarch_nb
 from monarch_nb import debug
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
 from tests.gpu import DEVICE, NotTried, fact, need_gpu
@@ -59,9 +60,30 @@ class Trainer(Actor):
         return float(x)
 
     @endpoint
+    def logarithm(self) -> None:
+        """A NaN in a forward pass, in bfloat16."""
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).to(DEVICE, torch.bfloat16)
+        torch.log(model(torch.randn(8, 64, device=DEVICE, dtype=torch.bfloat16)) - 1000).sum().backward()
+
+    @endpoint
+    def root(self) -> None:
+        """A NaN in a backward pass alone."""
+        x = torch.randn(8, 64, device=DEVICE, requires_grad=True)
+        mask = torch.zeros(64, 64, device=DEVICE).masked_fill(
+            torch.ones(64, 64, device=DEVICE).triu(1).bool(), -torch.inf
+        )
+        attended = (x @ x.T @ x + mask[:8]).softmax(-1)
+        (_Root()(attended.relu() * 0) * 0).sum().backward()
+
+    @endpoint
     def too_much(self) -> None:
         """More memory than there is."""
         torch.empty(1 << 42, device=DEVICE)
+
+
+class _Root(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
 
 
 def _trainers(count: int = 1) -> tuple[Any, Any]:
@@ -181,6 +203,24 @@ def an_error_that_stays_marks_the_rank_and_heal_mends_it() -> str:
     assert len(stories) == 1, stories
     assert "cannot use its GPU any more" in later, later
     return next(line for line in later.splitlines() if "cannot use its GPU" in line).strip(" |")[:300]
+
+
+@fact(limit_s=90)
+def the_first_nan_is_named() -> str:
+    """The operation, module and line of the first NaN are named, in a forward and in a backward pass"""
+    procs, trainers = _trainers(2)
+    with monarch_nb.watch(trainers) as nothing:
+        trainers.value.call().get(_ANSWER_S)
+    with monarch_nb.watch(trainers) as forward:
+        trainers.logarithm.call().get(_ANSWER_S)
+    with monarch_nb.watch(trainers) as backward:
+        trainers.root.call().get(_ANSWER_S)
+    procs.stop().get(20)
+    assert not nothing.findings, str(nothing)
+    assert "aten.log.default gave 512 NaN in bfloat16[8×64]" in str(forward), str(forward)
+    assert "in the backward of _Root (debugging.py:" in str(backward), str(backward)
+    assert [each.ranks for each in (*forward.findings, *backward.findings)] == [(0, 1)] * 2
+    return f"{forward}; {backward}"
 
 
 @fact(limit_s=90)
