@@ -208,6 +208,8 @@ class Redistribution(torch.autograd.Function):
     def backward(ctx: Any, grad: MeshTensor) -> Any:
         """Redistributes the gradient back; partial placements become replicated ones."""
         before = tuple(Replicate() if placement.is_partial() else placement for placement in ctx.before)
+        if before == grad.meta.placements:  # the same handle: autograd must not take it for a gradient of its own
+            return grad, None
         return Redistribution.apply(grad, before), None  # type: ignore[no-untyped-call]
 
 

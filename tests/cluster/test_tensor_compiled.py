@@ -409,6 +409,27 @@ def test_a_step_that_returns_a_view_alone_says_why(mesh: Mesh) -> None:
         assert [step(x).full_tensor().tolist() for _ in range(3)] == [[2.0, 4.0, 6.0]] * 3
 
 
+def test_a_gradient_that_was_there_before_is_not_missed(mesh: Mesh) -> None:
+    weight = monarch_nb.distribute(torch.ones(4), mesh, ["data"]).requires_grad_()
+    gradient = monarch_nb.distribute(torch.arange(4.0), mesh, ["data"])
+
+    def step() -> torch.Tensor:
+        weight.grad = gradient
+        return weight.detach() * 2
+
+    def gradients(run: Step) -> list[list[float]]:
+        found = []
+        for _ in range(5):
+            weight.grad = None
+            run()
+            found.append(weight.grad.full_tensor().tolist())  # type: ignore[attr-defined]
+        return found
+
+    with pytest.warns(CompileWarning, match=r"a tensor that was there before.*gradient.clone\(\)"):
+        found = gradients(monarch_nb.compile(step))
+    assert found == [[0.0, 1.0, 2.0, 3.0]] * 5
+
+
 def test_deeply_nested_leaves_are_recognised_and_released_with_their_tensor(mesh: Mesh) -> None:
     hidden = [[[[[{"weight": mesh.ones(4).requires_grad_()}]]]]]  # deeper than a step is looked into
     number = hidden[0][0][0][0][0]["weight"].reference.number

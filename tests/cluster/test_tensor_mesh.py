@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 import monarch_nb
 from monarch_nb.actor import ProcMesh
@@ -259,3 +259,14 @@ def test_differences_from_local_results_are_named_with_their_index(mesh: Mesh) -
     found = verify(other)
     assert not found
     assert "is 1 at [0, 0], not 0" in repr(found)
+
+
+def test_a_gradient_is_no_alias_of_what_backward_was_given(mesh: Mesh) -> None:
+    weight = monarch_nb.distribute(torch.ones(4), mesh, ["data"]).detach().requires_grad_()
+    gradient = monarch_nb.distribute(torch.arange(4.0), mesh, ["data"])
+    for placements in ([Replicate()], [Shard(0)]):
+        weight.grad = None
+        torch.autograd.backward([weight.redistribute(placements)], [gradient])  # type: ignore[attr-defined]
+        assert weight.grad is not None
+        weight.grad.mul_(2)
+        assert gradient.full_tensor().tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -23,7 +23,10 @@ _NODES = 10_000  # of a graph that are examined
 
 
 class GradientSlot(NamedTuple):
-    """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`)."""
+    """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it.
+
+    After it, it is `None`, the `same`, `made` by it, or a tensor that was `there` before.
+    """
 
     leaf: "weakref.ref[MeshTensor]"
     number: int  # of the parameter
@@ -146,6 +149,8 @@ def captured(
     reason = recording.reason
     if not reason and any(slot.number in given for slot in slots if slot.after == "made"):
         reason = "an argument of it gathers a gradient. Give it detached, or make it a parameter"
+    if not reason and any(slot.after == "there" for slot in slots):
+        reason = "a gradient of it is a tensor that was there before. Copy it: weight.grad = gradient.clone()"
     template = []
     for value in returned:
         leaf, wrong = _leaf(value, results, given)
@@ -212,7 +217,7 @@ def _slots(
             continue
         was = before[number][1] if number in before else None
         was_kind = "None" if was is None else "read" if was in recording.metas else "unread"
-        kind = "made" if grad in recording.made else "None" if grad is None else "same"
+        kind = "made" if grad in recording.made else "None" if grad is None else "same" if grad == was else "there"
         slots.append(GradientSlot(weakref.ref(leaf), number, was_kind, kind))
         if was is not None and was_kind == "read":
             read.append(was)
