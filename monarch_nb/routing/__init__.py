@@ -30,10 +30,11 @@ if TYPE_CHECKING:
         new_incarnation,
         process_incarnation,
     )
-    from monarch_nb.routing.link import Link
+    from monarch_nb.routing.link import BROKEN_EARLY, Link
     from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable
 
 __all__ = [
+    "BROKEN_EARLY",
     "PREFIX",
     "PREFIX_SIZE",
     "Acked",
@@ -100,7 +101,7 @@ __getattr__ = lazy_names(
             "new_incarnation",
             "process_incarnation",
         ),
-        "link": ("Link",),
+        "link": ("BROKEN_EARLY", "Link"),
         "routes": ("Hop", "NoRoute", "RoutingTable"),
     },
 )

@@ -14,6 +14,7 @@ from monarch_nb.routing.outgoing import Outgoing
 __all__ = ["Link"]
 
 _unpack_from = PREFIX.unpack_from
+BROKEN_EARLY = "the connection broke before the peer's first answer"
 _UP, _RESUMING, _DOWN = LinkState
 _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
@@ -218,7 +219,7 @@ class Link(Outgoing[T]):
             self._take_ack(ack, credit, actions)
         if self._doubt:
             if not self._dials or self.state is not _DOWN:  # else it came on the connection that broke, and is late
-                self._fail("the connection broke before the peer's first answer", self._doubt, actions)
+                self._fail(BROKEN_EARLY, self._doubt, actions)
             self._doubt = 0
         if kind > _CHUNK:
             self._skip_to(seq, actions)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from monarch_nb.routing import Branch, below, indices
+from monarch_nb.routing import BROKEN_EARLY, Branch, below, indices
 from monarch_nb.runtime.calls import PendingCall
 from monarch_nb.runtime.port_table import PortHandler, PortTable
 from monarch_nb.runtime.supervising import Supervising
@@ -24,6 +24,7 @@ from monarch_nb.wire.header import SKIP, CastPlan
 logger = logging.getLogger(__name__)
 
 FILL_AGAIN_S = 0.5  # between attempts to say which messages will not come, while there is no descriptor for that
+END_REPORT_S = 2.0  # within which the end of a process is reported, if that is what its connection broke of
 FILL_S, FILL_MAX_S = 0.05, 16.0  # the same while nobody can be reached; together as long as a gap is waited for
 
 
@@ -45,7 +46,16 @@ class Losses:
         self._ports, self._supervisor = ports, supervisor
 
     def lost(self, header: Header, reason: str) -> None:
-        """A message of ours has come back, or its link failed: whoever waits for its answer gets an error."""
+        """A message of ours has come back, or its link failed: whoever waits for its answer gets an error.
+
+        If it may have ended its receiver, which then never answered, the report of that comes first: it says why.
+        """
+        if reason == BROKEN_EARLY and header.kind != Kind.RETURNED:
+            self._clock.later(END_REPORT_S, lambda: self._lost(header, reason))
+        else:
+            self._lost(header, reason)
+
+    def _lost(self, header: Header, reason: str) -> None:
         kind = header.status if header.kind == Kind.RETURNED else header.kind
         if kind == Kind.CALL and header.seq >= 0:
             if header.method != SKIP:

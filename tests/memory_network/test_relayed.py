@@ -9,7 +9,7 @@ from monarch_nb.actor import Actor, Channel, Port, ProcMesh, endpoint
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.mesh.handle import state_of
-from monarch_nb.routing import plan_cast
+from monarch_nb.routing import BROKEN_EARLY, plan_cast
 from monarch_nb.runtime import current_runtime
 from monarch_nb.supervision import SupervisionError
 from monarch_nb.testing import Cluster
@@ -151,3 +151,22 @@ def test_a_cast_that_is_lost_with_a_relay_fails(
     assert list(others.step.call().get(SOON).values()) == [3, ran + 1]
     caller.casts.call_one(others, port)
     assert outcome.recv().get(SOON) == str([4, ran + 2])
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_message_that_ended_its_receiver_fails_with_the_end(simulated: Cluster, dies: bool) -> None:
+    procs = simulated.hosts().spawn_procs(name="procs").slice(hosts=1)
+    other = procs.spawn("other", Other)
+    assert other.step.call_one().get(SOON) == 1
+    future = other.later.call_one()
+    simulated.advance(1)
+    runtime: Any = current_runtime()
+    [call] = [call for call in runtime.calls.values() if call.title == "other.later"]
+    runtime.undelivered(call.sent[0], BROKEN_EARLY)
+    simulated.advance(0.5)
+    assert not future.done()
+    if dies:
+        simulated.kill(procs)
+    simulated.advance(2)
+    with pytest.raises(SupervisionError, match="SIGKILL|sig=9" if dies else BROKEN_EARLY):
+        future.get(SOON)
