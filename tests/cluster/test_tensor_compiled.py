@@ -409,6 +409,22 @@ def test_a_step_that_returns_a_view_alone_says_why(mesh: Mesh) -> None:
         assert [step(x).full_tensor().tolist() for _ in range(3)] == [[2.0, 4.0, 6.0]] * 3
 
 
+def test_a_step_can_return_what_it_updates(mesh: Mesh) -> None:
+    average = monarch_nb.distribute(torch.zeros(4), mesh, ["data"])
+
+    @monarch_nb.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        average.mul_(0.5).add_(x)
+        return average.detach()
+
+    x = monarch_nb.distribute(torch.ones(4), mesh, ["data"])
+    found = [step(x).full_tensor()[0].item() for _ in range(5)]  # type: ignore[attr-defined]
+    assert found == [1.0, 1.5, 1.75, 1.875, 1.9375]
+    assert step.calls == 3
+    step(x).zero_()
+    assert average.full_tensor().tolist() == [0.0] * 4
+
+
 def test_a_gradient_that_was_there_before_is_not_missed(mesh: Mesh) -> None:
     weight = monarch_nb.distribute(torch.ones(4), mesh, ["data"]).requires_grad_()
     gradient = monarch_nb.distribute(torch.arange(4.0), mesh, ["data"])

@@ -290,6 +290,8 @@ def _is_open(node: Any) -> bool:
 def _alike(before: Any, now: Any) -> bool:
     if before is now:
         return True
+    if type(before) is MeshTensor and type(now) is MeshTensor:  # of a tensor that was there before, such as a parameter
+        return before.reference is now.reference and not (before.requires_grad or now.requires_grad)
     if isinstance(before, torch.Tensor) or isinstance(now, torch.Tensor):
         return False
     return bool(type(before) is type(now) and before == now)
