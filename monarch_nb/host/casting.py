@@ -170,9 +170,11 @@ class Caster:
                         asked.setdefault(plan.head, []).append((port, plan))
         for host, parts in asked.items():
             request = p.AskCasts(tuple(port for port, _ in parts), final=bool(before))
-            self._sender.request(agent_of(host), CASTS, request, functools.partial(self._said, relay, parts, before))
+            self._sender.request(
+                agent_of(host), CASTS, request, functools.partial(self._take_states, relay, parts, before)
+            )
 
-    def _said(
+    def _take_states(
         self, relay: str, parts: list[tuple[int, CastPlan]], before: dict[tuple[int, int], str], reply: p.CastStates
     ) -> None:
         """Replies that no agent below will send any more are lost once that was said twice."""
