@@ -24,6 +24,7 @@ _LOOK_S = 0.2
 _AWAY_S = 1.0  # between checks of a lost host; grows to
 _AWAY_MAX_S = 5.0
 _HELLO_S = 3.0
+_ENDING_S = 1.0  # the same for a host whose scheduler says that it ends; asked again while it is connected
 _KNOCK_S = 1.0
 _LEAVE_S = 0.1  # for a last message to go out
 REFUSED_S = 5.0  # a machine that answers, but where nobody listens at the port for that long, has lost its agent
@@ -363,7 +364,9 @@ class RemoteHost:
         return knock(self.endpoint, _KNOCK_S) or None  # a refusal comes from the near end
 
     def _ask(self) -> p.HostState | None:
-        [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=_HELLO_S)
+        # If its end is known, the losses of other hosts wait for it: see HostLosses.
+        timeout = _ENDING_S if self._end_reason else _HELLO_S
+        [found] = introduce([self.endpoint], self.keys, insecure_loopback=self.insecure, timeout=timeout)
         return found if isinstance(found, p.HostState) else None
 
 
