@@ -100,7 +100,7 @@ def test_a_job_that_waits_goes_out_of_the_queue_at_once(slurm: SlurmCluster, con
         with pytest.raises(RuntimeError, match=r"not been started within 2 s: .*JobHeldUser.*not asked for any more"):
             console.ask("job.wait()", AT_ONCE_S)
     else:
-        console.tell("print('waits', flush=True)\njob.wait()")
+        console.tell("job.wait(tell=lambda progress: print('waits', flush=True))")
         until(lambda: "waits" in console.said(), "it waits")
         console.process.send_signal(signal.SIGINT)
         if way == "two interrupts":

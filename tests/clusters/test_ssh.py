@@ -102,9 +102,9 @@ def test_agents_killed_behind_a_tunnel_are_lost_with_the_remote_reason(machines:
     console.ask(machines.job("reach='tunnel'") + SPAWN)
     [agent] = machines.agents(2)
     os.kill(agent, signal.SIGKILL)
+    until(lambda: len(lost(console)) == 1, "its host is lost")
     with pytest.raises(RuntimeError, match="SupervisionError"):
         console.ask(COUNTS)
-    until(lambda: len(lost(console)) == 1, "its host is lost")
     [why] = lost(console)
     seen = f"on {machines.servers[1].name}, (process {agent}) has ended", "nobody listens at port"
     assert any(each in why for each in seen), why
