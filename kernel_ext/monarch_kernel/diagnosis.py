@@ -103,4 +103,4 @@ class HangNotes:
 
 
 def _lines(found: "Diagnosis") -> list[str]:
-    return [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in found.findings[:MOST_LINES]]
+    return [finding.line for finding in found.findings[:MOST_LINES]]

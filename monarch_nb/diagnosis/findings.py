@@ -31,6 +31,11 @@ class Finding:
     source: str = ""
     sure: bool = True
 
+    @property
+    def line(self) -> str:
+        """The text, which a suspicion begins with "perhaps"."""
+        return self.text if self.sure else f"perhaps: {self.text}"
+
 
 @dataclass(frozen=True)
 class Diagnosis:

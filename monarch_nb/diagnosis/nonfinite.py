@@ -68,7 +68,7 @@ class ValueWatch:
             error.add_note(f"Before that, {self.findings[0].text}")
 
     def __str__(self) -> str:
-        lines = [f"{'' if finding.sure else 'perhaps: '}{finding.text}" for finding in self.findings]
+        lines = [finding.line for finding in self.findings]
         return "\n".join([*(lines or ["no NaN was found"]), *self.notes])
 
     __repr__ = __str__

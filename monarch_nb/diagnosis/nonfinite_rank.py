@@ -2,13 +2,11 @@
 
 import math
 import sys
-import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeGuard
 
 import torch
@@ -16,10 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from monarch_nb.diagnosis.service import is_users
 from monarch_nb.runtime import DEBUG, current, current_runtime
 
-_OURS = f"{Path(__file__).resolve().parents[1]}/"
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
@@ -192,19 +189,9 @@ def _worst(values: Iterable[object]) -> str:
 
 def _users(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's own code."""
-    while frame is not None and not _is_users(frame.f_code):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
-
-
-_known: dict[CodeType, bool] = {}
-
-
-def _is_users(code: CodeType) -> bool:
-    found = _known.get(code)
-    if found is None:
-        found = _known[code] = not code.co_filename.startswith((_OURS, *_LIBRARIES, "<frozen"))
-    return found
 
 
 def _line(frame: FrameType | None) -> str:

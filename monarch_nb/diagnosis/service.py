@@ -1,5 +1,6 @@
 """The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
 
+import functools
 import sys
 import sysconfig
 import time
@@ -92,14 +93,20 @@ def _collective(key: GroupKey, record: FlightRecord, now: int) -> NewestCollecti
     return NewestCollective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
 
 
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether code of a file is the user's own: neither ours, nor of a library."""
+    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
+
+
 def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
     """The user's part of a stack, innermost first: from the library's code that runs endpoints inwards."""
     lines: list[StackLine] = []
     while frame is not None and len(lines) < MOST_LINES:
         code = frame.f_code
         if not code.co_filename.startswith(_OURS):
-            users = not code.co_filename.startswith((*_LIBRARIES, "<frozen"))
-            lines.append(StackLine(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname, users))
+            line = frame.f_lineno or code.co_firstlineno
+            lines.append(StackLine(code.co_filename, line, code.co_qualname, is_users(code.co_filename)))
         elif any(line.users for line in lines):
             break
         frame = frame.f_back

@@ -11,7 +11,7 @@ one. Only those written before its first word name none; they are never written 
 from monarch_nb.routing.actions import PREFIX, Action, Deliver, LinkConfig, LinkState, NewIncarnation, PrefixKind, T
 from monarch_nb.routing.outgoing import Outgoing
 
-__all__ = ["Link"]
+__all__ = ["BROKEN_EARLY", "Link"]
 
 _unpack_from = PREFIX.unpack_from
 BROKEN_EARLY = "the connection broke before the peer's first answer"

@@ -23,9 +23,9 @@ _NODES = 10_000  # of a graph that are examined
 
 
 class GradientSlot(NamedTuple):
-    """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it.
+    """State of a parameter's gradient before a run (`None`, `read`, `unread`) and after it (`None`, `same`, `made`).
 
-    After it, it is `None`, the `same`, `made` by it, or a tensor that was `there` before.
+    After it, `there` is another tensor, which was there before.
     """
 
     leaf: "weakref.ref[MeshTensor]"
