@@ -42,6 +42,11 @@ class Cell:
     def traceback(self) -> str:
         return ANSI.sub("", "\n".join(self.error["traceback"])) if self.error else ""
 
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """The displays, without the note of a call that takes long, which only a slow machine shows."""
+        return [each for each in self.displays if not each.get("text/plain", "").startswith("⏳")]
+
     def ok(self) -> "Cell":
         assert self.error is None, self.traceback
         return self

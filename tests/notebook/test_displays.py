@@ -189,7 +189,7 @@ def bars():
 def test_displays_that_are_too_large_become_a_line(nb: Notebook) -> None:
     cell = nb.run("w.run(lambda: display({'image/png': 'x' * 5_000_000, 'text/plain': 'pic'}, raw=True)).get()").ok()
     assert ranks(cell.stdout, "pic (4.8 MB are not shown: a display may have 4 MB)") == [0, 1, 2, 3]
-    assert cell.displays == []
+    assert cell.shown == []
 
 
 def test_a_front_end_that_captures_gets_displays_too(nb: Notebook) -> None:

@@ -38,7 +38,7 @@ def test_killing_a_rank_during_its_call_ends_the_cell_informatively(nb: Notebook
     assert "----> 1 a" in told  # the cell's own line, and below it the story without the engine's frames
     assert "monarch_nb" not in told
     assert f"pid {victim}" in cell.error["evalue"]  # what headless runners quote
-    assert cell.displays == []  # told by the call, and only there
+    assert cell.shown == []  # told by the call, and only there
     nb.run("%interrupt a").ok()
 
 
@@ -298,7 +298,7 @@ def rows_of(nb: Notebook, name: str) -> list[str]:
 def test_eight_ranks_that_end_in_a_call_are_one_story(eight: Notebook) -> None:
     before = len(rows_of(eight, "leavers"))
     cell = eight.run("leavers.leave.call().get()")
-    assert cell.displays == []
+    assert cell.shown == []
     assert "leavers.leave() cannot be answered: leavers: 8 of 8 ranks ended with exit status 7" in cell.traceback
     assert cell.traceback.count("| going down") == 1
     assert "slice" not in cell.traceback
