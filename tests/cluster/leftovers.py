@@ -124,9 +124,12 @@ class Before:
             pause = min(2 * pause, 0.25)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def own_place() -> Iterator[Path]:
-    """Run folders of this test session go to a short folder of its own, and its processes carry a mark."""
+    """Run folders of this test session go to a short folder of its own, and its processes carry a mark.
+
+    Jobs of processes are listed by what is in that folder: those of sessions beside this one are not among them.
+    """
     from monarch_nb.connect.own_hosts import shutdown
 
     shutdown()  # that of an earlier module, which lives elsewhere
