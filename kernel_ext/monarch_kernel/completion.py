@@ -84,12 +84,21 @@ class LineCompletion:
         return [f"{label}=" for label in self._sizes(before[0]) if label not in given]
 
 
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "%logs": LOG_OPTIONS,
+    "%heal": ("--kill",),
+    "%why": ("--abort", "--slow"),
+    "%%why": ("--slow",),
+    "%%watch": ("--stop",),
+}
+
+
 class Completion(LineCompletion):
     """On the lines of the magics of meshes, actors and logs."""
 
     magics = (
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        *("%monarch", "%detach", "%attach", "%results", "%why", "%%watch"),
+        *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -122,8 +131,7 @@ class Completion(LineCompletion):
             wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))
             dims = [f"{label}=" for label in wanted if label not in given]
             return [*dims, *(option for option in ("--fresh", "--no-dedup") if option not in given)]
-        options_of = {"%logs": LOG_OPTIONS, "%heal": ("--kill",), "%why": ("--abort",), "%%watch": ("--stop",)}
-        also: tuple[str, ...] = options_of.get(magic, ())
+        also = _OPTIONS.get(magic, ())
         return [*self._dims(before), *(option for option in also if option not in before)]
 
     def values(self, magic: str, before: list[str], label: str) -> list[str]:

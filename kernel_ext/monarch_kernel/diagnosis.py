@@ -2,24 +2,52 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from monarch_nb import diagnosis
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 
-from .arguments import read_place
+from .arguments import check_options, read_place
 from .session import Session
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis import Diagnosis, ValueWatch
+    from monarch_nb.diagnosis import Diagnosis, StragglerWatch, ValueWatch
 
 WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
 AGAIN_S = 5.0  # between two looks of a waiting cell
+SLOW_S = 3.0  # in which ranks are compared
 MOST_LINES = 4  # beneath a waiting cell
+
+
+class _WhyArguments(NamedTuple):
+    name: str = ""
+    abort: bool = False
+    slow: float = 0.0  # seconds
+
+
+def _read_why(line: str, cell: str | None) -> _WhyArguments:
+    """Reads the line of %why. Raises UsageError."""
+    words, magic = line.split(), "%why" if cell is None else "%%why"
+    options = {word for word in words if word.startswith("-")}
+    check_options(magic, options, {"--abort", "--slow"})
+    seconds = 0.0
+    if "--slow" in options:
+        after = words[words.index("--slow") + 1 :][:1]
+        seconds = SLOW_S
+        with suppress(ValueError):
+            seconds = float("".join(after))
+            words.remove(after[0])
+    names = [word for word in words if word not in options]
+    if len(names) > 1 or len(options) > 1:
+        raise UsageError("%why takes the name of one mesh, or none, and --abort, or --slow and a number of seconds")
+    if cell is not None and not seconds:
+        raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow")
+    return _WhyArguments("".join(names), "--abort" in options, seconds)
 
 
 @magics_class
@@ -30,27 +58,38 @@ class DiagnosisMagics(Magics):
         super().__init__(shell)
         self._session = session
 
-    @line_magic
-    def why(self, line: str) -> "Diagnosis":
+    @no_var_expand
+    @line_cell_magic
+    def why(self, line: str, cell: str | None = None) -> "Diagnosis | StragglerWatch":
         """Say which ranks hold the others up, and why.
 
-        %why [NAME] [--abort]
+        %why [NAME] [--abort | --slow [SECONDS]]
+        %%why [NAME] --slow
 
-            %why                    # of all meshes with calls under way
+            %why                      # of all meshes with calls under way
             %why trainers
-            %why trainers --abort   # ends the calls that the findings explain; the processes live on
+            %why trainers --abort     # ends the calls that the findings explain; the processes live on
+            %why trainers --slow      # which ranks are slow, and in what: compares them for 3 seconds
+
+            %%why trainers --slow     # while this cell runs
+            trainers.step.call().get()
 
         Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
         that has not begun the one in which others wait is named with its line. Nothing is interrupted or changed
-        without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself. From
-        Python: monarch.diagnose(trainers), and abort(trainers) of monarch_nb.diagnosis.
+        without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself.
+
+        With --slow, ranks that make progress are compared: who begins collectives last or takes longer for calls, in
+        which phase of a step (forward, backward, optimizer, data iterator, garbage collection) and at which line. From
+        Python: monarch.diagnose(trainers), and abort(trainers) and stragglers(trainers) of monarch_nb.diagnosis.
         """
-        words = line.split()
-        names = [word for word in words if word != "--abort"]
-        if len(names) > 1 or any(name.startswith("-") for name in names):
-            raise UsageError("%why takes the name of one mesh, or none, and --abort")
-        act = diagnosis.abort if "--abort" in words else diagnosis.diagnose
-        return act(self._session.find(names[0]) if names else None)
+        given = _read_why(line, cell)
+        mesh = self._session.find(given.name) if given.name else None
+        if cell is not None:
+            context = diagnosis.StragglerWatch(mesh)
+            return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
+        if given.slow:
+            return diagnosis.stragglers(mesh, given.slow)
+        return (diagnosis.abort if given.abort else diagnosis.diagnose)(mesh)
 
     @no_var_expand
     @cell_magic

@@ -165,16 +165,24 @@ class ProcessGroups:
 
     def newest(self) -> tuple[list[tuple[GroupKey, FlightRecord]], bool]:
         """Returns the newest collective of each of the program's groups, and whether any are recorded."""
-        keys, recorded = self.keys(), records()
-        newest: dict[str, FlightRecord] = {}
+        recorded = records()
+        newest = [(key, each[-1]) for key, each in self._of_groups(recorded)]
+        return newest, bool(recorded)
+
+    def history(self, since_ns: int) -> list[tuple[GroupKey, list[FlightRecord]]]:
+        """Returns the collectives of the program's groups that have begun since then (wall clock), in their order."""
+        return self._of_groups([record for record in records() if record.time_created_ns >= since_ns])
+
+    def _of_groups(self, recorded: list[FlightRecord]) -> list[tuple[GroupKey, list[FlightRecord]]]:
+        keys, found = self.keys(), dict[str, list[FlightRecord]]()
         for record in recorded:
             name = record.process_group[0]
             made = self._made.get(name)
             if name in keys and not record.is_p2p and (made is None or record.time_created_ns >= made.since_ns):
-                before = newest.get(name)
-                if before is None or record.collective_seq_id >= before.collective_seq_id:
-                    newest[name] = record
-        return [(keys[name], record) for name, record in newest.items()], bool(recorded)
+                found.setdefault(name, []).append(record)
+        for each in found.values():
+            each.sort(key=lambda record: record.collective_seq_id)
+        return [(keys[name], each) for name, each in found.items()]
 
     @property
     def orphans(self) -> set[tuple[str, int]]:

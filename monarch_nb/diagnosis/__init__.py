@@ -3,6 +3,7 @@
 monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
 abort(trainers)                         # ends the calls that the findings explain; the processes live on
+stragglers(trainers)                    # which ranks are slow, and in what
 with monarch.watch(trainers) as found:  # where the first NaN comes from
     ...
 """
@@ -15,10 +16,28 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
     from monarch_nb.diagnosis.nonfinite import ValueWatch, watch
+    from monarch_nb.diagnosis.slow import StragglerWatch, stragglers
 
-__all__ = ["CallAbortedError", "Diagnosis", "Finding", "Kind", "ValueWatch", "abort", "diagnose", "watch"]
+__all__ = [
+    "CallAbortedError",
+    "Diagnosis",
+    "Finding",
+    "Kind",
+    "StragglerWatch",
+    "ValueWatch",
+    "abort",
+    "diagnose",
+    "stragglers",
+    "watch",
+]
 
 _FINDINGS = ("CallAbortedError", "Diagnosis", "Finding", "Kind")
 __getattr__ = lazy_names(
-    __name__, {"collector": ("abort", "diagnose"), "findings": _FINDINGS, "nonfinite": ("ValueWatch", "watch")}
+    __name__,
+    {
+        "collector": ("abort", "diagnose"),
+        "findings": _FINDINGS,
+        "nonfinite": ("ValueWatch", "watch"),
+        "slow": ("StragglerWatch", "stragglers"),
+    },
 )

@@ -89,7 +89,7 @@ def _diagnosed(
     if not timeout > 0:
         raise ValueError(f"timeout={timeout} is not a positive number of seconds")
     runtime = current_runtime()
-    meshes = _meshes(runtime) if mesh is None else [_procs_of(mesh)]
+    meshes = meshes_of(runtime, mesh)
     asked = [diagnosing(runtime, procs, timeout) for procs in meshes]
     return [(procs, future.get()) for procs, future in zip(meshes, asked, strict=True)]
 
@@ -124,8 +124,13 @@ def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIME
     return diagnosis
 
 
-def _meshes(runtime: Runtime) -> list[ProcState]:
-    """The meshes of processes with calls under way; all, where there are none."""
+def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
+    """The processes of a mesh; for None all meshes of processes with calls under way, or all where there are none.
+
+    Raises TypeError for a value that is not a mesh, RuntimeError for a mesh that was stopped.
+    """
+    if mesh is not None:
+        return [_procs_of(mesh)]
     procs = [
         state for state in tuple(runtime.meshes.values()) if isinstance(state, ProcState) and state.stopped is None
     ]

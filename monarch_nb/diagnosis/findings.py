@@ -13,6 +13,7 @@ Kind = Literal[
     "deadlock",
     "waiting_on",
     "nonfinite",
+    "slow",
 ]
 
 

@@ -66,4 +66,62 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True):
     has_recorder: bool = False  # collectives are recorded
 
 
+class BeginTimes(msgspec.Struct, array_like=True, frozen=True):
+    """Starts to sample where the time of a process goes, until `EndTimes`, or for ten minutes."""
+
+    number: int  # counted by the requester
+
+
+class BegunTimes(msgspec.Struct, array_like=True, frozen=True):
+    """Sampling has begun."""
+
+    clock: int  # wall clock of the process, in nanoseconds
+
+
+class EndTimes(msgspec.Struct, array_like=True, frozen=True):
+    """Stops sampling; the answer is what was sampled."""
+
+    number: int
+
+
+class TimeSpent(msgspec.Struct, array_like=True, frozen=True):
+    """Time in one phase of a step, at one line of the user's program."""
+
+    phase: str  # "forward", "collective", "idle", …; "" in other code
+    source: str  # "file:line", "" where no line is known
+    seconds: float
+
+
+class CallTime(msgspec.Struct, array_like=True, frozen=True):
+    """A call that ran in the sampled time."""
+
+    call: str
+    title: str  # "trainers.step"
+    seconds: float
+
+
+class BegunCollectives(msgspec.Struct, array_like=True, frozen=True):
+    """When a process has begun collectives of a group."""
+
+    group: GroupKey
+    numbers: tuple[int, ...]
+    times: tuple[int, ...]  # wall clock, in nanoseconds
+
+
+class RankTimes(msgspec.Struct, array_like=True, frozen=True):
+    """Where the time of a process has gone."""
+
+    clock: int  # wall clock of the process, in nanoseconds
+    seconds: float  # that were sampled
+    samples: int
+    spent: tuple[TimeSpent, ...]
+    calls: tuple[CallTime, ...] = ()
+    collectives: tuple[BegunCollectives, ...] = ()
+    rank: int = -1  # of torch.distributed
+    queued: float = 0.0  # seconds in which its threads were ready to run, and waited for a processor
+    throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
+
+
+BEGIN_TIMES = Verb("diagnosis.times", BeginTimes, BegunTimes, doc="samples where the time of a process goes")
+END_TIMES = Verb("diagnosis.times.end", EndTimes, RankTimes, doc="where the time has gone")
 INSPECT = Verb("diagnosis.inspect", Inspect, Evidence, doc="what a process runs, and which collectives it has begun")

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from monarch_nb.diagnosis.service import is_users
 from monarch_nb.runtime import DEBUG, current, current_runtime
+from monarch_nb.wire import is_users_file
 
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
@@ -189,7 +189,7 @@ def _worst(values: Iterable[object]) -> str:
 
 def _users(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's own code."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 

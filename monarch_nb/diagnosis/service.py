@@ -1,33 +1,40 @@
 """The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
 
-import functools
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.service import answer_aside
 from monarch_nb.collectives.threads import FlightRecord
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.messages import (
+    BEGIN_TIMES,
+    END_TIMES,
     INSPECT,
     AwaitedCall,
+    BeginTimes,
+    BegunTimes,
     EndpointRun,
+    EndTimes,
     Evidence,
     Inspect,
     NewestCollective,
+    RankTimes,
     StackLine,
 )
 from monarch_nb.host.linux import process_state
 from monarch_nb.runtime import ActorCell, Runtime
-from monarch_nb.wire import Asker
+from monarch_nb.wire import ENGINE, Asker, is_users_file
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis.slow_rank import TimeSampler
 
 MOST_LINES = 12  # of a stack
-_OURS = f"{Path(__file__).resolve().parents[1]}/"
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Inspection:
@@ -35,10 +42,27 @@ class Inspection:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._samplers: dict[tuple[str, int], TimeSampler] = {}
         runtime.verbs.handle(INSPECT, self._inspect)
+        runtime.verbs.handle(BEGIN_TIMES, self._begin)
+        runtime.verbs.handle(END_TIMES, self._end)
 
     def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
         answer_aside(self.evidence, asker, "diagnosis")  # the recorder of thousands takes a tenth of a second to read
+
+    def _begin(self, wanted: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
+        key = (asker.src, wanted.number)
+        if key not in self._samplers:
+            module = import_module("monarch_nb.diagnosis.slow_rank")
+            self._samplers[key] = module.TimeSampler(self._runtime)
+        return BegunTimes(time.time_ns())
+
+    def _end(self, wanted: EndTimes, asker: Asker[RankTimes]) -> None:
+        sampler = self._samplers.pop((asker.src, wanted.number), None)
+        if sampler is None:
+            asker.refuse("it was not sampled")
+        else:
+            answer_aside(sampler.stop, asker, "diagnosis")
 
     def evidence(self) -> Evidence:
         """What this process runs. Any thread."""
@@ -93,20 +117,14 @@ def _collective(key: GroupKey, record: FlightRecord, now: int) -> NewestCollecti
     return NewestCollective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
 
 
-@functools.cache
-def is_users(file: str) -> bool:
-    """Whether code of a file is the user's own: neither ours, nor of a library."""
-    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
-
-
 def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
     """The user's part of a stack, innermost first: from the library's code that runs endpoints inwards."""
     lines: list[StackLine] = []
     while frame is not None and len(lines) < MOST_LINES:
         code = frame.f_code
-        if not code.co_filename.startswith(_OURS):
+        if not code.co_filename.startswith(ENGINE):
             line = frame.f_lineno or code.co_firstlineno
-            lines.append(StackLine(code.co_filename, line, code.co_qualname, is_users(code.co_filename)))
+            lines.append(StackLine(code.co_filename, line, code.co_qualname, is_users_file(code.co_filename)))
         elif any(line.users for line in lines):
             break
         frame = frame.f_back

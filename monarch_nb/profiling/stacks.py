@@ -2,7 +2,6 @@
 
 import os
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Iterable, Iterator
@@ -10,15 +9,12 @@ from enum import IntEnum
 
 from monarch_nb.profiling.messages import StackFrame
 from monarch_nb.runtime import ActorCell
+from monarch_nb.wire import ENGINE, is_users_file
 
 Step = tuple[int, int]  # number of a frame's code, and its current instruction
 Stack = tuple[Step, ...]  # outermost first
 
-_ENGINE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_RUNS_ACTORS = os.path.join(_ENGINE, "runtime", "actors", "cell.py")
-_LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_RUNS_ACTORS = os.path.join(ENGINE, "runtime", "actors", "cell.py")
 _OURS = "monarch-"  # prefix of the names of the library's threads
 _STARTS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})  # functions of threading.py in which threads begin
 
@@ -109,15 +105,14 @@ class Stacks:
         """Describes a frame."""
         code, instruction = self._codes[step[0]], step[1]
         file = code.co_filename
-        users = not file.startswith((_ENGINE, *_LIBRARIES)) and not file.startswith("<frozen")
-        return StackFrame(file, _line(code, instruction), code.co_qualname, code.co_firstlineno, users)
+        return StackFrame(file, _line(code, instruction), code.co_qualname, code.co_firstlineno, is_users_file(file))
 
 
 def _kind(code: types.CodeType) -> _Kind:
     file = code.co_filename
     if file == _RUNS_ACTORS:
         return _Kind.RUNS_ACTORS
-    if file.startswith(_ENGINE):
+    if file.startswith(ENGINE):
         return _Kind.ENGINE
     return _Kind.STARTS if file == threading.__file__ and code.co_name in _STARTS else _Kind.OTHER
 

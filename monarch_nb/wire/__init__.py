@@ -14,6 +14,7 @@ from monarch_nb.wire.codec import current_codec
 from monarch_nb.wire.display import Display, decode_display, encode_display
 from monarch_nb.wire.errors import (
     ENGINE,
+    LIBRARIES,
     ActorError,
     At,
     ExceptionText,
@@ -23,6 +24,7 @@ from monarch_nb.wire.errors import (
     exception_text,
     format_exception,
     is_mistake,
+    is_users_file,
     unpickle_failure,
     without_engine,
 )
@@ -51,6 +53,7 @@ from monarch_nb.wire.words import counted, kind_of, with_article
 __all__ = [
     "DISPATCH_TABLE",
     "ENGINE",
+    "LIBRARIES",
     "REDUCERS",
     "REPLY",
     "ActorError",
@@ -112,6 +115,7 @@ __all__ = [
     "host_name",
     "host_of",
     "is_mistake",
+    "is_users_file",
     "json_decoder",
     "kind_of",
     "land_on_gpus",

@@ -1,5 +1,6 @@
 """Exceptions across the wire: what another process raised is raised here, with its traceback there."""
 
+import functools
 import pickle
 import sysconfig
 import traceback
@@ -18,7 +19,7 @@ _TRACEBACK = "__monarch_traceback__"
 _OWN_CLASSES = ("builtins", __name__.partition(".")[0])  # packages of exceptions whose texts are for people alone
 _traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 ENGINE = f"{Path(__file__).parent.parent}/"
-_LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class ActorError(Exception):
@@ -230,9 +231,10 @@ class At(NamedTuple):
     line: str
 
 
-def _is_users(file: str) -> bool:
+@functools.cache
+def is_users_file(file: str) -> bool:
     """Whether code is the user's: no part of Python, of an installed package, or of the engine."""
-    return not file.startswith((*_LIBRARIES, ENGINE, "<frozen "))
+    return not file.startswith((*LIBRARIES, ENGINE, "<frozen "))
 
 
 def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
@@ -247,7 +249,7 @@ def is_mistake(frames: Sequence[At], own: Sequence[str] = (ENGINE,)) -> bool:
     last = frames[-1]
     if last.file.startswith(folders):
         return last.line.split(" ", 1)[0] == "raise"
-    return _is_users(last.file)
+    return is_users_file(last.file)
 
 
 def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through: Sequence[str] = ()) -> list[int]:
@@ -258,7 +260,7 @@ def without_engine(frames: Sequence[At], own: Sequence[str] = (ENGINE,), through
     for place, frame in enumerate(frames):
         inside = frame.file.startswith(folders)
         entered = entered or inside
-        if not inside and not frame.file.startswith(tuple(through)) and (not entered or _is_users(frame.file)):
+        if not inside and not frame.file.startswith(tuple(through)) and (not entered or is_users_file(frame.file)):
             left.append(place)
     return left
 

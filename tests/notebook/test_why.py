@@ -45,7 +45,7 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     assert "workers: gpus=1 has not begun all_reduce no. 1" in text
     assert "where gpus=0,2 have waited" in text
     assert "takes the name of one mesh" in nb.run("%why trainers workers").stderr
-    assert "takes the name of one mesh" in nb.run("%why --abort --now").stderr
+    assert "%why knows no option --now" in nb.run("%why --abort --now").stderr
     assert "ended: trainers.train(); gpus=1 of workers did not react" in nb.run("%why trainers --abort").ok().text
     nb.run(f"open({str(tmp_path / 'pipe')!r}, 'w').close()").ok()
     nb.run("trainers.join.call().get(); trainers.train.call('/dev/null').get()").ok()

@@ -5,7 +5,7 @@ from .log_arguments import LOG_OPTIONS, LogArguments, read_logs
 from .mesh_arguments import USUAL_DIMS, MeshArguments, read_mesh
 from .place import MeshSelection, read_place
 from .profile_arguments import PROFILE_OPTIONS, ProfileArguments, read_profile
-from .words import check_name, read_names
+from .words import check_name, check_options, read_names
 
 __all__ = [
     "LOG_OPTIONS",
@@ -17,6 +17,7 @@ __all__ = [
     "MeshSelection",
     "ProfileArguments",
     "check_name",
+    "check_options",
     "read_actor",
     "read_logs",
     "read_mesh",

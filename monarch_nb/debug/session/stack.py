@@ -2,11 +2,11 @@
 
 import linecache
 import os
-import sysconfig
 import types
 from collections.abc import Sequence
 
 from monarch_nb.debug.records import Frame
+from monarch_nb.wire import is_users_file
 
 _ENGINE = tuple(
     f"monarch_nb.{package}"
@@ -40,15 +40,9 @@ def is_engine(frame: types.FrameType) -> bool:
     return _within(frame, _ENGINE)
 
 
-_LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-
-
 def is_users(frame: types.FrameType) -> bool:
     """True for a frame of the user's code, neither of this library nor of an installed one."""
-    file = frame.f_code.co_filename
-    return not is_engine(frame) and not file.startswith(_LIBRARIES) and not file.startswith("<frozen")
+    return not is_engine(frame) and is_users_file(frame.f_code.co_filename)
 
 
 def users_part(frame: types.FrameType | None, tb: types.TracebackType | None) -> tuple[list[Entry], int]:

@@ -6,7 +6,6 @@ numbers, parameters) and optimizers (learning rates and the like). Other changes
 
 import enum
 import functools
-import sysconfig
 import types
 from collections.abc import Iterator
 from operator import is_
@@ -14,12 +13,12 @@ from typing import Any
 
 import torch
 
+from monarch_nb.wire import LIBRARIES
+
 _MISSING = object()
 _DEPTH = 4
 _MOST = 64  # elements of a container that are guarded
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = tuple({_PATHS["stdlib"], _PATHS["platstdlib"], _PATHS["purelib"], _PATHS["platlib"]})
 
 
 class Watched:
@@ -103,7 +102,7 @@ class Watched:
                 self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if function.__code__.co_filename.startswith(_LIBRARIES):
+        if function.__code__.co_filename.startswith(LIBRARIES):
             return
         for name in _global_names(function.__code__):
             self._note(name, function.__globals__, name, depth)

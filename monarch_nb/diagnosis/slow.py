@@ -1,0 +1,385 @@
+"""`stragglers(mesh)`: which ranks are slow, in what, and how much of the time the others wait for them."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
+from statistics import median, median_low
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.diagnosis.collector import meshes_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.messages import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
+from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
+from monarch_nb.mesh import ActorMesh, ProcMesh
+from monarch_nb.mesh.requests import ask_ranks
+from monarch_nb.runtime import Future, ProcState, Runtime, current_runtime, pending_future, resolve_future
+from monarch_nb.shape import MeshTrait, Region, places_of
+from monarch_nb.wire import Verb, counted, host_of
+
+DEFAULT_SECONDS = 3.0
+ANSWER_S = 5.0  # for a rank to say what it has sampled
+
+NOTABLE = 0.03  # of the time, which others wait for a rank
+ERRORS = 1.5  # standard errors of a sampled share, which come on top
+NEAR = 0.25  # of the spread of a collective: who begins it within that of the last is late
+MANY = 10  # collectives or calls in which a rank is late, before it is called slow for sure
+SOME = 3
+SURE, LIKELY = 0.8, 0.65  # of the lateness, for which a rank is responsible
+PARTS = 4  # of the sampled time: a rank that is slow for sure is late in each of them
+MOSTLY = 0.5  # of what a rank takes longer than others
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class MeasuredProcs:
+    """What the processes of a mesh have sampled of themselves, by base rank."""
+
+    name: str
+    ranks: Mapping[int, RankTimes]
+    clocks: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """How many seconds a rank's clock is ahead at least, and at most; ranks of one machine have the same clock."""
+    where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
+
+
+@dataclass(frozen=True)
+class _Lateness:
+    """Who was late in events that several ranks take part in: collectives, or calls."""
+
+    title: str  # "collectives", "calls"
+    number: int
+    late: Mapping[int, Sequence[float]]  # by rank, where in the time its late events are, from 0 to 1
+    shares: Mapping[int, float]  # of all lateness, for which a rank is responsible
+
+
+class _Difference(NamedTuple):
+    """What a slow rank takes longer for than others: one line, one phase, or, with neither, all that it does."""
+
+    phase: str
+    source: str
+    mine: float  # shares of the time
+    theirs: float
+    is_line: bool
+
+    def __str__(self) -> str:
+        phase, line = _PHASE_TEXTS[self.phase], f"at {PurePath(self.source).name}" if self.is_line else ""
+        where = ", ".join(part for part in (phase, line) if part)
+        if not where:
+            return "the difference is spread over all that it does"
+        return (
+            f"most of the difference is {where} ({_percent(self.mine)} of its time, {_percent(self.theirs)} of theirs)"
+        )
+
+
+_PHASE_TEXTS = {
+    "": "",
+    "replies": "waiting for replies of other actors",
+    "garbage collection": "garbage collection",
+    "data iterator": "in the data iterator",
+    "optimizer": "in the optimizer",
+    "backward": "in the backward pass",
+    "forward": "in the forward pass",
+}
+
+
+def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
+    """The ranks that hold others up by being slow, those that are certain first. Pure.
+
+    A slow rank waits less than the others do: the difference is what it costs. It is blamed only if it also begins
+    collectives, or ends calls, last; for sure only if it has done so often, throughout the time.
+    """
+    ranks = {rank: times for rank, times in procs.ranks.items() if times.samples and times.seconds}
+    lateness = _lateness(procs, ranks)
+    if len(ranks) < 2 or lateness is None:
+        return ()
+    own = {rank: 1.0 - _share(times, WAITING) for rank, times in ranks.items()}
+    typical = median_low(own.values())
+    busy = [
+        rank
+        for rank, share in own.items()
+        if share - typical >= NOTABLE + ERRORS * _error(share, typical, ranks[rank].samples)
+    ]
+    others = [rank for rank in ranks if rank not in busy]
+    most = max((own[rank] for rank in busy), default=0.0) - typical
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for rank in busy:
+        late, share = lateness.late.get(rank, ()), lateness.shares.get(rank, 0.0)
+        if own[rank] - typical >= most * MOSTLY and share >= LIKELY and len(late) >= SOME:
+            sure = len(late) >= MANY and share >= SURE and _throughout(late)
+            longer = _longer(ranks, rank, others)
+            groups.setdefault((longer.phase, longer.source, sure), []).append(rank)
+    findings = []
+    for (_, source, sure), group in groups.items():
+        text = f"{procs.where(group)} {_text(ranks, own, lateness, group, others)}"
+        findings.append(Finding("slow", procs.name, tuple(group), text, source, sure))
+    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+
+
+def _text(
+    ranks: Mapping[int, RankTimes],
+    own: Mapping[int, float],
+    lateness: _Lateness,
+    group: Sequence[int],
+    others: Sequence[int],
+) -> str:
+    share, rest = median(own[rank] for rank in group), median(own[rank] for rank in others)
+    late = median_low(len(lateness.late[rank]) for rank in group)
+    holds, was, its = ("holds", "it was", "its") if len(group) == 1 else ("hold", "they were", "their")
+    texts = [
+        f"{holds} the others up for {_percent(share - rest)} of the time: {was} among the last in {late} of "
+        f"{lateness.number} {lateness.title}; work of {its} own takes {_percent(share)} of the time, that of the "
+        f"others {_percent(rest)}",
+        str(_longer(ranks, group[0], others)),
+    ]
+    for reason, of in _REASONS:
+        mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
+        if mine - theirs >= MOSTLY * (share - rest):
+            texts.append(f"{reason} {_percent(mine)} of the time, the others {_percent(theirs)}")
+            break
+    return "; ".join(texts)
+
+
+# Reasons outside of the program, and the share of the time that they take.
+_REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
+    ("its container's limit keeps it from its processors", lambda times: times.throttled / times.seconds),
+    ("it waits for a free processor", lambda times: times.queued / times.seconds),
+)
+
+
+def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) -> _Difference:
+    """What takes a rank longer than the median of the others."""
+    lines = _compared(ranks, rank, others, lambda spent: (spent.phase, spent.source))
+    phases = _compared(ranks, rank, others, lambda spent: (spent.phase, ""))
+    total = sum(mine - theirs for mine, theirs in lines.values())
+    phase, source = max(lines, key=lambda key: lines[key][0] - lines[key][1], default=("", ""))
+    if source and lines[phase, source][0] - lines[phase, source][1] >= MOSTLY * total:
+        return _Difference(phase, source, *lines[phase, source], True)
+    phase, _ = max(phases, key=lambda key: phases[key][0] - phases[key][1], default=("", ""))
+    if phase and phases[phase, ""][0] - phases[phase, ""][1] >= MOSTLY * total:
+        of_phase = {key: mine - theirs for key, (mine, theirs) in lines.items() if key[0] == phase}
+        return _Difference(phase, max(of_phase, key=of_phase.__getitem__)[1], *phases[phase, ""], False)
+    return _Difference("", source, 0.0, 0.0, False)
+
+
+def _compared(
+    ranks: Mapping[int, RankTimes],
+    rank: int,
+    others: Sequence[int],
+    key: Callable[[TimeSpent], tuple[str, str]],
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """What takes a rank longer than the median of the others: its share of the time, and theirs."""
+    shares = {each: dict[tuple[str, str], float]() for each in (rank, *others)}
+    for each, found in shares.items():
+        for spent in ranks[each].spent:
+            if spent.phase not in WAITING:
+                found[key(spent)] = found.get(key(spent), 0.0) + spent.seconds / ranks[each].seconds
+    pairs = {of: (mine, median(shares[other].get(of, 0.0) for other in others)) for of, mine in shares[rank].items()}
+    return {of: (mine, theirs) for of, (mine, theirs) in pairs.items() if mine > theirs}
+
+
+def _share(times: RankTimes, phases: Iterable[str]) -> float:
+    return sum(spent.seconds for spent in times.spent if spent.phase in phases) / times.seconds
+
+
+def _error(one: float, other: float, samples: int) -> float:
+    """The standard error of the difference of two sampled shares."""
+    return math.sqrt((one * (1 - one) + other * (1 - other)) / samples)
+
+
+def _throughout(late: Sequence[float]) -> bool:
+    """Whether events are in each part of the time, not in one phase of the program alone."""
+    return len({min(PARTS - 1, int(at * PARTS)) for at in late}) == PARTS
+
+
+# -- who was last ------------------------------------------------------------------------------------------------------
+
+
+def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> _Lateness | None:
+    """From collectives, or from calls where there are not enough of these."""
+    found = _late_of("collectives", list(_collectives(procs, ranks)))
+    if found is None or found.number < MANY:
+        found = _late_of("calls", list(_calls(ranks))) or found
+    return found
+
+
+def _late_of(title: str, events: Sequence[Mapping[int, float]]) -> _Lateness | None:
+    """`events` are when each rank began, or how long it took, in seconds.
+
+    One event that took very long counts as much as others that took long, so that it does not decide alone.
+    """
+    spreads = [max(times.values()) - min(times.values()) for times in events]
+    if not spreads or not any(spreads):
+        return None
+    most = sorted(spreads)[min(len(spreads) - 1, int(len(spreads) * 0.9))] or max(spreads)
+    late: dict[int, list[float]] = {rank: [] for times in events for rank in times}
+    weights = dict.fromkeys(late, 0.0)
+    total = 0.0
+    for index, (times, spread) in enumerate(zip(events, spreads, strict=True)):
+        weight, last = min(spread, most), max(times.values())
+        total += weight
+        for rank, at in times.items():
+            if at >= last - NEAR * spread and spread:
+                weights[rank] += weight
+                late[rank].append(index / len(events))
+    return _Lateness(title, len(events), late, {rank: weight / total for rank, weight in weights.items()})
+
+
+def _collectives(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:
+    """When ranks have begun each collective that all members of its group that answered have begun."""
+    groups: dict[GroupKey, dict[int, dict[int, int]]] = {}
+    for base, times in ranks.items():
+        for begun in times.collectives:
+            groups.setdefault(begun.group, {})[base] = dict(zip(begun.numbers, begun.times, strict=True))
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        for number in sorted(set.intersection(*(set(numbers) for numbers in members.values()))):
+            event = {base: numbers[number] / 1e9 - _ahead(procs, base) for base, numbers in members.items()}
+            unknown = max(_unknown(procs, base) for base in members)
+            if not unknown or max(event.values()) - min(event.values()) > unknown:
+                yield event
+
+
+def _ahead(procs: MeasuredProcs, rank: int) -> float:
+    least, most = procs.clocks.get(rank, (0.0, 0.0))
+    return (least + most) / 2
+
+
+def _unknown(procs: MeasuredProcs, rank: int) -> float:
+    least, most = procs.clocks.get(rank, (0.0, 0.0))
+    return most - least
+
+
+def _calls(ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:
+    """How long ranks took for each call that ran on several of them and has ended."""
+    calls: dict[str, dict[int, float]] = {}
+    for base, times in ranks.items():
+        for call in times.calls[1:-1]:  # the first had begun before, and the last may not have ended
+            calls.setdefault(call.call, {})[base] = call.seconds
+    yield from (by_rank for by_rank in calls.values() if len(by_rank) > 1)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+# -- of real processes -------------------------------------------------------------------------------------------------
+
+
+class StragglerWatch:
+    """Compares the ranks of a mesh while it is entered: which are slow, in which phase of their steps, at which line.
+
+    `diagnosis` is there once it is left.
+    """
+
+    def __init__(self, mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None) -> None:
+        self._runtime = current_runtime()
+        self._number = time.time_ns()
+        self._meshes = meshes_of(self._runtime, mesh)
+        self._clocks: dict[str, dict[int, tuple[float, float]]] = {}
+        self._began = 0.0
+        self.diagnosis = Diagnosis((), "nothing yet")
+
+    def __enter__(self) -> "StragglerWatch":
+        """Begins on all ranks. Blocks until then; ranks that do not answer in time are not compared."""
+        sent = time.time_ns()
+        begun = self._ask(BEGIN_TIMES, BeginTimes(self._number))
+        answered = time.time_ns()
+        for procs, ranks in begun:
+            self._clocks[procs.uid] = _clocks(self._runtime, procs, ranks, sent, answered)
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends on all ranks, and compares them."""
+        seconds = time.monotonic() - self._began
+        findings, inspected = list[Finding](), list[str]()
+        for procs, ranks in self._ask(END_TIMES, EndTimes(self._number)):
+            where = partial(_where, procs.region)
+            measured = MeasuredProcs(procs.name, ranks, self._clocks.get(procs.uid, {}), where)
+            findings += judge_times(measured)
+            inspected.append(_inspected(procs, measured, seconds))
+        findings.sort(key=lambda finding: not finding.sure)
+        self.diagnosis = Diagnosis(tuple(findings), "; ".join(inspected) or "there are no meshes")
+
+    def __str__(self) -> str:
+        return str(self.diagnosis)
+
+    __repr__ = __str__
+
+    def _ask(self, verb: Verb[Q, R], body: Q) -> list[tuple[ProcState, dict[int, R]]]:
+        """Asks all processes, and waits for their answers."""
+        asked = []
+        for procs in self._meshes:
+            answers: Future[dict[int, R]] = pending_future(describe=lambda: "ranks sample where their time goes")
+            ranks = list(procs.region.ndslice)
+            ask_ranks(self._runtime, procs, ranks, verb, body, partial(_resolve, answers), within=ANSWER_S)
+            asked.append((procs, answers))
+        return [(procs, answers.get()) for procs, answers in asked]
+
+
+def stragglers(
+    mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, seconds: float = DEFAULT_SECONDS
+) -> Diagnosis:
+    """Finds out which ranks are slow, in which phase of their steps and at which line.
+
+    Every process of a mesh, or without one of all meshes with calls under way, samples itself for so many seconds: how
+    long it waits for messages or in collectives of torch.distributed, and what it does otherwise. PyTorch's flight
+    recorder says who was last to begin each collective, also earlier in the same call, for up to a minute. Ranks
+    without collectives are compared by the calls that they run. Interrupts nobody; sampling takes up to 3 % of the
+    time. Blocks for `seconds`, and some more where ranks do not answer. What a GPU does is not seen, only what its
+    process does.
+
+    Raises TypeError for a value that is not a mesh, ValueError for `seconds` out of range.
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(f"seconds={seconds} is not between 0 and {MOST_SECONDS:g}")
+    with StragglerWatch(mesh) as found:
+        time.sleep(seconds)
+    return found.diagnosis
+
+
+def _resolve(answers: "Future[dict[int, R]]", found: dict[int, R], _: object) -> None:
+    resolve_future(answers, dict(found))
+
+
+def _where(region: Region, ranks: Iterable[int]) -> str:
+    return places_of(region, ranks) or "the only rank"
+
+
+def _clocks(
+    runtime: Runtime, procs: ProcState, found: Mapping[int, BegunTimes], sent: int, answered: int
+) -> dict[int, tuple[float, float]]:
+    """By how many seconds the clock of each rank's machine is ahead of this one's: at least, and at most."""
+    hosts = {rank: host_of(procs.address(rank)) for rank in found}
+    if len(set(hosts.values())) < 2:
+        return {}
+    bounds: dict[str, tuple[float, float]] = {}
+    for rank, begun in found.items():
+        if hosts[rank] not in runtime.local_hosts:
+            least, most = bounds.get(hosts[rank], (-math.inf, math.inf))
+            bounds[hosts[rank]] = max(least, (begun.clock - answered) / 1e9), min(most, (begun.clock - sent) / 1e9)
+    return {rank: bounds.get(host, (0.0, 0.0)) for rank, host in hosts.items()}
+
+
+def _inspected(procs: ProcState, measured: MeasuredProcs, seconds: float) -> str:
+    found = measured.ranks
+    text = f"{counted(len(found), 'process')} of {procs.name} for {seconds:.0f} s"
+    shares = [1.0 - _share(times, WAITING) for times in found.values() if times.seconds]
+    if shares:
+        least, most = _percent(min(shares)), _percent(max(shares))
+        text += f", in work of their own for {least if least == most else f'{least[:-2]} to {most}'} of the time"
+    silent = [rank for rank in procs.region.ndslice if rank not in found]
+    if silent:
+        text += f"; {measured.where(silent)} did not answer"
+    return text

@@ -1,0 +1,246 @@
+"""Where one process spends its time, sampled for some seconds: its share of `stragglers`."""
+
+import dis
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+
+from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.diagnosis.messages import BegunCollectives, CallTime, RankTimes, TimeSpent
+from monarch_nb.host.linux import process_state
+from monarch_nb.runtime import ActorCell, Runtime
+from monarch_nb.wire import ENGINE, is_users_file
+
+PERIOD_S = 0.005
+MOST_COST = 0.03  # of the time: where a sample takes longer, fewer are taken
+MOST_SECONDS = 600.0
+MOST_FRAMES = 200
+MOST_LINES = 100  # those that took the most time
+HISTORY_S = 60.0  # of collectives of a call that ran before
+
+IDLE, COLLECTIVE, REPLIES, COLLECTS = "idle", "collective", "replies", "garbage collection"
+WAITING = frozenset({IDLE, COLLECTIVE})  # phases in which a rank waits for others
+# The phase of a stack by the directory of PyTorch's code that it goes through, the first that is found.
+_PHASES = (
+    ("data iterator", f"{os.sep}torch{os.sep}utils{os.sep}data{os.sep}"),
+    ("optimizer", f"{os.sep}torch{os.sep}optim{os.sep}"),
+    ("backward", f"{os.sep}torch{os.sep}autograd{os.sep}"),
+    ("forward", f"{os.sep}torch{os.sep}nn{os.sep}modules{os.sep}module.py"),
+)
+_WAITS = frozenset({"wait", "wait_tensor", "wait_stream", "barrier", "monitored_barrier", "synchronize"})
+_WAITS_IN = 3  # innermost frames
+_BACKWARD = "run_backward"  # DistributedDataParallel waits for its collectives in it
+
+
+class _Code:
+    """What is known of a code object."""
+
+    __slots__ = ("callees", "code", "is_ours", "is_users", "phase")
+
+    def __init__(self, code: CodeType) -> None:
+        file = code.co_filename
+        self.code = code  # keeps its identity
+        self.callees: dict[int, str] = {}
+        self.is_users, self.is_ours = is_users_file(file), file.startswith(ENGINE)
+        self.phase = next((index for index, (_, part) in enumerate(_PHASES) if part in file), len(_PHASES))
+
+    def callee(self, instruction: int) -> str:
+        """The name of the function that the instruction calls, "" where it calls none."""
+        name = self.callees.get(instruction)
+        if name is None:
+            name = self.callees[instruction] = callee_of(self.code, instruction)
+        return name
+
+
+def callee_of(code: CodeType, instruction: int) -> str:
+    """The name of the function that an instruction calls, as in the source; "" where it calls none."""
+    names: dict[tuple[int | None, int | None], str] = {}  # of the last name that begins at a position
+    callee = ""
+    for each in dis.get_instructions(code):
+        if each.offset > instruction:
+            break
+        place = each.positions
+        begins = (None, None) if place is None else (place.lineno, place.col_offset)
+        callee = names.get(begins, "") if "CALL" in each.opname else ""
+        if each.opname.startswith("LOAD_") and isinstance(each.argval, str):
+            names[begins] = each.argval
+    return callee
+
+
+class TimeSampler:
+    """Samples the endpoint that runs in a process: the phase of its step, and the line of the user's program.
+
+    A sample counts for the time since the one before. Sampling begins at once, and ends after ten minutes.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._over = threading.Event()
+        self._seconds, self._samples = 0.0, 0
+        self._spent: dict[tuple[str, str], float] = {}  # by phase and line
+        self._calls: dict[str, CallTime] = {}
+        self._newest = ("", "", 0.0)  # phase, line and seconds of the newest sample
+        self._codes: dict[int, _Code] = {}
+        runs = [
+            time.monotonic() - now[2] for cell in tuple(runtime.cells.values()) if (now := cell.running) is not None
+        ]
+        self._since_ns = time.time_ns() - int(1e9 * min(HISTORY_S, max(runs, default=0.0)))
+        self._collecting = 0.0
+        self._collected: dict[int, float] = {}  # seconds since the last sample, by thread
+        self._queued, self._throttled = _queued_seconds(runtime), _throttled_seconds()
+        self._thread = threading.Thread(target=self._run, name="monarch-times", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> RankTimes:
+        """Ends sampling, and returns where the time has gone. Blocks for a moment."""
+        self._over.set()
+        self._thread.join()
+        module = sys.modules.get("torch.distributed")
+        return RankTimes(
+            time.time_ns(),
+            self._seconds,
+            self._samples,
+            self._taken(),
+            tuple(self._calls.values()),
+            tuple(_begun(self._since_ns)),
+            module.get_rank() if module is not None and _is_distributed() else -1,
+            max(0.0, _queued_seconds(self._runtime) - self._queued),
+            max(0.0, _throttled_seconds() - self._throttled),
+        )
+
+    def _run(self) -> None:
+        gc.callbacks.append(self._note_collection)
+        try:
+            before = time.monotonic()
+            end, pause = before + MOST_SECONDS, PERIOD_S
+            while not self._over.wait(pause) and before < end:
+                now, ran = time.monotonic(), time.thread_time()
+                self._sample(tuple(self._runtime.cells.values()), now - before)
+                cost = time.thread_time() - ran
+                before, pause = now, max(PERIOD_S - (time.monotonic() - now), cost / MOST_COST)
+        finally:
+            gc.callbacks.remove(self._note_collection)
+
+    def _note_collection(self, phase: str, _: object) -> None:
+        """The hook of the garbage collector: meanwhile nothing else runs."""
+        now = time.perf_counter()
+        if phase == "start":
+            self._collecting = now
+        elif self._collecting:
+            thread = threading.get_ident()
+            self._collected[thread] = self._collected.get(thread, 0.0) + now - self._collecting
+
+    def _sample(self, cells: Iterable[ActorCell], seconds: float) -> None:
+        """Takes one sample, which stands for so many seconds."""
+        collected, self._collected = self._collected, {}
+        self._seconds += seconds
+        self._samples += 1
+        running = [(cell, now) for cell in cells if (now := cell.running) is not None]
+        if not running:
+            self._add(IDLE, "", seconds)
+            self._newest = (IDLE, "", seconds)
+            return
+        cell, (call, endpoint, _) = min(running, key=lambda pair: pair[1][2])  # the one that has run longest
+        thread = cell.executor.thread
+        phase, source = self._does(sys._current_frames().get(thread.ident or 0), thread.native_id or 0)
+        if self._runtime.waits.awaited_by(cell):
+            phase = REPLIES
+        paused = collected.get(thread.ident or 0, 0.0)
+        if paused > seconds:  # the sample before was taken as the collection ended, and its length was not known yet
+            self._move(min(paused - seconds, self._newest[2]))
+            paused = seconds
+        self._add(COLLECTS, source, paused)
+        self._add(phase, source, seconds - paused)
+        self._newest = phase, source, seconds - paused
+        before = self._calls.get(call)
+        title = f"{cell.spec.name}.{endpoint}"
+        self._calls[call] = CallTime(call, title, seconds + (before.seconds if before else 0.0))
+
+    def _move(self, seconds: float) -> None:
+        """Takes time of the newest sample for a collection of garbage."""
+        phase, source, _ = self._newest
+        self._add(phase, source, -seconds)
+        self._add(COLLECTS, source, seconds)
+
+    def _add(self, phase: str, source: str, seconds: float) -> None:
+        key = (phase, source)
+        self._spent[key] = self._spent.get(key, 0.0) + seconds
+
+    def _does(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
+        """The phase, and the innermost line of the user's program."""
+        source, phase, waits, backward = "", len(_PHASES), False, False
+        for depth in range(MOST_FRAMES):
+            if frame is None:
+                break
+            code = self._codes.get(id(frame.f_code))
+            if code is None:
+                code = self._codes[id(frame.f_code)] = _Code(frame.f_code)
+            if code.is_ours and source:
+                break
+            if depth < _WAITS_IN:
+                name = code.callee(frame.f_lasti)
+                waits = waits or name in _WAITS
+                backward = backward or (name == _BACKWARD and not depth)
+            phase = min(phase, code.phase)
+            if not source and code.is_users:
+                source = f"{code.code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        if (waits or (backward and not _uses_gpu())) and _is_distributed() and _sleeps(thread):
+            return COLLECTIVE, source
+        return _PHASES[phase][0] if phase < len(_PHASES) else "", source
+
+    def _taken(self) -> tuple[TimeSpent, ...]:
+        """The lines that took the most time."""
+        most = sorted(self._spent.items(), key=lambda item: -item[1])
+        listed = [TimeSpent(phase, source, seconds) for (phase, source), seconds in most[:MOST_LINES] if seconds > 0]
+        rest = sum(seconds for _, seconds in most[MOST_LINES:])
+        return (*listed, TimeSpent("", "", rest)) if rest else tuple(listed)
+
+
+def _is_distributed() -> bool:
+    module = sys.modules.get("torch.distributed")
+    return module is not None and module.is_available() and bool(module.is_initialized())
+
+
+def _uses_gpu() -> bool:
+    """Backward passes on a GPU run on threads of their own, so that a thread that sleeps in one may compute."""
+    module = sys.modules.get("torch.cuda")
+    return module is not None and bool(module.is_initialized())
+
+
+def _sleeps(thread: int) -> bool:
+    try:
+        return process_state(thread)[0] == "S"
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _begun(since: int) -> Iterable[BegunCollectives]:
+    for key, records in PROCESS_GROUPS.history(since):
+        times = {record.collective_seq_id: record.time_created_ns for record in records}
+        yield BegunCollectives(key, tuple(times), tuple(times.values()))
+
+
+def _queued_seconds(runtime: Runtime) -> float:
+    """How long the threads that run endpoints have waited for a processor; 0.0 where the system does not count it."""
+    total = 0
+    for cell in tuple(runtime.cells.values()):
+        try:
+            total += int(Path(f"/proc/self/task/{cell.executor.thread.native_id}/schedstat").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    return total / 1e9
+
+
+def _throttled_seconds() -> float:
+    """How long a limit of the container has kept this process from its processors; 0.0 without one."""
+    try:
+        fields = dict(line.split() for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines())
+        return int(fields["throttled_usec"]) / 1e6
+    except (OSError, ValueError, KeyError):
+        return 0.0

@@ -1,0 +1,171 @@
+"""Slow ranks among real ones, found while they train."""
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from monarch_nb.actor import Actor, current_rank, endpoint
+from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, stragglers
+from tests.cluster.actor_tools import SECONDS, spawned
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
+        reason="this PyTorch records no collectives of gloo",
+    ),
+]
+LATE_S = 0.03
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __init__(self, slow: bool) -> None:
+        self.slow = slow
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.slow:
+            time.sleep(LATE_S)  # reading
+        return torch.ones(8)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        self.slow = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.slow:
+            time.sleep(LATE_S)  # thinking
+        return torch.as_tensor(self.layers(x))
+
+
+class Trainer(Actor):
+    """Trains until a file is there; rank 1 is slow in one thing."""
+
+    @endpoint
+    def join(self) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        self.net = Net()
+        self.model = DistributedDataParallel(self.net)
+        self.optimizer = torch.optim.SGD(self.model.parameters())
+
+    @endpoint
+    def hold(self, count: int) -> None:
+        """Objects that a collection of garbage goes through."""
+        self.objects = [{1: [number]} for number in range(count)]
+
+    @endpoint
+    def train(self, in_what: str, end: str) -> None:
+        slow = in_what if dist.get_rank() == 1 else ""
+        self.net.slow = slow == "forward"
+        hooks = []
+        if slow == "backward":
+            hooks.append(self.net.layers[0].weight.register_hook(lambda _: time.sleep(LATE_S)))  # grieving
+        if slow == "optimizer":
+            hooks.append(self.optimizer.register_step_pre_hook(lambda *_: time.sleep(LATE_S)))  # tidying
+        for batch in DataLoader(Numbers(slow == "data")):
+            self.model(batch).sum().backward()
+            self.optimizer.step()
+            if slow == "collection":
+                gc.collect()  # sweeping
+            ends = torch.tensor(float(Path(end).exists()))
+            dist.all_reduce(ends)
+            if ends:
+                break
+        for hook in hooks:
+            hook.remove()
+
+    @endpoint
+    def work(self, index: int) -> None:
+        time.sleep(LATE_S if index == 1 else LATE_S / 5)
+
+    @endpoint
+    def together(self) -> None:
+        time.sleep(LATE_S if current_rank().rank == 1 else LATE_S / 5)  # together
+
+
+def line_of(comment: str) -> str:
+    """`file:line` of the only line with that comment."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return f"{__file__}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'  # {comment}'))}"
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Any]:
+    procs = spawned(3, "workers")
+    mesh: Any = next(procs).spawn("trainers", Trainer)
+    mesh.join.call().get(SECONDS)
+    yield mesh
+    next(procs, None)
+
+
+def compared(trainers: Any, tmp_path: Path, in_what: str = "") -> Diagnosis:
+    """What is found while they train."""
+    trainers.slice(gpus=1).hold.call_one(100_000 if in_what == "collection" else 0).get(SECONDS)
+    training = trainers.train.call(in_what, str(tmp_path / "end"))
+    try:
+        return stragglers(trainers, 2.0)
+    finally:
+        (tmp_path / "end").touch()
+        training.get(SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("in_what", "phase", "comment"),
+    [
+        ("data", "in the data iterator, at ", "reading"),
+        ("forward", "in the forward pass, at ", "thinking"),
+        ("backward", "in the backward pass, at ", "grieving"),
+        ("optimizer", "in the optimizer, at ", "tidying"),
+        ("collection", "garbage collection, at ", "sweeping"),
+    ],
+)
+def test_the_slow_rank_is_named_with_its_phase_and_line(
+    trainers: Any, tmp_path: Path, in_what: str, phase: str, comment: str
+) -> None:
+    diagnosis = compared(trainers, tmp_path, in_what)
+    (finding,) = diagnosis.findings
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("slow", (1,), line_of(comment), True), (
+        finding.text
+    )
+    assert f"most of the difference is {phase}{Path(__file__).name}" in finding.text
+
+
+def test_equal_ranks_have_no_sure_finding(trainers: Any, tmp_path: Path) -> None:
+    diagnosis = compared(trainers, tmp_path)
+    assert not any(finding.sure for finding in diagnosis.findings), diagnosis
+    assert "3 processes of" in diagnosis.inspected
+
+
+def test_ranks_without_collectives_are_compared_by_calls(trainers: Any) -> None:
+    with StragglerWatch(trainers) as found:
+        for _ in range(25):
+            calls = [trainers.slice(gpus=index).work.call_one(index) for index in range(3)]
+            for call in calls:
+                call.get(SECONDS)
+    assert found.diagnosis.findings == ()  # each was a call of its own: nobody waits for another's
+    with StragglerWatch(trainers) as found:
+        for _ in range(25):
+            trainers.together.call().get(SECONDS)
+    expected = ("slow", (1,), line_of("together"), True)
+    finding = next(iter(found.diagnosis.findings), Finding("dead", "", (), ""))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == expected, found
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e9])
+def test_a_time_out_of_range_is_refused(trainers: Any, seconds: float) -> None:
+    with pytest.raises(ValueError, match="is not between 0 and 600"):
+        stragglers(trainers, seconds)

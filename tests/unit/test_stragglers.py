@@ -1,0 +1,158 @@
+"""Which ranks are slow, from what they have sampled alone; and what a sampled stack says."""
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.diagnosis.messages import BegunCollectives, CallTime, RankTimes, TimeSpent
+from monarch_nb.diagnosis.slow import MeasuredProcs, judge_times
+from monarch_nb.diagnosis.slow_rank import callee_of
+
+WORLD = GroupKey("0", (0, 1, 2, 3), "node1:29500")
+STEP_S = 0.02
+MODEL, DATA, SAVE = "/home/model.py:30", "/home/data.py:19", "/home/train.py:50"
+Line = tuple[str, str, float]  # phase, line, share of the time
+HEALTHY: tuple[Line, ...] = (("forward", MODEL, 0.5), ("data iterator", DATA, 0.1), ("collective", MODEL, 0.4))
+
+
+def rank(
+    lines: Sequence[Line] = HEALTHY,
+    late: Sequence[float] = (0.0,),
+    number: int = 100,
+    *,
+    ahead: float = 0.0,
+    calls: Sequence[CallTime] = (),
+    queued: float = 0.0,
+    throttled: float = 0.0,
+) -> RankTimes:
+    """A rank that begins its collectives so many milliseconds after the others, in turns."""
+    begins = [int(1e9 * (ahead + STEP_S * step + late[step % len(late)] / 1000)) for step in range(number)]
+    begun = (BegunCollectives(WORLD, tuple(range(1, number + 1)), tuple(begins)),) if number else ()
+    spent = tuple(TimeSpent(phase, source, share * 3.0) for phase, source, share in lines)
+    return RankTimes(0, 3.0, 500, spent, tuple(calls), begun, 0, queued, throttled)
+
+
+SLOW = (("forward", MODEL, 0.55), ("data iterator", DATA, 0.4), ("collective", MODEL, 0.05))
+
+
+def procs(*ranks: RankTimes, clocks: dict[int, tuple[float, float]] | None = None) -> MeasuredProcs:
+    return MeasuredProcs("trainers", dict(enumerate(ranks)), clocks or {})
+
+
+def test_the_last_rank_that_waits_least_is_slow() -> None:
+    (finding,) = judge_times(procs(rank(), rank(SLOW, late=[6.0]), rank(), rank()))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("slow", (1,), DATA, True)
+    assert finding.text == (
+        "ranks [1] holds the others up for 35 % of the time: it was among the last in 100 of 100 collectives; work of "
+        "its own takes 95 % of the time, that of the others 60 %; most of the difference is in the data iterator, at "
+        "data.py:19 (40 % of its time, 10 % of theirs)"
+    )
+
+
+def test_two_slow_ranks_are_named_together() -> None:
+    (finding,) = judge_times(procs(*(rank() for _ in range(6)), rank(SLOW, late=[6.0]), rank(SLOW, late=[5.9])))
+    assert (finding.ranks, finding.sure) == ((6, 7), True)
+    assert "they were among the last" in finding.text
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([rank(), rank(), rank(), rank()], id="equal"),
+        pytest.param([rank(), rank(SLOW), rank(), rank()], id="busy, but not late"),
+        pytest.param([rank(), rank(late=[6.0]), rank(), rank()], id="late, but it waits as others do"),
+        pytest.param([rank(SLOW, late=[6.0])], id="one rank"),
+        pytest.param(
+            [rank(SLOW, late=[5000.0] + 99 * [0.0]), *(rank(late=[0.0, 0.1 * r]) for r in (1, 2, 3))],
+            id="one long event, as rank 0 saves",
+        ),
+        pytest.param([rank(SLOW, number=0), rank(number=0)], id="nothing that both take part in"),
+        pytest.param([rank(SLOW, late=[0, 6, 0, 0]), *(rank(late=[0, 0, 6, 6]) for _ in range(2))], id="in turns"),
+    ],
+)
+def test_a_healthy_program_has_no_finding(ranks: list[RankTimes]) -> None:
+    assert judge_times(procs(*ranks)) == ()
+
+
+def test_a_model_that_is_slower_as_a_whole() -> None:
+    lines = [(f"/home/model.py:{line}", share) for line, share in ((1, 0.3), (2, 0.2), (3, 0.1))]
+    healthy = [*(("forward", line, share) for line, share in lines), ("collective", MODEL, 0.4)]
+    slow = [*(("forward", line, 1.5 * share) for line, share in lines), ("collective", MODEL, 0.1)]
+    (finding,) = judge_times(procs(rank(healthy), rank(slow, late=[6.0]), rank(healthy)))
+    assert finding.source == "/home/model.py:1"
+    assert finding.text.endswith("most of the difference is in the forward pass (90 % of its time, 60 % of theirs)")
+
+
+def test_few_collectives_and_early_ones_are_a_suspicion() -> None:
+    few = judge_times(procs(rank(number=8), rank(SLOW, late=[6.0], number=8), rank(number=8)))
+    early = judge_times(procs(rank(), rank(SLOW, late=[6.0] * 30 + [0.0] * 70), rank(), rank()))
+    assert [finding.sure for finding in (*few, *early)] == [False, False]
+
+
+def test_one_collective_of_four_shows_the_slow_rank() -> None:
+    def noise(seed: int) -> list[float]:
+        return [0.0] + [((seed * step * 7919) % 13) / 100 for step in range(1, 40)]
+
+    late = noise(1)
+    late[::4] = [6.0] * 10
+    (finding,) = judge_times(procs(rank(late=noise(2)), rank(SLOW, late=late), rank(late=noise(3))))
+    assert (finding.ranks, finding.sure) == ((1,), True)
+
+
+def test_ranks_without_collectives_are_compared_by_their_calls() -> None:
+    def calls(seconds: float) -> list[CallTime]:
+        return [CallTime(f"c{number}", "trainers.step", seconds) for number in range(20)]
+
+    idle = (("", MODEL, 0.5), ("idle", "", 0.5))
+    slow = (("", MODEL, 0.9), ("idle", "", 0.1))
+    ranks = [rank(idle, number=0, calls=calls(0.05)), rank(slow, number=0, calls=calls(0.09))]
+    (finding,) = judge_times(procs(*ranks))
+    assert (finding.ranks, finding.source, finding.sure) == ((1,), MODEL, True)
+    assert "18 of 18 calls" in finding.text
+
+
+def test_clocks_of_other_machines_are_corrected() -> None:
+    ranks = rank(), rank(SLOW, late=[6.0], ahead=-40.0), rank(), rank()
+    (finding,) = judge_times(procs(*ranks, clocks={1: (-40.001, -39.999)}))
+    assert finding.ranks == (1,)
+    assert judge_times(procs(*ranks, clocks={1: (-40.02, -39.98)})) == ()
+
+
+@pytest.mark.parametrize(
+    ("rank_times", "cause"),
+    [
+        (rank(SLOW, late=[6.0], queued=0.9), "it waits for a free processor 30 % of the time, the others 0 %"),
+        (
+            rank(SLOW, late=[6.0], throttled=0.9),
+            "its container's limit keeps it from its processors 30 % of the time, the others 0 %",
+        ),
+    ],
+)
+def test_a_reason_outside_of_the_program_is_named(rank_times: RankTimes, cause: str) -> None:
+    (finding,) = judge_times(procs(rank(), rank_times, rank()))
+    assert finding.text.endswith(cause)
+
+
+def test_the_function_that_an_instruction_calls_is_named() -> None:
+    seen = []
+
+    class Work:
+        def wait(self) -> "Work":
+            frame = sys._getframe(1)
+            seen.append(callee_of(frame.f_code, frame.f_lasti))
+            return self
+
+    def make(work: Work) -> Work:
+        return work
+
+    work = Work()
+    work.wait()
+    make(work).wait()
+    (make(make(work)), work.wait())
+    wait = work.wait
+    wait()
+    [work.wait() for _ in range(2)]
+    assert seen == ["wait"] * 6
+    assert callee_of(Work.wait.__code__, 0) == ""
