@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
-from monarch_nb.diagnosis.messages import INSPECT, Evidence, Inspect
+from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import process_state
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher

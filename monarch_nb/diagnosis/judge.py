@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind
-from monarch_nb.diagnosis.messages import EndpointRun, Evidence, NewestCollective, StackLine
+from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
 

@@ -12,7 +12,7 @@ from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.service import answer_aside
 from monarch_nb.collectives.threads import FlightRecord
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.messages import (
+from monarch_nb.diagnosis.verbs import (
     BEGIN_TIMES,
     END_TIMES,
     INSPECT,

@@ -14,8 +14,8 @@ import msgspec
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.collector import meshes_of
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.messages import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
+from monarch_nb.diagnosis.verbs import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.mesh import ActorMesh, ProcMesh
 from monarch_nb.mesh.requests import ask_ranks
 from monarch_nb.runtime import Future, ProcState, Runtime, current_runtime, pending_future, resolve_future

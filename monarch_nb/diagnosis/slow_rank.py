@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
-from monarch_nb.diagnosis.messages import BegunCollectives, CallTime, RankTimes, TimeSpent
+from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
 from monarch_nb.host.linux import process_state
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, is_users_file

@@ -6,6 +6,7 @@ from typing import Any
 
 import monarch_nb.collectives.verbs
 import monarch_nb.debug.verbs
+import monarch_nb.diagnosis.verbs
 import monarch_nb.host.verbs
 import monarch_nb.logs.verbs
 import monarch_nb.mesh.verbs
@@ -39,6 +40,7 @@ ALL = verbs_of(
         monarch_nb.store.verbs,
         monarch_nb.telemetry.verbs,
         monarch_nb.profiling.verbs,
+        monarch_nb.diagnosis.verbs,
         monarch_nb.rdma.verbs,
         monarch_nb.tensor.verbs,
     )

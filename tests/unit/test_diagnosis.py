@@ -8,7 +8,7 @@ import pytest
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
-from monarch_nb.diagnosis.messages import AwaitedCall, EndpointRun, Evidence, NewestCollective, StackLine
+from monarch_nb.diagnosis.verbs import AwaitedCall, EndpointRun, Evidence, NewestCollective, StackLine
 
 WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
 PAIR = GroupKey("1", (0, 1), "node1:29500")

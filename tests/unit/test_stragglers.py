@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.messages import BegunCollectives, CallTime, RankTimes, TimeSpent
 from monarch_nb.diagnosis.slow import MeasuredProcs, judge_times
 from monarch_nb.diagnosis.slow_rank import callee_of
+from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
 
 WORLD = GroupKey("0", (0, 1, 2, 3), "node1:29500")
 STEP_S = 0.02
