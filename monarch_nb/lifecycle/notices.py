@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ from monarch_nb.supervision import Cause, Driver, hosts_text, notice_text
 from monarch_nb.wire import Asker, agent_of, host_of
 
 logger = logging.getLogger(__name__)
-GATHER_S = 0.1  # notices of hosts within that time are reported together
+GATHER_S = 0.5  # notices of hosts within that time are reported together
+GATHERED = 0.05  # of the time that a host has left, at most: what is to be saved there must not wait
 
 Show = Callable[[HostNoticed | HostNoticeWithdrawn | HostMessage], None]
 
@@ -84,7 +86,8 @@ class HostNotices:
             first = not self._due
             self._due.setdefault((notice.by, notice.over), {})[host] = notice
         if first:
-            self._runtime.later(GATHER_S, self._flush)
+            left = math.inf if notice.seconds is None else max(0.0, notice.seconds)
+            self._runtime.later(min(GATHER_S, GATHERED * left), self._flush)
 
     def _flush(self) -> None:
         with self._lock:
