@@ -87,7 +87,7 @@ class LineCompletion:
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "%logs": LOG_OPTIONS,
     "%heal": ("--kill",),
-    "%why": ("--abort", "--slow"),
+    "%why": ("--abort", "--slow", "--replicas"),
     "%%why": ("--slow",),
     "%%watch": ("--stop",),
 }

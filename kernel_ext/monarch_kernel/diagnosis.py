@@ -28,13 +28,14 @@ class _WhyArguments(NamedTuple):
     name: str = ""
     abort: bool = False
     slow: float = 0.0  # seconds
+    replicas: bool = False
 
 
 def _read_why(line: str, cell: str | None) -> _WhyArguments:
     """Reads the line of %why. Raises UsageError."""
     words, magic = line.split(), "%why" if cell is None else "%%why"
     options = {word for word in words if word.startswith("-")}
-    check_options(magic, options, {"--abort", "--slow"})
+    check_options(magic, options, {"--abort", "--slow", "--replicas"})
     seconds = 0.0
     if "--slow" in options:
         after = words[words.index("--slow") + 1 :][:1]
@@ -44,10 +45,14 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
             words.remove(after[0])
     names = [word for word in words if word not in options]
     if len(names) > 1 or len(options) > 1:
-        raise UsageError("%why takes the name of one mesh, or none, and --abort, or --slow and a number of seconds")
+        raise UsageError(
+            "%why takes the name of one mesh, or none, and --abort, --replicas, or --slow and a number of seconds"
+        )
     if cell is not None and not seconds:
         raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow")
-    return _WhyArguments("".join(names), "--abort" in options, seconds)
+    if "--replicas" in options and not names:
+        raise UsageError("%why --replicas compares the ranks of one mesh: write %why NAME --replicas")
+    return _WhyArguments("".join(names), "--abort" in options, seconds, "--replicas" in options)
 
 
 @magics_class
@@ -64,12 +69,14 @@ class DiagnosisMagics(Magics):
         """Say which ranks hold the others up, and why.
 
         %why [NAME] [--abort | --slow [SECONDS]]
+        %why NAME --replicas
         %%why [NAME] --slow
 
             %why                      # of all meshes with calls under way
             %why trainers
             %why trainers --abort     # ends the calls that the findings explain; the processes live on
             %why trainers --slow      # which ranks are slow, and in what: compares them for 3 seconds
+            %why trainers --replicas  # which ranks have other parameters than the rest
 
             %%why trainers --slow     # while this cell runs
             trainers.step.call().get()
@@ -79,8 +86,9 @@ class DiagnosisMagics(Magics):
         without --abort. A cell that has waited for ten seconds without progress shows the same beneath itself.
 
         With --slow, ranks that make progress are compared: who begins collectives last or takes longer for calls, in
-        which phase of a step (forward, backward, optimizer, data iterator, garbage collection) and at which line. From
-        Python: monarch.diagnose(trainers), and abort(trainers) and stragglers(trainers) of monarch_nb.diagnosis.
+        which phase of a step (forward, backward, optimizer, data iterator, garbage collection) and at which line. With
+        --replicas, the checksums of parameters and optimizer states. From Python: monarch.diagnose(trainers), and
+        abort(trainers), stragglers(trainers) and compare_replicas(trainers) of monarch_nb.diagnosis.
         """
         given = _read_why(line, cell)
         mesh = self._session.find(given.name) if given.name else None
@@ -89,6 +97,8 @@ class DiagnosisMagics(Magics):
             return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
         if given.slow:
             return diagnosis.stragglers(mesh, given.slow)
+        if given.replicas and mesh is not None:
+            return diagnosis.compare_replicas(mesh)
         return (diagnosis.abort if given.abort else diagnosis.diagnose)(mesh)
 
     @no_var_expand

@@ -4,6 +4,7 @@ monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
 abort(trainers)                         # ends the calls that the findings explain; the processes live on
 stragglers(trainers)                    # which ranks are slow, and in what
+compare_replicas(trainers)              # which ranks have other parameters than the rest
 with monarch.watch(trainers) as found:  # where the first NaN comes from
     ...
 """
@@ -14,6 +15,7 @@ from monarch_nb._lazy import lazy_names
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose
+    from monarch_nb.diagnosis.diverged import compare_replicas
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
     from monarch_nb.diagnosis.nonfinite import ValueWatch, watch
     from monarch_nb.diagnosis.slow import StragglerWatch, stragglers
@@ -26,6 +28,7 @@ __all__ = [
     "StragglerWatch",
     "ValueWatch",
     "abort",
+    "compare_replicas",
     "diagnose",
     "stragglers",
     "watch",
@@ -36,6 +39,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "collector": ("abort", "diagnose"),
+        "diverged": ("compare_replicas",),
         "findings": _FINDINGS,
         "nonfinite": ("ValueWatch", "watch"),
         "slow": ("StragglerWatch", "stragglers"),

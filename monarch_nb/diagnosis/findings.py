@@ -14,6 +14,7 @@ Kind = Literal[
     "waiting_on",
     "nonfinite",
     "slow",
+    "diverged",
 ]
 
 

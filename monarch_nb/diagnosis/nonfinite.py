@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from monarch_nb.diagnosis.findings import Finding
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, run_on, state_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Watchable: TypeAlias = "ActorMesh[Any] | ProcMesh"
 Answer: TypeAlias = "tuple[NonFinite | None, NonFinite | None] | None"
 
+T = TypeVar("T")
 END_S = 10.0  # for a rank to say what it has found
 _CALL = "__import__('monarch_nb.diagnosis.nonfinite_rank', fromlist=['begin']).{call}"
 
@@ -39,7 +40,7 @@ class ValueWatch:
 
         Raises RuntimeError where PyTorch is not installed.
         """
-        answers = _answers(self._run(f"begin({self._number}, {self._stop})"), None)
+        answers = answers_of(self._run(f"begin({self._number}, {self._stop})"), None)
         wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
         if wrong is not None:
             self._run(f"end({self._number})")
@@ -55,7 +56,7 @@ class ValueWatch:
         found: dict[int, tuple[NonFinite | None, NonFinite | None]] = {}
         state = state_of(self._mesh)
         procs = state.procs if isinstance(state, ActorState) else state
-        for rank, answer in _answers(self._run(f"end({self._number})"), END_S).items():
+        for rank, answer in answers_of(self._run(f"end({self._number})"), END_S).items():
             if isinstance(answer, Exception):
                 why = text_of(answer).partition("\n")[0]
                 self.notes.append(
@@ -141,12 +142,10 @@ def _short(source: str) -> str:
     return source.rpartition("/")[2]
 
 
-def _answers(
-    asked: "Mapping[int, Future[ValueMesh[Answer]]]", seconds: float | None
-) -> "dict[int, Answer | Exception]":
+def answers_of(asked: "Mapping[int, Future[ValueMesh[T]]]", seconds: float | None) -> dict[int, T | Exception]:
     """The value of each rank, or the error in its place."""
     until = None if seconds is None else time.monotonic() + seconds
-    found: dict[int, Answer | Exception] = {}
+    found: dict[int, T | Exception] = {}
     for rank, future in asked.items():
         try:
             found[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()

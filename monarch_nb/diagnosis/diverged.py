@@ -1,0 +1,105 @@
+"""`compare_replicas(mesh)`: whether ranks that are to have the same parameters do, and which ones differ."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.nonfinite import answers_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, run_on, state_of
+from monarch_nb.runtime import ActorState
+from monarch_nb.shape import NDSlice, Region, places_of
+from monarch_nb.wire import counted, kind_of, text_of
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis.diverged_rank import TensorSum
+
+DEFAULT_TIMEOUT_S = 60.0
+_CALL = "__import__('monarch_nb.diagnosis.diverged_rank', fromlist=['tensor_sums']).tensor_sums({holder})"
+
+
+def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
+    """Finds out which ranks have other parameters, or other states of their optimizers, than the rest.
+
+    Each rank of an actor mesh sums up the tensors of its modules and optimizers, those in its attributes and in lists
+    and dicts there; for a mesh of processes, those of cells. Parameters in DistributedDataParallel, and distributed
+    tensors by their placements, are to be equal; for other modules it is a suspicion (`sure` is False), where most
+    ranks are equal. Buffers are not compared. Runs between the calls of the actors, and blocks until these have ended,
+    for up to `timeout` seconds. Raises TypeError for a value that is not a mesh of actors or of processes, ValueError
+    for a `timeout` that is not positive.
+    """
+    if not isinstance(mesh, (ActorMesh, ProcMesh)):
+        raise TypeError(f"compare_replicas() takes a mesh of actors or of processes, not {kind_of(mesh)}")
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout} is not a positive number of seconds")
+    source = _CALL.format(holder="self" if isinstance(mesh, ActorMesh) else "globals()")
+    state: Any = state_of(mesh)
+    procs = state.procs if isinstance(state, ActorState) else state
+    asked = {
+        rank: run_on(part_of(mesh, Region((), NDSlice(rank, (), ()))), source, filename="<replicas>")
+        for rank in region_of(mesh).ranks()
+    }
+    found: dict[int, list[TensorSum]] = {}
+    silent: dict[str, list[int]] = {}
+    for rank, answer in answers_of(asked, timeout).items():
+        if isinstance(answer, Exception):
+            silent.setdefault(text_of(answer).partition("\n")[0], []).append(rank)
+        else:
+            found[rank] = answer
+    tensors = len({(each.path, each.part) for sums in found.values() for each in sums})
+    inspected = [f"{counted(tensors, 'tensor')} on {counted(len(found), 'rank')} of {state.name}"]
+    inspected += [f"{places_of(procs.region, ranks) or 'it'} did not answer: {why}" for why, ranks in silent.items()]
+    return Diagnosis(judge_sums(procs.name, procs.region, found), "; ".join(inspected))
+
+
+def judge_sums(mesh: str, region: Region, found: "Mapping[int, Sequence[TensorSum]]") -> tuple[Finding, ...]:
+    """The ranks whose tensors differ from those of the majority, those that are certain first. Pure.
+
+    Without a majority all ranks are named, if the tensors are to be equal. Tensors that need not be equal are compared
+    only where most ranks have the same ones: else each rank has a part of its own.
+    """
+    tensors: dict[tuple[str, str], dict[int, TensorSum]] = {}
+    for rank, sums in found.items():
+        for each in sums:
+            tensors.setdefault((each.path, each.part), {})[rank] = each
+    groups: dict[tuple[tuple[int, ...], bool, bool], list[dict[int, TensorSum]]] = {}
+    for ranks in tensors.values():
+        (common, count), *others = Counter(each.checksum for each in ranks.values()).most_common()
+        if not others:
+            continue
+        is_replica = all(each.is_replica for each in ranks.values())
+        has_majority = 2 * count > len(ranks)
+        if is_replica or has_majority:
+            named = [rank for rank, each in ranks.items() if not has_majority or each.checksum != common]
+            groups.setdefault((tuple(sorted(named)), is_replica, has_majority), []).append(ranks)
+    findings = [
+        Finding("diverged", mesh, named, _text(region, named, differing, len(tensors), has_majority), sure=is_replica)
+        for (named, is_replica, has_majority), differing in groups.items()
+    ]
+    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+
+
+def _text(
+    region: Region,
+    named: Sequence[int],
+    differing: "Sequence[Mapping[int, TensorSum]]",
+    tensors: int,
+    has_majority: bool,
+) -> str:
+    first = differing[0]
+    path = next(iter(first.values())).path
+    where = places_of(region, named) or "the only rank"
+    count = f"{len(differing)} of {counted(tensors, 'tensor')}"
+    if not has_majority:
+        norms = _norms(first.values())
+        return f"{where} have different values in {count}, first in {path}{f' (norms {norms})' if norms else ''}"
+    mine = _norms(each for rank, each in first.items() if rank in named)
+    theirs = _norms(each for rank, each in first.items() if rank not in named)
+    has, norms = "has" if len(named) == 1 else "have", f" (norm {mine}, elsewhere {theirs})" if mine else ""
+    return f"{where} {has} other values than the rest in {count}, first in {path}{norms}"
+
+
+def _norms(sums: "Iterable[TensorSum]") -> str:
+    norms = {f"{each.norm:.6g}": None for each in sums if not math.isnan(each.norm)}
+    return ", ".join([*norms][:4]) + (", …" if len(norms) > 4 else "")

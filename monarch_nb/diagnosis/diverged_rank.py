@@ -1,0 +1,118 @@
+"""Checksums of the parameters and optimizer states that an actor, or a namespace, holds: its share of
+`compare_replicas`."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+_DEPTH = 3  # of containers that are searched for modules
+_MOST = 1000  # elements of a container
+_CHUNK = 1 << 24  # elements at a time
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class TensorSum:
+    """A tensor of one rank. Replicas have the same `path` and `part`, and are equal where their `checksum` is.
+
+    `part` is where in a distributed tensor it lies, "" for whole ones. `is_replica` is False where nothing says that
+    other ranks have the same: neither DistributedDataParallel nor the placement of a distributed tensor.
+    """
+
+    path: str
+    part: str
+    is_replica: bool
+    checksum: int
+    norm: float  # of the elements, NaN for those that are no numbers
+
+
+def tensor_sums(holder: Any) -> list[TensorSum]:
+    """The checksums of the parameters, and of the optimizer states, that an actor or a namespace holds."""
+    attributes = holder if isinstance(holder, dict) else vars(holder)
+    found = [pair for name, value in tuple(attributes.items()) for pair in _found(str(name), value, 0)]
+    modules = [(path, each) for path, each in found if isinstance(each, nn.Module)]
+    # Modules that are wrapped come first, for they say which parameters are replicas.
+    modules.sort(key=lambda pair: not isinstance(pair[1], DistributedDataParallel))
+    sums: list[TensorSum] = []
+    names: dict[int, tuple[str, bool]] = {}  # of parameters, and whether they are replicas, by identity
+    for path, module in modules:
+        replicated = isinstance(module, DistributedDataParallel)
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        for name, parameter in inner.named_parameters():
+            if id(parameter) not in names:
+                names[id(parameter)] = f"{path}.{name}", replicated
+                sums += _sums(f"{path}.{name}", parameter, replicated)
+    seen: set[int] = set()
+    for path, each in found:
+        if isinstance(each, Optimizer) and id(each) not in seen:
+            seen.add(id(each))
+            sums += _of_optimizer(path, each, names)
+    return sums
+
+
+def _of_optimizer(path: str, optimizer: Optimizer, names: Mapping[int, tuple[str, bool]]) -> Iterator[TensorSum]:
+    for parameter, state in optimizer.state.items():
+        name, replicated = names.get(id(parameter), ("", False))
+        if name and isinstance(state, Mapping):
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield from _sums(f"{path}: {key} of {name}", value, replicated)
+
+
+def _found(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Modules and optimizers, with their paths."""
+    if isinstance(value, (nn.Module, Optimizer)):
+        yield path, value
+    elif depth < _DEPTH and isinstance(value, (dict, list, tuple)):
+        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in tuple(pairs)[:_MOST]:
+            yield from _found(f"{path}[{key!r}]", each, depth + 1)
+
+
+def _sums(path: str, tensor: torch.Tensor, replicated: bool) -> Iterator[TensorSum]:
+    part = ""
+    if isinstance(tensor, DTensor):
+        coordinate = list[int](tensor.device_mesh.get_coordinate() or ())
+        places = zip(tensor.placements, coordinate, strict=False)
+        if any(placement.is_partial() for placement in tensor.placements):
+            return
+        part = ",".join(f"{placement}@{at}" for placement, at in places if not placement.is_replicate())
+        tensor, replicated = tensor.to_local(), True
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return
+    tensor = tensor.detach()
+    shape = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    yield TensorSum(path, f"{shape}{part}", replicated, checksum(tensor), _norm(tensor))
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """A number of 64 bits that is the same for the same bits in the same order, on every device.
+
+    The sum of all elements as integers, each times an odd number of its own; the arithmetic is modulo 2**64, so that
+    the order of summation does not matter.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    words = tensor.resolve_neg().contiguous().reshape(-1).view(_WORDS[tensor.element_size()])
+    total = 0
+    for begin in range(0, words.numel(), _CHUNK):
+        chunk = words[begin : begin + _CHUNK].to(torch.int64)
+        weights = torch.arange(begin, begin + chunk.numel(), device=chunk.device).mul_(2).add_(1)
+        weights.mul_(0x9E3779B97F4A7C15 - _WORD)  # odd, so that each element counts in full
+        total += int((chunk * weights).sum().item())  # no change in place: of int64 it may be the tensor itself
+    return (total + words.numel()) % _WORD
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return math.nan
+    wide = torch.complex128 if tensor.is_complex() else torch.float32
+    return float(torch.linalg.vector_norm(tensor.to(wide)).item()) if tensor.numel() else 0.0

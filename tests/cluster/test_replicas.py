@@ -1,0 +1,90 @@
+"""Replicas of real ranks that have drifted apart."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.diagnosis import compare_replicas
+from monarch_nb.mesh import run_on
+from tests.cluster.actor_tools import SECONDS, spawned
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Trainer(Actor):
+    @endpoint
+    def join(self) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+
+    @endpoint
+    def build(self, kind: str) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        if kind == "ddp":
+            model = DistributedDataParallel(model)
+        if kind == "fsdp":
+            fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        self.model, self.optimizer = model, torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 4) * dist.get_rank()).sum().backward()
+        if kind == "by hand":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+
+    @endpoint
+    def drift(self) -> None:
+        with torch.no_grad():
+            list(self.model.parameters())[1].add_(1e-6)
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Any]:
+    procs = spawned(3, "workers")
+    mesh: Any = next(procs).spawn("trainers", Trainer)
+    mesh.join.call().get(SECONDS)
+    yield mesh
+    next(procs, None)
+
+
+@pytest.mark.parametrize(("kind", "sure"), [("ddp", True), ("by hand", False)])
+def test_the_rank_that_has_drifted_is_named(trainers: Any, kind: str, sure: bool) -> None:
+    trainers.build.call(kind).get(SECONDS)
+    equal = compare_replicas(trainers)
+    assert equal.findings == ()
+    assert equal.inspected == "16 tensors on 3 ranks of trainers"
+    trainers.slice(gpus=1).drift.call_one().get(SECONDS)
+    (finding,) = compare_replicas(trainers).findings
+    assert (finding.kind, finding.mesh, finding.ranks, finding.sure) == ("diverged", "workers", (1,), sure)
+    assert finding.text.startswith("gpus=1 has other values than the rest in 1 of 16 tensors, first in model.0.bias (")
+    assert compare_replicas(trainers.slice(gpus=slice(0, 3, 2))).findings == ()
+
+
+def test_shards_are_compared_with_the_same_shard_of_other_ranks_alone(trainers: Any) -> None:
+    trainers.build.call("fsdp").get(SECONDS)
+    trainers.slice(gpus=1).drift.call_one().get(SECONDS)
+    assert compare_replicas(trainers).findings == ()
+
+
+def test_models_of_cells_are_compared_and_silent_ranks_named(trainers: Any) -> None:
+    spawning = spawned(2, "cells")
+    procs = next(spawning)
+    cell = "import torch\nnet = torch.nn.Linear(2, 2)\nfor each in net.parameters(): each.data.fill_(rank)"
+    run_on(procs, cell).get(SECONDS)
+    diagnosis = compare_replicas(procs)
+    assert (diagnosis.findings, diagnosis.inspected) == ((), "2 tensors on 2 ranks of cells")
+    busy = run_on(procs.slice(gpus=1), "import time; time.sleep(3)")
+    assert "gpus=1 did not answer: no result within" in compare_replicas(procs, 0.5).inspected
+    busy.get(SECONDS)
+    with pytest.raises(ValueError, match="not a positive number"):
+        compare_replicas(procs, 0)
+    with pytest.raises(TypeError, match="a mesh of actors or of processes, not an int"):
+        compare_replicas(3)  # type: ignore[arg-type]
+    next(spawning, None)
