@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from IPython.core.error import UsageError
 from msgspec import Struct
 
+from monarch_nb._parsing import parsed
 from monarch_nb.code import objection, reload_mesh
 from monarch_nb.lifecycle import spawn_actors
 from monarch_nb.mesh import ActorMesh, ProcMesh, region_of, state_of
@@ -92,7 +93,7 @@ class Actors:
     def _run(self, given: ActorArguments, source: str, filename: str) -> type:
         source = self._shell.transform_cell(source)
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        tree = ast.parse(source, filename)
+        tree = parsed(source, filename)
         exec(compile(tree, filename, "exec", dont_inherit=True), self._shell.user_ns)
         names = dict.fromkeys(node.name for node in tree.body if isinstance(node, ast.ClassDef))
         classes = {name: cls for name in names if is_actor_class(cls := self._shell.user_ns.get(name))}

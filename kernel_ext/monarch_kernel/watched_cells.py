@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 
+from monarch_nb._parsing import parsed
+
 from .display.errors import cell_syntax
 from .jupyter import give_back_underscores
 
@@ -41,8 +43,10 @@ def _compiled(shell: Any, cell: str, python_form: str) -> tuple[CodeType, CodeTy
     with cell_syntax():
         source = shell.transform_cell(cell)
         file = shell.compile.cache(source, shell.execution_count)
-        tree = ast.parse(source, file)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        tree = parsed(source, file)
+        last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        if last is not None:
+            tree.body.pop()
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         statements = compile(tree, file, "exec", flags, dont_inherit=True)
         value = None if last is None else compile(ast.Expression(last.value), file, "eval", flags, dont_inherit=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from monarch_nb._parsing import parsed
 from monarch_nb.host.linux import process_state, seconds_since
 from monarch_nb.wire import travels_by_value
 
@@ -168,7 +169,7 @@ def _in_order(changed: set[str], local: dict[str, str]) -> list[str]:
 
 def _imports(name: str, file: str) -> set[str]:
     try:
-        tree = ast.parse(Path(file).read_bytes(), file)
+        tree = parsed(Path(file).read_bytes(), file)
     except (OSError, SyntaxError, ValueError):
         return set()
     return {imported for node in ast.walk(tree) for imported in _named(node, name)} - {name}

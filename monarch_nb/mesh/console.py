@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb._parsing import parsed
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.handle import Handle, region_of, state_of
 from monarch_nb.mesh.registry import MeshRegistry
@@ -32,7 +33,7 @@ def remember_source(filename: str, source: str) -> None:
 def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     """Executes a cell; gives the value of its last expression, None if it ends otherwise. Top-level await works."""
     remember_source(filename, source)
-    tree = ast.parse(source, filename)
+    tree = parsed(source, filename)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     last: ast.Expression | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb._parsing import parsed
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, SSHServer, needs, none_alive
 from tests.cluster.fault_tools import until
 from tests.cluster.kubernetes_stub import Cluster
@@ -109,7 +110,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def definitions(source: str) -> str:
     """What a cell defines, without what it does."""
-    whole = ast.parse(source)
+    whole = parsed(source)
     kept = [part for part in whole.body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
     return "\n\n".join(ast.unparse(part) for part in kept)
 

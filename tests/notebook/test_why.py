@@ -49,4 +49,11 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     assert "ended: trainers.train(); gpus=1 of workers did not react" in nb.run("%why trainers --abort").ok().text
     nb.run(f"open({str(tmp_path / 'pipe')!r}, 'w').close()").ok()
     nb.run("trainers.join.call().get(); trainers.train.call('/dev/null').get()").ok()
+    assert "nothing found: 3 processes of workers for 1 s" in nb.run("%why workers --slow 1").ok().text
+    cell = nb.run("%%why workers --slow\ntrainers.train.call('/dev/null').get()\n'done'").ok()
+    assert "done" in cell.displays[0]["text/plain"]
+    assert "3 processes of workers for " in cell.text
+    assert "write %%why NAME --slow" in nb.run("%%why workers\n1").stderr
+    assert "nothing found: 0 tensors on 3 ranks of trainers" in nb.run("%why trainers --replicas").ok().text
+    assert "write %why NAME --replicas" in nb.run("%why --replicas").stderr
     nb.run("%stop workers").ok()

@@ -9,12 +9,14 @@ from statistics import median
 
 import pytest
 
+from monarch_nb._parsing import parsed
+
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
 # From the ground up; packages and single modules of monarch_nb. A module that is not named is part of the public face.
 ROWS = (
-    ("_about", "_absent", "_becoming", "_imported", "_lazy", "_private"),  # what needs nothing of ours
+    ("_about", "_absent", "_becoming", "_imported", "_lazy", "_parsing", "_private"),  # what needs nothing of ours
     ("settings", "gpu"),  # what every layer reads: time-outs and limits; `config` is its public face
     ("shape", "wire"),
     ("routing",),
@@ -82,7 +84,7 @@ def _statements(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
 
 def _imports(source: str, module: str, *, is_package: bool, for_types: bool) -> Iterator[str]:
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in _statements(ast.parse(source, filename=module), for_types=for_types):
+    for node in _statements(parsed(source, module), for_types=for_types):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.views.registry import VIEWS
+from monarch_nb._parsing import parsed
 from monarch_nb.cli import main
 from monarch_nb.job import kinds
 from monarch_nb.job.kinds import adapter_of
@@ -47,7 +48,7 @@ def magics() -> dict[str, str]:
     """All magics that the extension adds, each with its help."""
     found = {view.name: view.magic.__doc__ or "" for view in VIEWS if view.magic is not None}
     for path in (ROOT / "kernel_ext" / "monarch_kernel").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
                 match mark:
                     case ast.Name(id=kind) if kind in MAGICS:

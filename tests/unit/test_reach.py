@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from monarch_nb._parsing import parsed
+
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +79,7 @@ def modules() -> list[Module]:
     found = []
     for top in ("monarch_nb", "kernel_ext"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            tree = ast.parse(path.read_text(), filename=str(path))
+            tree = parsed(path.read_text(), str(path))
             found.append(Module(path, frozenset(filter(is_private, defined(tree))), tuple(reached(tree))))
     return found
 

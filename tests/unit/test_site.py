@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import monarch_nb
+from monarch_nb._parsing import parsed
 from monarch_nb.rdma.errors import owner_lost
 from monarch_nb.transport import TrustError
 from monarch_nb.transport.keys import require_keys
@@ -154,7 +155,7 @@ def addresses() -> Iterator[tuple[str, str]]:
     """The pages, and anchors, that the code leads to, with the file."""
     for path in (*(ROOT / "monarch_nb").rglob("*.py"), *(ROOT / "kernel_ext").rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(func=ast.Name(id="page" | "more"), args=args) if file != "monarch_nb/_about.py":
                     assert isinstance(args[0], ast.Constant), f"{file}:{node.lineno} does not name its page"

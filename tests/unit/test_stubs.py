@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import monarch_nb
+from monarch_nb._parsing import parsed
 
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def public_modules() -> list[str]:
 
 def static_all(path: Path) -> list[str]:
     """`__all__` as a type checker sees it: a literal list at the top of the module."""
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path.read_text()).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names)):
                 return [name.value for name in names if isinstance(name, ast.Constant)]
@@ -70,7 +71,7 @@ def test_the_names_that_type_checkers_see_are_there_at_run_time(name: str) -> No
 
 def test_lazy_names_of_the_package_are_those_that_type_checkers_see() -> None:
     declared = {}
-    for node in ast.parse((LIBRARY / "__init__.py").read_text()).body:
+    for node in parsed((LIBRARY / "__init__.py").read_text()).body:
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
                 for each in body:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_nb._parsing import parsed
 from monarch_nb.engine.verbs import ALL, verbs_of
 from monarch_nb.wire import (
     Asker,
@@ -173,7 +174,7 @@ def test_every_module_of_verbs_is_on_the_list() -> None:
     here = {path.parent.name for path in (ROOT / "monarch_nb").glob("*/verbs.py")} - {"engine"}
     listed = {
         alias.name.split(".")[1]
-        for node in ast.walk(ast.parse((ROOT / "monarch_nb/engine/verbs.py").read_text()))
+        for node in ast.walk(parsed((ROOT / "monarch_nb/engine/verbs.py").read_text()))
         if isinstance(node, ast.Import)
         for alias in node.names
     }

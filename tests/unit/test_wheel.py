@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from monarch_nb import __version__
 from monarch_nb._about import HOMEPAGE
+from monarch_nb._parsing import parsed
 
 pytestmark = pytest.mark.sources
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +97,7 @@ def test_the_readme_says_who_needs_which_extra(metadata: Message) -> None:
 
 def _texts(source: str) -> list[str]:
     """The texts of a program that are no docstrings."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     every = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in notes)
     return [node.value for node in every if isinstance(node.value, str)]

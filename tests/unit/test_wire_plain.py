@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_nb._parsing import parsed
+
 ROOT = Path(__file__).parents[2]
 MAKERS = {"Decoder", "decode", "convert"}
 
@@ -56,7 +58,7 @@ def test_structs_are_decoded_by_nothing_else() -> None:
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in sources
         if path != ROOT / "monarch_nb" / "wire" / "plain.py"
-        for call in ast.walk(ast.parse(path.read_text()))
+        for call in ast.walk(parsed(path.read_text()))
         if isinstance(call, ast.Call) and _typed(call)
     ]
     assert len(sources) > 500

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Literal
 
+from monarch_nb._parsing import parsed
+
 NEW_LOCALS = 0x2  # a flag of the code of functions; that of classes is run when they are defined
 Whose = Literal["actors", "anybody", "notebook"]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -30,7 +32,7 @@ class BreakableLines:
         self._classes: list[tuple[int, int, str]] = []
         self._functions: list[tuple[int, int, int]] = []  # first line, first executed line, last line
         try:
-            tree = ast.parse(text)
+            tree = parsed(text)
             code = compile(text, "<lines>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError):
             self._run: list[int] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from monarch_nb._parsing import parsed
 from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, state_of
 
 from .naming import handle_type, variables
@@ -48,7 +49,7 @@ def workers_on(mesh: Any) -> list[ActorMesh[Any]]:
 def _names(source: str) -> set[str]:
     """Variables that occur in a cell."""
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError:  # running it reports the error
         return set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
