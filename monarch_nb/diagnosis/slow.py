@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,9 +55,9 @@ class _Lateness:
     """Who was late in events that several ranks take part in: collectives, or calls."""
 
     title: str  # "collectives", "calls"
-    number: int
+    number: Mapping[int, int]  # of the events that a rank takes part in
     late: Mapping[int, Sequence[float]]  # by rank, where in the time its late events are, from 0 to 1
-    shares: Mapping[int, float]  # of all lateness, for which a rank is responsible
+    shares: Mapping[int, float]  # of the lateness in these events, for which a rank is responsible
 
 
 class _Difference(NamedTuple):
@@ -73,9 +74,8 @@ class _Difference(NamedTuple):
         where = ", ".join(part for part in (phase, line) if part)
         if not where:
             return "the difference is spread over all that it does"
-        return (
-            f"most of the difference is {where} ({_percent(self.mine)} of its time, {_percent(self.theirs)} of theirs)"
-        )
+        mine, theirs = _percent(self.mine), _percent(self.theirs)
+        return f"most of the difference is {where} ({mine} of the time, elsewhere {theirs})"
 
 
 _PHASE_TEXTS = {
@@ -130,26 +130,26 @@ def _text(
     others: Sequence[int],
 ) -> str:
     share, rest = median(own[rank] for rank in group), median(own[rank] for rank in others)
-    late = median_low(len(lateness.late[rank]) for rank in group)
+    late, number = sorted((len(lateness.late[rank]), lateness.number[rank]) for rank in group)[(len(group) - 1) // 2]
     holds, was, its = ("holds", "it was", "its") if len(group) == 1 else ("hold", "they were", "their")
     texts = [
         f"{holds} the others up for {_percent(share - rest)} of the time: {was} among the last in {late} of "
-        f"{lateness.number} {lateness.title}; work of {its} own takes {_percent(share)} of the time, that of the "
+        f"{number} {lateness.title}; work of {its} own takes {_percent(share)} of the time, that of the "
         f"others {_percent(rest)}",
         str(_longer(ranks, group[0], others)),
     ]
     for reason, of in _REASONS:
         mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
         if mine - theirs >= MOSTLY * (share - rest):
-            texts.append(f"{reason} {_percent(mine)} of the time, the others {_percent(theirs)}")
+            texts.append(f"{reason} {_percent(mine)} of the time, elsewhere {_percent(theirs)}")
             break
     return "; ".join(texts)
 
 
 # Reasons outside of the program, and the share of the time that they take.
 _REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
-    ("its container's limit keeps it from its processors", lambda times: times.throttled / times.seconds),
-    ("it waits for a free processor", lambda times: times.queued / times.seconds),
+    ("the limit of its container takes", lambda times: times.throttled / times.seconds),
+    ("waiting for a free processor takes", lambda times: times.queued / times.seconds),
 )
 
 
@@ -203,14 +203,15 @@ def _throughout(late: Sequence[float]) -> bool:
 
 def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> _Lateness | None:
     """From collectives, or from calls where there are not enough of these."""
-    found = _late_of("collectives", list(_collectives(procs, ranks)))
-    if found is None or found.number < MANY:
+    collectives = sorted(_collectives(procs, ranks), key=lambda event: max(event.values()))
+    found = _late_of("collectives", collectives)
+    if found is None or max(found.number.values()) < MANY:
         found = _late_of("calls", list(_calls(ranks))) or found
     return found
 
 
 def _late_of(title: str, events: Sequence[Mapping[int, float]]) -> _Lateness | None:
-    """`events` are when each rank began, or how long it took, in seconds.
+    """`events` are, in the order of time, when each rank began or how long it took, in seconds.
 
     One event that took very long counts as much as others that took long, so that it does not decide alone.
     """
@@ -219,16 +220,16 @@ def _late_of(title: str, events: Sequence[Mapping[int, float]]) -> _Lateness | N
         return None
     most = sorted(spreads)[min(len(spreads) - 1, int(len(spreads) * 0.9))] or max(spreads)
     late: dict[int, list[float]] = {rank: [] for times in events for rank in times}
-    weights = dict.fromkeys(late, 0.0)
-    total = 0.0
+    weights, totals, number = dict.fromkeys(late, 0.0), dict.fromkeys(late, 0.0), Counter[int]()
     for index, (times, spread) in enumerate(zip(events, spreads, strict=True)):
         weight, last = min(spread, most), max(times.values())
-        total += weight
         for rank, at in times.items():
+            number[rank] += 1
+            totals[rank] += weight
             if at >= last - NEAR * spread and spread:
                 weights[rank] += weight
                 late[rank].append(index / len(events))
-    return _Lateness(title, len(events), late, {rank: weight / total for rank, weight in weights.items()})
+    return _Lateness(title, number, late, {rank: weights[rank] / total for rank, total in totals.items() if total})
 
 
 def _collectives(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:

@@ -26,12 +26,15 @@ def rank(
     calls: Sequence[CallTime] = (),
     queued: float = 0.0,
     throttled: float = 0.0,
+    groups: Sequence[tuple[GroupKey, Sequence[float]]] = (),
 ) -> RankTimes:
-    """A rank that begins its collectives so many milliseconds after the others, in turns."""
-    begins = [int(1e9 * (ahead + STEP_S * step + late[step % len(late)] / 1000)) for step in range(number)]
-    begun = (BegunCollectives(WORLD, tuple(range(1, number + 1)), tuple(begins)),) if number else ()
+    """A rank that begins its collectives so many milliseconds after the others, in turns; also in each of `groups`."""
+    begun = []
+    for key, delays in groups or ((WORLD, late),):
+        begins = [int(1e9 * (ahead + STEP_S * step + delays[step % len(delays)] / 1000)) for step in range(number)]
+        begun.append(BegunCollectives(key, tuple(range(1, number + 1)), tuple(begins)))
     spent = tuple(TimeSpent(phase, source, share * 3.0) for phase, source, share in lines)
-    return RankTimes(0, 3.0, 500, spent, tuple(calls), begun, 0, queued, throttled)
+    return RankTimes(0, 3.0, 500, spent, tuple(calls), tuple(begun), 0, queued, throttled)
 
 
 SLOW = (("forward", MODEL, 0.55), ("data iterator", DATA, 0.4), ("collective", MODEL, 0.05))
@@ -47,7 +50,7 @@ def test_the_last_rank_that_waits_least_is_slow() -> None:
     assert finding.text == (
         "ranks [1] holds the others up for 35 % of the time: it was among the last in 100 of 100 collectives; work of "
         "its own takes 95 % of the time, that of the others 60 %; most of the difference is in the data iterator, at "
-        "data.py:19 (40 % of its time, 10 % of theirs)"
+        "data.py:19 (40 % of the time, elsewhere 10 %)"
     )
 
 
@@ -82,7 +85,7 @@ def test_a_model_that_is_slower_as_a_whole() -> None:
     slow = [*(("forward", line, 1.5 * share) for line, share in lines), ("collective", MODEL, 0.1)]
     (finding,) = judge_times(procs(rank(healthy), rank(slow, late=[6.0]), rank(healthy)))
     assert finding.source == "/home/model.py:1"
-    assert finding.text.endswith("most of the difference is in the forward pass (90 % of its time, 60 % of theirs)")
+    assert finding.text.endswith("most of the difference is in the forward pass (90 % of the time, elsewhere 60 %)")
 
 
 def test_few_collectives_and_early_ones_are_a_suspicion() -> None:
@@ -99,6 +102,22 @@ def test_one_collective_of_four_shows_the_slow_rank() -> None:
     late[::4] = [6.0] * 10
     (finding,) = judge_times(procs(rank(late=noise(2)), rank(SLOW, late=late), rank(late=noise(3))))
     assert (finding.ranks, finding.sure) == ((1,), True)
+
+
+def test_ranks_that_a_slow_one_delays_in_other_groups_are_not_blamed() -> None:
+    """Rank 0 is slow; rank 1 waits for it in their group, and is late for rank 3."""
+    tensor, other = GroupKey("1", (0, 1), ""), GroupKey("2", (2, 3), "")
+    data, behind = GroupKey("3", (0, 2), ""), GroupKey("4", (1, 3), "")
+    (finding,) = judge_times(
+        procs(
+            rank(SLOW, groups=[(tensor, [6.0]), (data, [6.0])]),
+            rank(groups=[(tensor, [0.0]), (behind, [6.0])]),
+            rank(groups=[(other, [0.0]), (data, [0.0])]),
+            rank(groups=[(other, [0.1]), (behind, [0.0])]),
+        )
+    )
+    assert (finding.ranks, finding.sure) == ((0,), True)
+    assert "in 200 of 200 collectives" in finding.text
 
 
 def test_ranks_without_collectives_are_compared_by_their_calls() -> None:
@@ -123,10 +142,10 @@ def test_clocks_of_other_machines_are_corrected() -> None:
 @pytest.mark.parametrize(
     ("rank_times", "cause"),
     [
-        (rank(SLOW, late=[6.0], queued=0.9), "it waits for a free processor 30 % of the time, the others 0 %"),
+        (rank(SLOW, late=[6.0], queued=0.9), "waiting for a free processor takes 30 % of the time, elsewhere 0 %"),
         (
             rank(SLOW, late=[6.0], throttled=0.9),
-            "its container's limit keeps it from its processors 30 % of the time, the others 0 %",
+            "the limit of its container takes 30 % of the time, elsewhere 0 %",
         ),
     ],
 )
