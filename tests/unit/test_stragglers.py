@@ -104,7 +104,7 @@ def test_one_collective_of_four_shows_the_slow_rank() -> None:
     assert (finding.ranks, finding.sure) == ((1,), True)
 
 
-def test_ranks_that_a_slow_one_delays_in_other_groups_are_not_blamed() -> None:
+def test_ranks_that_a_slow_one_delays_elsewhere_are_innocent() -> None:
     """Rank 0 is slow; rank 1 waits for it in their group, and is late for rank 3."""
     tensor, other = GroupKey("1", (0, 1), ""), GroupKey("2", (2, 3), "")
     data, behind = GroupKey("3", (0, 2), ""), GroupKey("4", (1, 3), "")
