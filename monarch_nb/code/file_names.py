@@ -1,6 +1,7 @@
 """Display names of source files: a notebook has names for its cells."""
 
 from collections.abc import Callable
+from pathlib import PurePath
 
 Namer = Callable[[str], str]
 
@@ -10,3 +11,9 @@ namers: list[Namer] = []  # each gives "" for a file that it has no name for; a 
 def name_of(file: str) -> str:
     """`Cell In[3]` for a cell of a notebook; of any other file its own name."""
     return next((name for namer in namers if (name := namer(file))), file)
+
+
+def line_name(source: str) -> str:
+    """`train.py:41` for a line `/home/train.py:41`, and `Cell In[3]:7` in a cell of a notebook."""
+    file, _, line = source.rpartition(":")
+    return f"{PurePath(name_of(file)).name}:{line}"

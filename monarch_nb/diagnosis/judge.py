@@ -7,8 +7,8 @@ only if it did nothing between the two looks, and waits for nobody itself. Silen
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
+from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Finding, Kind
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
@@ -271,7 +271,7 @@ def _source(lines: Sequence[StackLine]) -> str:
 
 
 def _short(line: StackLine) -> str:
-    return f"{PurePath(line.file).name}:{line.line}"
+    return line_name(f"{line.file}:{line.line}")
 
 
 def _where_of(procs: Procs, ranks: Iterable[int]) -> str:

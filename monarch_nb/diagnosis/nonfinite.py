@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.findings import Finding
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, run_on, state_of
 from monarch_nb.runtime import ActorState, Future
@@ -128,18 +129,14 @@ def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
     where = f"in call {one.call} of {one.endpoint}() " if one.endpoint else ""
     backward = "the backward of " if one.backward else ""
     module = f" in {backward}{one.module}" if one.module else " in the backward pass" if one.backward else ""
-    line = f" ({_short(one.source)})" if one.source else ""
+    line = f" ({line_name(one.source)})" if one.source else ""
     text = f"{ranks}: {where}{one.operation} gave {count} in {one.dtype}[{shape}]{module}{line}"
     if one.given == "nan":
         return f"{text}; its inputs had NaN already, which came with the arguments, or with data"
     if one.given == "inf":
-        from_ = f", the first from {inf.operation}{f' ({_short(inf.source)})' if inf.source else ''}" if inf else ""
+        from_ = f", the first from {inf.operation}{f' ({line_name(inf.source)})' if inf.source else ''}" if inf else ""
         return f"{text}, from inputs with infinities{from_}"
     return f"{text}, from finite inputs"
-
-
-def _short(source: str) -> str:
-    return source.rpartition("/")[2]
 
 
 def answers_of(asked: "Mapping[int, Future[ValueMesh[T]]]", seconds: float | None) -> dict[int, T | Exception]:

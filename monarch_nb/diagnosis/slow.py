@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePath
 from statistics import median, median_low
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.collector import meshes_of
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
@@ -70,7 +70,7 @@ class _Difference(NamedTuple):
     is_line: bool
 
     def __str__(self) -> str:
-        phase, line = _PHASE_TEXTS[self.phase], f"at {PurePath(self.source).name}" if self.is_line else ""
+        phase, line = _PHASE_TEXTS[self.phase], f"at {line_name(self.source)}" if self.is_line else ""
         where = ", ".join(part for part in (phase, line) if part)
         if not where:
             return "the difference is spread over all that it does"
