@@ -2,11 +2,10 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median, median_low
+from statistics import fmean, median, median_low, stdev
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -26,13 +25,17 @@ from monarch_nb.wire import Verb, counted, host_of
 DEFAULT_SECONDS = 3.0
 ANSWER_S = 5.0  # for a rank to say what it has sampled
 
-NOTABLE = 0.03  # of the time, which others wait for a rank
-ERRORS = 1.5  # standard errors of a sampled share, which come on top
-NEAR = 0.25  # of the spread of a collective: who begins it within that of the last is late
-MANY = 10  # collectives or calls in which a rank is late, before it is called slow for sure
+NOTABLE = 0.02  # of the time, which others wait for a rank
+ERRORS = 1.5  # standard errors that a sampled share may have
+CONFIRMED = 0.25  # of its lateness, that a rank also waits less than the others
+MANY = 10  # collectives or calls, before a rank is called slow for sure
 SOME = 3
-SURE, LIKELY = 0.8, 0.65  # of the lateness, for which a rank is responsible
-PARTS = 4  # of the sampled time: a rank that is slow for sure is late in each of them
+SURE, LIKELY = 5.0, 3.0  # standard errors by which a rank is later than the others
+LATE_S = 0.00005  # that a rank is later in the mean: less is within what clocks and threads do
+OFTEN = 0.2  # of the collectives: a rank that is slow for sure is clearly later in so many, one of each step
+PARTS = 4  # of the time: it is later in each of them
+CLEAR = 2.5  # standard errors by which a sampled share is larger, before it is said
+UNCLEAR = "more seconds of samples would show what takes longer"
 MOSTLY = 0.5  # of what a rank takes longer than others
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -50,30 +53,61 @@ class MeasuredProcs:
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
 
-@dataclass(frozen=True)
-class _Lateness:
-    """Who was late in events that several ranks take part in: collectives, or calls."""
+class _Lateness(NamedTuple):
+    """How much later a rank is than the others that take part, in collectives or calls in the order of time."""
 
     title: str  # "collectives", "calls"
-    number: Mapping[int, int]  # of the events that a rank takes part in
-    late: Mapping[int, Sequence[float]]  # by rank, where in the time its late events are, from 0 to 1
-    shares: Mapping[int, float]  # of the lateness in these events, for which a rank is responsible
+    seconds: Sequence[float]  # after the median of the others; less than 0 where it is earlier
+    whole: float  # seconds between the first and the last
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.seconds)
+
+    @property
+    def share(self) -> float:
+        """The mean, as a share of the time between two of them."""
+        return self.mean * len(self.seconds) / self.whole if self.whole else 0.0
+
+    @property
+    def errors(self) -> float:
+        """The mean in standard errors."""
+        error = stdev(self.seconds) / math.sqrt(len(self.seconds)) if len(self.seconds) > 1 else math.inf
+        return self.mean / error if error else math.copysign(math.inf, self.mean)
+
+    @property
+    def is_likely(self) -> bool:
+        return len(self.seconds) >= SOME and self.mean >= LATE_S and self.errors >= LIKELY
+
+    @property
+    def is_sure(self) -> bool:
+        count, most = len(self.seconds), max(self.seconds)
+        if count < MANY or sum(each >= most / 2 for each in self.seconds) < OFTEN * count:
+            return False
+        parts = [self.seconds[part * count // PARTS : (part + 1) * count // PARTS] for part in range(PARTS)]
+        return self.errors >= SURE and all(fmean(part) > 0 for part in parts)
+
+    def __str__(self) -> str:
+        late, count = f"{1000 * self.mean:.1f} ms", len(self.seconds)
+        if self.title == "collectives":
+            return f"begins collectives {late} later than the others, in the mean of {count}"
+        return f"takes {late} longer for a call, in the mean of {count}"
 
 
 class _Difference(NamedTuple):
-    """What a slow rank takes longer for than others: one line, one phase, or, with neither, all that it does."""
+    """What a slow rank takes longer for than others: one line, one phase, all that it does, or, unclear, something."""
 
     phase: str
     source: str
     mine: float  # shares of the time
     theirs: float
-    is_line: bool
+    is_line: bool  # without a phase and a source: unclear
 
     def __str__(self) -> str:
         phase, line = _PHASE_TEXTS[self.phase], f"at {line_name(self.source)}" if self.is_line else ""
         where = ", ".join(part for part in (phase, line) if part)
         if not where:
-            return "the difference is spread over all that it does"
+            return UNCLEAR if self.is_line else "all that it does takes longer"
         mine, theirs = _percent(self.mine), _percent(self.theirs)
         return f"most of the difference is {where} ({mine} of the time, elsewhere {theirs})"
 
@@ -93,31 +127,33 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
     """The ranks that hold others up by being slow, those that are certain first. Pure.
 
     A slow rank waits less than the others do: the difference is what it costs. It is blamed only if it also begins
-    collectives, or ends calls, last; for sure only if it has done so often, throughout the time.
+    collectives, or ends calls, later than the others; for sure only if it does so often, throughout the time.
     """
     ranks = {rank: times for rank, times in procs.ranks.items() if times.samples and times.seconds}
     lateness = _lateness(procs, ranks)
-    if len(ranks) < 2 or lateness is None:
+    if len(ranks) < 2:
         return ()
     own = {rank: 1.0 - _share(times, WAITING) for rank, times in ranks.items()}
     typical = median_low(own.values())
-    busy = [
-        rank
-        for rank, share in own.items()
-        if share - typical >= NOTABLE + ERRORS * _error(share, typical, ranks[rank].samples)
-    ]
-    others = [rank for rank in ranks if rank not in busy]
-    most = max((own[rank] for rank in busy), default=0.0) - typical
+    slow = []
+    for rank, late in lateness.items():
+        # What is sampled has an error; when collectives begin is known exactly.
+        error = ERRORS * _error(own[rank], typical, ranks[rank].samples)
+        is_certain = late.is_sure and late.share >= NOTABLE
+        least = late.share * CONFIRMED - error if is_certain else NOTABLE + error
+        if late.is_likely and own[rank] - typical >= least:
+            slow.append(rank)
+    others = [rank for rank in ranks if rank not in slow]
+    most = max((own[rank] for rank in slow), default=0.0) - typical
     groups: dict[tuple[str, str, bool], list[int]] = {}
-    for rank in busy:
-        late, share = lateness.late.get(rank, ()), lateness.shares.get(rank, 0.0)
-        if own[rank] - typical >= most * MOSTLY and share >= LIKELY and len(late) >= SOME:
-            sure = len(late) >= MANY and share >= SURE and _throughout(late)
+    for rank in slow:
+        if own[rank] - typical >= most * MOSTLY:
             longer = _longer(ranks, rank, others)
-            groups.setdefault((longer.phase, longer.source, sure), []).append(rank)
+            groups.setdefault((longer.phase, longer.source, lateness[rank].is_sure), []).append(rank)
     findings = []
     for (_, source, sure), group in groups.items():
-        text = f"{procs.where(group)} {_text(ranks, own, lateness, group, others)}"
+        latest = max((lateness[rank] for rank in group), key=lambda late: late.mean)
+        text = f"{procs.where(group)} {_text(ranks, own, latest, group, others)}"
         findings.append(Finding("slow", procs.name, tuple(group), text, source, sure))
     return tuple(sorted(findings, key=lambda finding: not finding.sure))
 
@@ -130,17 +166,16 @@ def _text(
     others: Sequence[int],
 ) -> str:
     share, rest = median(own[rank] for rank in group), median(own[rank] for rank in others)
-    late, number = sorted((len(lateness.late[rank]), lateness.number[rank]) for rank in group)[(len(group) - 1) // 2]
-    holds, was, its = ("holds", "it was", "its") if len(group) == 1 else ("hold", "they were", "their")
+    holds, it, its = ("holds", "it", "its") if len(group) == 1 else ("hold", "the slowest", "their")
+    cost = _percent(max(0.01, share - rest))
     texts = [
-        f"{holds} the others up for {_percent(share - rest)} of the time: {was} among the last in {late} of "
-        f"{number} {lateness.title}; work of {its} own takes {_percent(share)} of the time, that of the "
-        f"others {_percent(rest)}",
+        f"{holds} the others up for {cost} of the time: {it} {lateness}; work of {its} own takes {_percent(share)} of "
+        f"the time, that of the others {_percent(rest)}",
         str(_longer(ranks, group[0], others)),
     ]
     for reason, of in _REASONS:
         mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
-        if mine - theirs >= MOSTLY * (share - rest):
+        if mine - theirs >= max(NOTABLE, MOSTLY * (share - rest)):
             texts.append(f"{reason} {_percent(mine)} of the time, elsewhere {_percent(theirs)}")
             break
     return "; ".join(texts)
@@ -159,13 +194,19 @@ def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) ->
     phases = _compared(ranks, rank, others, lambda spent: (spent.phase, ""))
     total = sum(mine - theirs for mine, theirs in lines.values())
     phase, source = max(lines, key=lambda key: lines[key][0] - lines[key][1], default=("", ""))
-    if source and lines[phase, source][0] - lines[phase, source][1] >= MOSTLY * total:
+    if source and _is_most(*lines[phase, source], total, ranks[rank].samples):
         return _Difference(phase, source, *lines[phase, source], True)
     phase, _ = max(phases, key=lambda key: phases[key][0] - phases[key][1], default=("", ""))
-    if phase and phases[phase, ""][0] - phases[phase, ""][1] >= MOSTLY * total:
+    if phase and _is_most(*phases[phase, ""], total, ranks[rank].samples):
         of_phase = {key: mine - theirs for key, (mine, theirs) in lines.items() if key[0] == phase}
         return _Difference(phase, max(of_phase, key=of_phase.__getitem__)[1], *phases[phase, ""], False)
-    return _Difference("", source, 0.0, 0.0, False)
+    own, others_own = (sum(pair[side] for pair in phases.values()) for side in (0, 1))
+    return _Difference("", "", 0.0, 0.0, not _is_most(own, others_own, total, ranks[rank].samples))
+
+
+def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
+    """Whether a difference is most of the whole one, and no chance of sampling."""
+    return mine - theirs >= max(MOSTLY * total, CLEAR * _error(mine, theirs, samples))
 
 
 def _compared(
@@ -193,43 +234,32 @@ def _error(one: float, other: float, samples: int) -> float:
     return math.sqrt((one * (1 - one) + other * (1 - other)) / samples)
 
 
-def _throughout(late: Sequence[float]) -> bool:
-    """Whether events are in each part of the time, not in one phase of the program alone."""
-    return len({min(PARTS - 1, int(at * PARTS)) for at in late}) == PARTS
-
-
 # -- who was last ------------------------------------------------------------------------------------------------------
 
 
-def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> _Lateness | None:
-    """From collectives, or from calls where there are not enough of these."""
-    collectives = sorted(_collectives(procs, ranks), key=lambda event: max(event.values()))
-    found = _late_of("collectives", collectives)
-    if found is None or max(found.number.values()) < MANY:
-        found = _late_of("calls", list(_calls(ranks))) or found
-    return found
+def _lateness(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> dict[int, _Lateness]:
+    """By rank: from collectives, or from calls where there are not enough of these."""
+    events = sorted(_collectives(procs, ranks), key=lambda event: max(event.values()))
+    collectives = _late_of("collectives", events, max(events[-1].values()) - max(events[0].values()) if events else 0.0)
+    calls = _late_of("calls", list(_calls(ranks)), max(times.seconds for times in ranks.values()))
+    enough = {rank: late for rank, late in collectives.items() if len(late.seconds) >= MANY}
+    return {**collectives, **calls, **enough}
 
 
-def _late_of(title: str, events: Sequence[Mapping[int, float]]) -> _Lateness | None:
+def _late_of(title: str, events: Sequence[Mapping[int, float]], whole: float) -> dict[int, _Lateness]:
     """`events` are, in the order of time, when each rank began or how long it took, in seconds.
 
     One event that took very long counts as much as others that took long, so that it does not decide alone.
     """
-    spreads = [max(times.values()) - min(times.values()) for times in events]
-    if not spreads or not any(spreads):
-        return None
-    most = sorted(spreads)[min(len(spreads) - 1, int(len(spreads) * 0.9))] or max(spreads)
-    late: dict[int, list[float]] = {rank: [] for times in events for rank in times}
-    weights, totals, number = dict.fromkeys(late, 0.0), dict.fromkeys(late, 0.0), Counter[int]()
-    for index, (times, spread) in enumerate(zip(events, spreads, strict=True)):
-        weight, last = min(spread, most), max(times.values())
+    late: dict[int, list[float]] = {}
+    for times in events:
         for rank, at in times.items():
-            number[rank] += 1
-            totals[rank] += weight
-            if at >= last - NEAR * spread and spread:
-                weights[rank] += weight
-                late[rank].append(index / len(events))
-    return _Lateness(title, number, late, {rank: weights[rank] / total for rank, total in totals.items() if total})
+            late.setdefault(rank, []).append(at - median(other for each, other in times.items() if each != rank))
+    limits = {rank: sorted(map(abs, each))[int(0.9 * (len(each) - 1))] for rank, each in late.items()}
+    return {
+        rank: _Lateness(title, [min(limits[rank], max(-limits[rank], seconds)) for seconds in each], whole)
+        for rank, each in late.items()
+    }
 
 
 def _collectives(procs: MeasuredProcs, ranks: Mapping[int, RankTimes]) -> Iterator[dict[int, float]]:

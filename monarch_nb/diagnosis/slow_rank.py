@@ -33,7 +33,7 @@ _PHASES = (
     ("forward", f"{os.sep}torch{os.sep}nn{os.sep}modules{os.sep}module.py"),
 )
 _WAITS = frozenset({"wait", "wait_tensor", "wait_stream", "barrier", "monitored_barrier", "synchronize"})
-_WAITS_IN = 3  # innermost frames
+_OPERATION = "_op"  # through which PyTorch calls an operation, whose name the caller has
 _BACKWARD = "run_backward"  # DistributedDataParallel waits for its collectives in it
 
 
@@ -173,7 +173,7 @@ class TimeSampler:
 
     def _does(self, frame: FrameType | None, thread: int) -> tuple[str, str]:
         """The phase, and the innermost line of the user's program."""
-        source, phase, waits, backward = "", len(_PHASES), False, False
+        source, phase, called = "", len(_PHASES), ""
         for depth in range(MOST_FRAMES):
             if frame is None:
                 break
@@ -182,15 +182,13 @@ class TimeSampler:
                 code = self._codes[id(frame.f_code)] = _Code(frame.f_code)
             if code.is_ours and source:
                 break
-            if depth < _WAITS_IN:
-                name = code.callee(frame.f_lasti)
-                waits = waits or name in _WAITS
-                backward = backward or (name == _BACKWARD and not depth)
+            if not depth or (depth == 1 and called == _OPERATION):
+                called = code.callee(frame.f_lasti)  # a function in C, for it has no frame
             phase = min(phase, code.phase)
             if not source and code.is_users:
                 source = f"{code.code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
-        if (waits or (backward and not _uses_gpu())) and _is_distributed() and _sleeps(thread):
+        if (called in _WAITS or (called == _BACKWARD and not _uses_gpu())) and _is_distributed() and _sleeps(thread):
             return COLLECTIVE, source
         return _PHASES[phase][0] if phase < len(_PHASES) else "", source
 
