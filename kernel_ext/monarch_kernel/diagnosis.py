@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
 AGAIN_S = 5.0  # between two looks of a waiting cell
-SLOW_S = 3.0  # in which ranks are compared
 MOST_LINES = 4  # beneath a waiting cell
 
 
 class _WhyArguments(NamedTuple):
     name: str = ""
     abort: bool = False
-    slow: float = 0.0  # seconds
+    slow: bool = False
+    seconds: tuple[float, ...] = ()  # in which ranks are compared, if they are given
     replicas: bool = False
 
 
@@ -36,23 +36,22 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
     words, magic = line.split(), "%why" if cell is None else "%%why"
     options = {word for word in words if word.startswith("-")}
     check_options(magic, options, {"--abort", "--slow", "--replicas"})
-    seconds = 0.0
-    if "--slow" in options:
+    slow, seconds = "--slow" in options, tuple[float, ...]()
+    if slow:
         after = words[words.index("--slow") + 1 :][:1]
-        seconds = SLOW_S
         with suppress(ValueError):
-            seconds = float("".join(after))
-            words.remove(after[0])
+            seconds = tuple(map(float, after))
+            words = [word for word in words if word not in after]
     names = [word for word in words if word not in options]
     if len(names) > 1 or len(options) > 1:
         raise UsageError(
             "%why takes the name of one mesh, or none, and --abort, --replicas, or --slow and a number of seconds"
         )
-    if cell is not None and not seconds:
+    if cell is not None and not slow:
         raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow")
     if "--replicas" in options and not names:
         raise UsageError("%why --replicas compares the ranks of one mesh: write %why NAME --replicas")
-    return _WhyArguments("".join(names), "--abort" in options, seconds, "--replicas" in options)
+    return _WhyArguments("".join(names), "--abort" in options, slow, seconds, "--replicas" in options)
 
 
 @magics_class
@@ -96,7 +95,7 @@ class DiagnosisMagics(Magics):
             context = diagnosis.StragglerWatch(mesh)
             return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
         if given.slow:
-            return diagnosis.stragglers(mesh, given.slow)
+            return diagnosis.stragglers(mesh, *given.seconds)
         if given.replicas and mesh is not None:
             return diagnosis.compare_replicas(mesh)
         return (diagnosis.abort if given.abort else diagnosis.diagnose)(mesh)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding
+from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
-from monarch_nb.host.linux import process_state
+from monarch_nb.host.linux import state_letter
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
@@ -46,7 +46,7 @@ def diagnose(
     to `timeout` seconds where ranks do not answer. Raises TypeError for a value that is not a mesh, ValueError for a
     `timeout` that is not positive.
     """
-    return _merged([diagnosis for _, diagnosis in _diagnosed(mesh, timeout)])
+    return merged([diagnosis for _, diagnosis in _diagnosed(mesh, timeout)])
 
 
 def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
@@ -57,7 +57,7 @@ def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: 
     processes. Without a finding nothing is ended. Blocks 2 s longer than `diagnose`, and raises the same.
     """
     found = _diagnosed(mesh, timeout)
-    diagnosis, runtime = _merged([each for _, each in found]), current_runtime()
+    diagnosis, runtime = merged([each for _, each in found]), current_runtime()
     ended, silent = list[str](), list[str]()
     for procs, its in found:
         texts = [finding.text for finding in its.findings]
@@ -94,14 +94,11 @@ def _diagnosed(
     return [(procs, future.get()) for procs, future in zip(meshes, asked, strict=True)]
 
 
-def _merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
+def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
+    """One diagnosis of several meshes."""
     findings = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
     inspected = "; ".join(diagnosis.inspected for diagnosis in diagnoses)
-    return Diagnosis(_by_certainty(findings), inspected or "there are no meshes")
-
-
-def _by_certainty(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+    return Diagnosis(by_certainty(findings), inspected or "there are no meshes")
 
 
 def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:
@@ -111,7 +108,7 @@ def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIME
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
             findings = judge(_evidence(runtime, procs, before, after))
-            resolve_future(diagnosis, Diagnosis(_by_certainty(findings), _inspected(procs, after)))
+            resolve_future(diagnosis, Diagnosis(by_certainty(findings), _inspected(procs, after)))
         except Exception as error:
             fail_future(diagnosis, error)
 
@@ -196,10 +193,7 @@ def _is_halted(runtime: Runtime, address: str) -> bool:
     pid = runtime.part(ProcessWatcher).pids.get(address, 0)
     if not pid or host_of(address) not in runtime.local_hosts:
         return False
-    try:
-        return process_state(pid)[0] == "T"
-    except (OSError, ValueError, IndexError):
-        return False
+    return state_letter(pid) == "T"
 
 
 def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:

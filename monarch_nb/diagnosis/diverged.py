@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.diagnosis.findings import Diagnosis, Finding
-from monarch_nb.diagnosis.nonfinite import answers_of
-from monarch_nb.mesh import ActorMesh, ProcMesh, part_of, region_of, run_on, state_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
+from monarch_nb.mesh import ActorMesh, ProcMesh, run_on_each, state_of, values_or_errors
 from monarch_nb.runtime import ActorState
-from monarch_nb.shape import NDSlice, Region, places_of
+from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import counted, kind_of, text_of
 
 if TYPE_CHECKING:
@@ -36,13 +35,10 @@ def compare_replicas(mesh: "ActorMesh[Any] | ProcMesh", timeout: float = DEFAULT
     source = _CALL.format(holder="self" if isinstance(mesh, ActorMesh) else "globals()")
     state: Any = state_of(mesh)
     procs = state.procs if isinstance(state, ActorState) else state
-    asked = {
-        rank: run_on(part_of(mesh, Region((), NDSlice(rank, (), ()))), source, filename="<replicas>")
-        for rank in region_of(mesh).ranks()
-    }
+    asked = run_on_each(mesh, source, filename="<replicas>")
     found: dict[int, list[TensorSum]] = {}
     silent: dict[str, list[int]] = {}
-    for rank, answer in answers_of(asked, timeout).items():
+    for rank, answer in values_or_errors(asked, timeout).items():
         if isinstance(answer, Exception):
             silent.setdefault(text_of(answer).partition("\n")[0], []).append(rank)
         else:
@@ -77,7 +73,7 @@ def judge_sums(mesh: str, region: Region, found: "Mapping[int, Sequence[TensorSu
         Finding("diverged", mesh, named, _text(region, named, differing, len(tensors), has_majority), sure=is_replica)
         for (named, is_replica, has_majority), differing in groups.items()
     ]
-    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+    return by_certainty(findings)
 
 
 def _text(

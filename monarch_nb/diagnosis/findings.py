@@ -1,5 +1,6 @@
 """Findings about ranks, and the diagnosis that contains them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +62,11 @@ class Diagnosis:
         return "\n".join([*lines, f"inspected: {self.inspected}", *ended])
 
     __repr__ = __str__
+
+
+def by_certainty(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The certain ones first."""
+    return tuple(sorted(findings, key=lambda finding: not finding.sure))
 
 
 class CallAbortedError(RuntimeError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.findings import Finding, Kind
+from monarch_nb.diagnosis.findings import Finding, Kind, by_certainty
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
@@ -44,7 +44,7 @@ def judge(procs: Procs) -> tuple[Finding, ...]:
     findings = [*_ended(procs), *_collectives(procs)]
     explained = {rank for finding in findings for rank in finding.ranks}
     findings += _calls(procs, explained | set(_in_collectives(procs)))
-    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+    return by_certainty(findings)
 
 
 # -- ranks that cannot answer ------------------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.diagnosis.findings import Finding
-from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, part_of, region_of, run_on, state_of
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on_each, state_of, values_or_errors
 from monarch_nb.runtime import ActorState, Future
-from monarch_nb.shape import NDSlice, Region, places_of
+from monarch_nb.shape import Region, places_of
 from monarch_nb.wire import kind_of, text_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Watchable: TypeAlias = "ActorMesh[Any] | ProcMesh"
 Answer: TypeAlias = "tuple[NonFinite | None, NonFinite | None] | None"
 
-T = TypeVar("T")
 END_S = 10.0  # for a rank to say what it has found
 _CALL = "__import__('monarch_nb.diagnosis.nonfinite_rank', fromlist=['begin']).{call}"
 
@@ -41,7 +40,7 @@ class ValueWatch:
 
         Raises RuntimeError where PyTorch is not installed.
         """
-        answers = answers_of(self._run(f"begin({self._number}, {self._stop})"), None)
+        answers = values_or_errors(self._run(f"begin({self._number}, {self._stop})"), None)
         wrong = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
         if wrong is not None:
             self._run(f"end({self._number})")
@@ -57,7 +56,7 @@ class ValueWatch:
         found: dict[int, tuple[NonFinite | None, NonFinite | None]] = {}
         state = state_of(self._mesh)
         procs = state.procs if isinstance(state, ActorState) else state
-        for rank, answer in answers_of(self._run(f"end({self._number})"), END_S).items():
+        for rank, answer in values_or_errors(self._run(f"end({self._number})"), END_S).items():
             if isinstance(answer, Exception):
                 why = text_of(answer).partition("\n")[0]
                 self.notes.append(
@@ -76,11 +75,7 @@ class ValueWatch:
     __repr__ = __str__
 
     def _run(self, call: str) -> "dict[int, Future[ValueMesh[Answer]]]":
-        source = _CALL.format(call=call)
-        return {
-            rank: run_on(part_of(self._mesh, Region((), NDSlice(rank, (), ()))), source, filename="<watch>")
-            for rank in region_of(self._mesh).ranks()
-        }
+        return run_on_each(self._mesh, _CALL.format(call=call), filename="<watch>")
 
 
 def judge_values(
@@ -137,18 +132,6 @@ def _text(ranks: str, one: "NonFinite", inf: "NonFinite | None") -> str:
         from_ = f", the first from {inf.operation}{f' ({line_name(inf.source)})' if inf.source else ''}" if inf else ""
         return f"{text}, from inputs with infinities{from_}"
     return f"{text}, from finite inputs"
-
-
-def answers_of(asked: "Mapping[int, Future[ValueMesh[T]]]", seconds: float | None) -> dict[int, T | Exception]:
-    """The value of each rank, or the error in its place."""
-    until = None if seconds is None else time.monotonic() + seconds
-    found: dict[int, T | Exception] = {}
-    for rank, future in asked.items():
-        try:
-            found[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()
-        except Exception as error:
-            found[rank] = error
-    return found
 
 
 def watch(mesh: Watchable, *, stop: bool = False) -> ValueWatch:

@@ -27,7 +27,7 @@ from monarch_nb.diagnosis.verbs import (
     RankTimes,
     StackLine,
 )
-from monarch_nb.host.linux import process_state
+from monarch_nb.host.linux import state_letter
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
@@ -96,7 +96,7 @@ class Inspection:
                 time.monotonic() - since,
                 thread.ident or 0,
                 _lines(frames.get(thread.ident or 0)),
-                _state(thread.native_id or 0),
+                state_letter(thread.native_id or 0),
                 _processor_seconds(thread.native_id or 0),
                 _transferred(thread.native_id or 0),
                 tuple(self._waits(cell)),
@@ -129,13 +129,6 @@ def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:
             break
         frame = frame.f_back
     return tuple(lines)
-
-
-def _state(thread: int) -> str:
-    try:
-        return process_state(thread)[0]
-    except (OSError, ValueError, IndexError):
-        return ""
 
 
 def _processor_seconds(thread: int) -> float:

@@ -12,8 +12,8 @@ import msgspec
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.collector import meshes_of
-from monarch_nb.diagnosis.findings import Diagnosis, Finding
+from monarch_nb.diagnosis.collector import merged, meshes_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
 from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
 from monarch_nb.diagnosis.verbs import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.mesh import ActorMesh, ProcMesh
@@ -95,21 +95,11 @@ class _Lateness(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """What a slow rank takes longer for than others: one line, one phase, all that it does, or, unclear, something."""
+    """What a slow rank takes longer for than others: a phase, and a line of the program, where these are known."""
 
     phase: str
     source: str
-    mine: float  # shares of the time
-    theirs: float
-    is_line: bool  # without a phase and a source: unclear
-
-    def __str__(self) -> str:
-        phase, line = _PHASE_TEXTS[self.phase], f"at {line_name(self.source)}" if self.is_line else ""
-        where = ", ".join(part for part in (phase, line) if part)
-        if not where:
-            return UNCLEAR if self.is_line else "all that it does takes longer"
-        mine, theirs = _percent(self.mine), _percent(self.theirs)
-        return f"most of the difference is {where} ({mine} of the time, elsewhere {theirs})"
+    text: str
 
 
 _PHASE_TEXTS = {
@@ -145,17 +135,16 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
             slow.append(rank)
     others = [rank for rank in ranks if rank not in slow]
     most = max((own[rank] for rank in slow), default=0.0) - typical
+    longer = {rank: _longer(ranks, rank, others) for rank in slow if own[rank] - typical >= most * MOSTLY}
     groups: dict[tuple[str, str, bool], list[int]] = {}
-    for rank in slow:
-        if own[rank] - typical >= most * MOSTLY:
-            longer = _longer(ranks, rank, others)
-            groups.setdefault((longer.phase, longer.source, lateness[rank].is_sure), []).append(rank)
+    for rank, difference in longer.items():
+        groups.setdefault((difference.phase, difference.source, lateness[rank].is_sure), []).append(rank)
     findings = []
     for (_, source, sure), group in groups.items():
         latest = max((lateness[rank] for rank in group), key=lambda late: late.mean)
-        text = f"{procs.where(group)} {_text(ranks, own, latest, group, others)}"
+        text = f"{procs.where(group)} {_text(ranks, own, latest, group, others, longer[group[0]])}"
         findings.append(Finding("slow", procs.name, tuple(group), text, source, sure))
-    return tuple(sorted(findings, key=lambda finding: not finding.sure))
+    return by_certainty(findings)
 
 
 def _text(
@@ -164,6 +153,7 @@ def _text(
     lateness: _Lateness,
     group: Sequence[int],
     others: Sequence[int],
+    longer: _Difference,
 ) -> str:
     share, rest = median(own[rank] for rank in group), median(own[rank] for rank in others)
     holds, it, its = ("holds", "it", "its") if len(group) == 1 else ("hold", "the slowest", "their")
@@ -171,7 +161,7 @@ def _text(
     texts = [
         f"{holds} the others up for {cost} of the time: {it} {lateness}; work of {its} own takes {_percent(share)} of "
         f"the time, that of the others {_percent(rest)}",
-        str(_longer(ranks, group[0], others)),
+        longer.text,
     ]
     for reason, of in _REASONS:
         mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
@@ -193,15 +183,22 @@ def _longer(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int]) ->
     lines = _compared(ranks, rank, others, lambda spent: (spent.phase, spent.source))
     phases = _compared(ranks, rank, others, lambda spent: (spent.phase, ""))
     total = sum(mine - theirs for mine, theirs in lines.values())
+    samples = ranks[rank].samples
     phase, source = max(lines, key=lambda key: lines[key][0] - lines[key][1], default=("", ""))
-    if source and _is_most(*lines[phase, source], total, ranks[rank].samples):
-        return _Difference(phase, source, *lines[phase, source], True)
+    if source and _is_most(*lines[phase, source], total, samples):
+        where = ", ".join(part for part in (_PHASE_TEXTS[phase], f"at {line_name(source)}") if part)
+        return _Difference(phase, source, _most_text(where, *lines[phase, source]))
     phase, _ = max(phases, key=lambda key: phases[key][0] - phases[key][1], default=("", ""))
-    if phase and _is_most(*phases[phase, ""], total, ranks[rank].samples):
+    if phase and _is_most(*phases[phase, ""], total, samples):
         of_phase = {key: mine - theirs for key, (mine, theirs) in lines.items() if key[0] == phase}
-        return _Difference(phase, max(of_phase, key=of_phase.__getitem__)[1], *phases[phase, ""], False)
-    own, others_own = (sum(pair[side] for pair in phases.values()) for side in (0, 1))
-    return _Difference("", "", 0.0, 0.0, not _is_most(own, others_own, total, ranks[rank].samples))
+        source = max(of_phase, key=of_phase.__getitem__)[1]
+        return _Difference(phase, source, _most_text(_PHASE_TEXTS[phase], *phases[phase, ""]))
+    mine, theirs = (sum(pair[side] for pair in phases.values()) for side in (0, 1))
+    return _Difference("", "", "all that it does takes longer" if _is_most(mine, theirs, total, samples) else UNCLEAR)
+
+
+def _most_text(where: str, mine: float, theirs: float) -> str:
+    return f"most of the difference is {where} ({_percent(mine)} of the time, elsewhere {_percent(theirs)})"
 
 
 def _is_most(mine: float, theirs: float, total: float, samples: int) -> bool:
@@ -334,14 +331,12 @@ class StragglerWatch:
     def __exit__(self, *_: object) -> None:
         """Ends on all ranks, and compares them."""
         seconds = time.monotonic() - self._began
-        findings, inspected = list[Finding](), list[str]()
+        diagnoses = []
         for procs, ranks in self._ask(END_TIMES, EndTimes(self._number)):
             where = partial(_where, procs.region)
             measured = MeasuredProcs(procs.name, ranks, self._clocks.get(procs.uid, {}), where)
-            findings += judge_times(measured)
-            inspected.append(_inspected(procs, measured, seconds))
-        findings.sort(key=lambda finding: not finding.sure)
-        self.diagnosis = Diagnosis(tuple(findings), "; ".join(inspected) or "there are no meshes")
+            diagnoses.append(Diagnosis(judge_times(measured), _inspected(procs, measured, seconds)))
+        self.diagnosis = merged(diagnoses)
 
     def __str__(self) -> str:
         return str(self.diagnosis)

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
-from monarch_nb.host.linux import process_state
+from monarch_nb.host.linux import state_letter
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, is_users_file
 
@@ -100,15 +100,12 @@ class TimeSampler:
         """Ends sampling, and returns where the time has gone. Blocks for a moment."""
         self._over.set()
         self._thread.join()
-        module = sys.modules.get("torch.distributed")
         return RankTimes(
-            time.time_ns(),
             self._seconds,
             self._samples,
             self._taken(),
             tuple(self._calls.values()),
             tuple(_begun(self._since_ns)),
-            module.get_rank() if module is not None and _is_distributed() else -1,
             max(0.0, _queued_seconds(self._runtime) - self._queued),
             max(0.0, _throttled_seconds() - self._throttled),
         )
@@ -188,7 +185,11 @@ class TimeSampler:
             if not source and code.is_users:
                 source = f"{code.code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
-        if (called in _WAITS or (called == _BACKWARD and not _uses_gpu())) and _is_distributed() and _sleeps(thread):
+        if (
+            (called in _WAITS or (called == _BACKWARD and not _uses_gpu()))
+            and _is_distributed()
+            and state_letter(thread) == "S"
+        ):
             return COLLECTIVE, source
         return _PHASES[phase][0] if phase < len(_PHASES) else "", source
 
@@ -209,13 +210,6 @@ def _uses_gpu() -> bool:
     """Backward passes on a GPU run on threads of their own, so that a thread that sleeps in one may compute."""
     module = sys.modules.get("torch.cuda")
     return module is not None and bool(module.is_initialized())
-
-
-def _sleeps(thread: int) -> bool:
-    try:
-        return process_state(thread)[0] == "S"
-    except (OSError, ValueError, IndexError):
-        return False
 
 
 def _begun(since: int) -> Iterable[BegunCollectives]:

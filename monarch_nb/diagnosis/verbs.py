@@ -111,13 +111,11 @@ class BegunCollectives(msgspec.Struct, array_like=True, frozen=True):
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     """Where the time of a process has gone."""
 
-    clock: int  # wall clock of the process, in nanoseconds
     seconds: float  # that were sampled
     samples: int
     spent: tuple[TimeSpent, ...]
     calls: tuple[CallTime, ...] = ()
     collectives: tuple[BegunCollectives, ...] = ()
-    rank: int = -1  # of torch.distributed
     queued: float = 0.0  # seconds in which its threads were ready to run, and waited for a processor
     throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
 

@@ -135,6 +135,14 @@ def process_state(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[19])
 
 
+def state_letter(pid: int) -> str:
+    """Returns the letter of the state of a process, or of a thread by its native number; "" where it is not known."""
+    try:
+        return process_state(pid)[0]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
 def seconds_since(ticks: int) -> float:
     """Returns how long ago that was, including the machine's sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

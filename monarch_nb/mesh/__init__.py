@@ -6,7 +6,7 @@ from monarch_nb.mesh.active import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch_nb.mesh.actor import ActorMesh
-from monarch_nb.mesh.cells import run_on
+from monarch_nb.mesh.cells import run_on, run_on_each, values_or_errors
 from monarch_nb.mesh.endpoint import Accumulator, Endpoint, send
 from monarch_nb.mesh.handle import Handle, as_it_is, part_of, region_of, state_of
 from monarch_nb.mesh.host import HostMesh, give_up, this_host, this_proc
@@ -30,9 +30,11 @@ __all__ = [
     "region_of",
     "register_proc_mesh_spawn_callback",
     "run_on",
+    "run_on_each",
     "send",
     "state_of",
     "this_host",
     "this_proc",
     "unregister_proc_mesh_spawn_callback",
+    "values_or_errors",
 ]

@@ -1,14 +1,20 @@
 """Cells on ranks: source that is run in processes, or inside actors between their messages."""
 
 import ast
-from typing import Any
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from monarch_nb.mesh.actor import ActorMesh
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.console import remember_source, run_and_draw
+from monarch_nb.mesh.handle import part_of, region_of
 from monarch_nb.mesh.sending import send_region
 from monarch_nb.mesh.value import ValueMesh
 from monarch_nb.runtime import EXEC, Future, PendingCall, current, current_runtime
+from monarch_nb.shape import NDSlice, Region
+
+T = TypeVar("T")
 
 
 def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueMesh[Any]]:
@@ -23,6 +29,26 @@ def run_on(mesh: Any, source: str, *, filename: str = "<cell>") -> Future[ValueM
     if isinstance(mesh, ActorMesh):
         return _on_actors(mesh, source, filename)
     return mesh._console.cell.call(source, filename, mesh)  # type: ignore[no-any-return]
+
+
+def run_on_each(mesh: Any, source: str, *, filename: str = "<cell>") -> dict[int, Future[ValueMesh[Any]]]:
+    """Runs a cell's source as `run_on` does, with a result of its own for each rank, by base rank."""
+    return {
+        rank: run_on(part_of(mesh, Region((), NDSlice(rank, (), ()))), source, filename=filename)
+        for rank in region_of(mesh).ranks()
+    }
+
+
+def values_or_errors(asked: Mapping[int, Future[ValueMesh[T]]], seconds: float | None) -> dict[int, T | Exception]:
+    """The value of each rank, or the error in its place; blocks for so many seconds in all."""
+    until = None if seconds is None else time.monotonic() + seconds
+    found: dict[int, T | Exception] = {}
+    for rank, future in asked.items():
+        try:
+            found[rank] = future.get(None if until is None else max(0.0, until - time.monotonic())).item()
+        except Exception as error:
+            found[rank] = error
+    return found
 
 
 def _on_actors(mesh: ActorMesh[Any], source: str, filename: str) -> Future[ValueMesh[Any]]:

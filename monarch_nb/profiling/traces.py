@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.mesh import ActorMesh, region_of, run_on, state_of
+from monarch_nb.mesh import ActorMesh, run_on_each, state_of, values_or_errors
 from monarch_nb.profiling.result import Profile
 from monarch_nb.runtime import Future
 from monarch_nb.wire import text_of
@@ -86,8 +86,6 @@ class Traces:
 
     def __init__(self, mesh: Any, profile: Profile) -> None:
         self._mesh, self._profile = mesh, profile
-        region = region_of(mesh)
-        self._parts = {rank: mesh.slice(**_point(region, rank)) if region.labels else mesh for rank in region.ranks()}
         self._number = time.time_ns()
 
     def begin(self) -> None:
@@ -119,29 +117,22 @@ class Traces:
             self._profile.trace = _written(Path(folder), self._profile.name, timeline(traces))
 
     def _run(self, call: str) -> "dict[int, Future[Any]]":
-        source = _CALL.format(call=call)
-        return {rank: run_on(part, source, filename="<torch.profiler>") for rank, part in self._parts.items()}
+        return run_on_each(self._mesh, _CALL.format(call=call), filename="<torch.profiler>")
 
     def _named(self, ranks: Sequence[int]) -> str:
         return f"{state_of(self._mesh).name} {self._profile.where(ranks)}"
 
 
-def _point(region: Any, rank: int) -> dict[str, int]:
-    return dict(region.point_of_base_rank(rank).items())
-
-
 def _results(asked: "dict[int, Future[Any]]", seconds: float | None) -> dict[int, tuple[Any, str]]:
     """The result of each rank, or the reason why there is none."""
-    until = None if seconds is None else time.monotonic() + seconds
     results: dict[int, tuple[Any, str]] = {}
-    for rank, future in asked.items():
-        try:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            results[rank] = future.get(left).item(), ""
-        except TimeoutError:
+    for rank, value in values_or_errors(asked, seconds).items():
+        if isinstance(value, TimeoutError):
             results[rank] = None, f"it was still busy after {seconds:g} s"
-        except Exception as error:
-            results[rank] = None, text_of(error).partition("\n")[0]
+        elif isinstance(value, Exception):
+            results[rank] = None, text_of(value).partition("\n")[0]
+        else:
+            results[rank] = value, ""
     return results
 
 

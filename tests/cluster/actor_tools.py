@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import monarch_nb.actor
-from monarch_nb.actor import MeshFailure, ProcMesh, this_host
+from monarch_nb.actor import Actor, MeshFailure, ProcMesh, this_host
 from monarch_nb.connect import shutdown
 
 SECONDS = 40.0  # more than anything here takes; a test that needs it has failed
@@ -47,6 +47,21 @@ def spawned(count: int, name: str, **kwargs: Any) -> Iterator[ProcMesh]:
     procs.initialized.get(60)
     yield procs
     procs.stop().get(SECONDS)
+
+
+def joined(kind: type[Actor]) -> Iterator[Any]:
+    """Three actors, whose `join` makes a process group of torch.distributed."""
+    procs = spawned(3, "workers")
+    mesh: Any = next(procs).spawn("trainers", kind)
+    mesh.join.call().get(SECONDS)
+    yield mesh
+    next(procs, None)
+
+
+def line_of(file: str, text: str) -> str:
+    """`file:line` of the only line with that text."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return f"{file}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import monarch_nb
 from monarch_nb.actor import Actor, ActorError, endpoint, this_host
 from monarch_nb.diagnosis import CallAbortedError, Diagnosis, Finding, abort
-from tests.cluster.actor_tools import SECONDS, spawned
+from tests.cluster.actor_tools import SECONDS, joined, line_of
 from tests.cluster.fault_tools import until
 
 pytestmark = [
@@ -50,19 +50,9 @@ class Trainer(Actor):
         dist.all_reduce(torch.ones(4))
 
 
-def line_of(text: str) -> str:
-    """`file:line` of the only line with that text."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return f"{__file__}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
-
-
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Any]:
-    procs = spawned(3, "workers")
-    mesh: Any = next(procs).spawn("trainers", Trainer)
-    mesh.join.call().get(SECONDS)
-    yield mesh
-    next(procs, None)
+    yield from joined(Trainer)
 
 
 def finding_of(trainers: Any, kind: str, words: str = "") -> Finding:
@@ -95,7 +85,7 @@ def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path
     with blocked(trainers, tmp_path):
         finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
     assert (finding.mesh, finding.ranks, finding.sure) == ("workers", (1,), True)
-    assert finding.source == line_of("with open(pipe")
+    assert finding.source == line_of(__file__, "with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
     assert not monarch_nb.diagnose(trainers)
 

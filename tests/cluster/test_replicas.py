@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.diagnosis import compare_replicas
 from monarch_nb.mesh import run_on
-from tests.cluster.actor_tools import SECONDS, spawned
+from tests.cluster.actor_tools import SECONDS, joined, spawned
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,11 +47,7 @@ class Trainer(Actor):
 
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Any]:
-    procs = spawned(3, "workers")
-    mesh: Any = next(procs).spawn("trainers", Trainer)
-    mesh.join.call().get(SECONDS)
-    yield mesh
-    next(procs, None)
+    yield from joined(Trainer)
 
 
 @pytest.mark.parametrize(("kind", "sure"), [("ddp", True), ("by hand", False)])

@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from monarch_nb.actor import Actor, current_rank, endpoint
 from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, stragglers
-from tests.cluster.actor_tools import SECONDS, spawned
+from tests.cluster.actor_tools import SECONDS, joined, line_of
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -95,19 +94,9 @@ class Trainer(Actor):
         time.sleep(LATE_S if current_rank().rank == 1 else LATE_S / 5)  # together
 
 
-def line_of(comment: str) -> str:
-    """`file:line` of the only line with that comment."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return f"{__file__}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'  # {comment}'))}"
-
-
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Any]:
-    procs = spawned(3, "workers")
-    mesh: Any = next(procs).spawn("trainers", Trainer)
-    mesh.join.call().get(SECONDS)
-    yield mesh
-    next(procs, None)
+    yield from joined(Trainer)
 
 
 def compared(trainers: Any, in_what: str = "") -> Diagnosis:
@@ -131,9 +120,12 @@ def compared(trainers: Any, in_what: str = "") -> Diagnosis:
 def test_the_slow_rank_is_named_with_its_phase_and_line(trainers: Any, in_what: str, phase: str, comment: str) -> None:
     diagnosis = compared(trainers, in_what)
     (finding,) = diagnosis.findings
-    assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("slow", (1,), line_of(comment), True), (
-        finding.text
-    )
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == (
+        "slow",
+        (1,),
+        line_of(__file__, f"# {comment}"),
+        True,
+    ), finding.text
     assert f"most of the difference is {phase}" in finding.text
 
 
@@ -153,7 +145,7 @@ def test_ranks_without_collectives_are_compared_by_calls(trainers: Any) -> None:
     with StragglerWatch(trainers) as found:
         for _ in range(25):
             trainers.together.call().get(SECONDS)
-    expected = ("slow", (1,), line_of("together"), True)
+    expected = ("slow", (1,), line_of(__file__, "# together"), True)
     finding = next(iter(found.diagnosis.findings), Finding("dead", "", (), ""))
     assert (finding.kind, finding.ranks, finding.source, finding.sure) == expected, found
 

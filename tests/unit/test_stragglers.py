@@ -34,7 +34,7 @@ def rank(
         begins = [int(1e9 * (ahead + STEP_S * step + delays[step % len(delays)] / 1000)) for step in range(number)]
         begun.append(BegunCollectives(key, tuple(range(1, number + 1)), tuple(begins)))
     spent = tuple(TimeSpent(phase, source, share * 3.0) for phase, source, share in lines)
-    return RankTimes(0, 3.0, 500, spent, tuple(calls), tuple(begun), 0, queued, throttled)
+    return RankTimes(3.0, 500, spent, tuple(calls), tuple(begun), queued, throttled)
 
 
 SLOW = (("forward", MODEL, 0.55), ("data iterator", DATA, 0.4), ("collective", MODEL, 0.05))
