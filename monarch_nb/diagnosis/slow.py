@@ -30,6 +30,7 @@ ERRORS = 1.5  # standard errors that a sampled share may have
 CONFIRMED = 0.25  # of its lateness, that a rank also waits less than the others
 MANY = 10  # collectives or calls, before a rank is called slow for sure
 SOME = 3
+LONG_S = 1.0  # a rank is called slow for sure: for less, the system may just have given its processor to others
 SURE, LIKELY = 5.0, 3.0  # standard errors by which a rank is later than the others
 LATE_S = 0.00005  # that a rank is later in the mean: less is within what clocks and threads do
 OFTEN = 0.2  # of the collectives: a rank that is slow for sure is clearly later in so many, one of each step
@@ -82,7 +83,7 @@ class _Lateness(NamedTuple):
     @property
     def is_sure(self) -> bool:
         count, most = len(self.seconds), max(self.seconds)
-        if count < MANY or sum(each >= most / 2 for each in self.seconds) < OFTEN * count:
+        if count < MANY or self.whole < LONG_S or sum(each >= most / 2 for each in self.seconds) < OFTEN * count:
             return False
         parts = [self.seconds[part * count // PARTS : (part + 1) * count // PARTS] for part in range(PARTS)]
         return self.errors >= SURE and all(fmean(part) > 0 for part in parts)

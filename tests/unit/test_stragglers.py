@@ -104,6 +104,11 @@ def test_one_collective_of_four_shows_the_slow_rank() -> None:
     assert (finding.ranks, finding.sure) == ((1,), True)
 
 
+def test_a_rank_that_is_slow_for_less_than_a_second_is_a_suspicion() -> None:
+    (finding,) = judge_times(procs(*(rank(SLOW if r == 1 else HEALTHY, [6.0 * (r == 1)], 45) for r in range(3))))
+    assert finding.sure is False
+
+
 def test_ranks_that_a_slow_one_delays_elsewhere_are_innocent() -> None:
     """Rank 0 is slow; rank 1 waits for it in their group, and is late for rank 3."""
     tensor, other = GroupKey("1", (0, 1), ""), GroupKey("2", (2, 3), "")
