@@ -104,7 +104,7 @@ def test_one_collective_of_four_shows_the_slow_rank() -> None:
     assert (finding.ranks, finding.sure) == ((1,), True)
 
 
-def test_a_rank_that_is_slow_for_less_than_a_second_is_a_suspicion() -> None:
+def test_a_rank_slow_for_less_than_a_second_is_a_suspicion() -> None:
     (finding,) = judge_times(procs(*(rank(SLOW if r == 1 else HEALTHY, [6.0 * (r == 1)], 45) for r in range(3))))
     assert finding.sure is False
 
