@@ -52,6 +52,7 @@ class MeshProcesses:
             self._compare_versions()
             self._group({})
         except BaseException:
+            coordinator.cut("not all of its ranks could join")
             coordinator.close()
             raise
 
@@ -190,6 +191,7 @@ class MeshProcesses:
         """Ends the workers, which others replace; `why` is the reason in later errors. Blocks."""
         self._over = why
         self._lose(why)
+        self._coordinator.cut(why)  # before: a rank that waits for the others could not end
         self._coordinator.close()
         self.workers.stop(why).get()
 

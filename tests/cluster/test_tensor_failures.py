@@ -1,10 +1,12 @@
 """A process of a tensor mesh dies, or one rank fails alone: nobody waits for what cannot come, and the mesh goes on."""
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,10 @@ import torch.distributed as dist
 import monarch_nb
 from monarch_nb.distributed import ContentsLostError, Mesh, MeshTensor, Plan, TensorError, load, save
 from monarch_nb.exceptions import DeviceMeshError
+from monarch_nb.tensor import processes
 from monarch_nb.tensor.groups import coordinator
 from tests.cluster.actor_tools import Faults, spawned
+from tests.cluster.fault_tools import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,6 +55,12 @@ def fails_on_rank_three(shard: torch.Tensor) -> torch.Tensor:
         raise MemoryError("out of memory here")
     dist.all_reduce(shard)
     return shard
+
+
+def waits_on_the_last_rank(shard: torch.Tensor, waiting: str) -> None:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        Path(waiting).touch()
+        dist.all_reduce(shard)
 
 
 def fails_on_the_last_rank(shard: torch.Tensor) -> None:
@@ -200,6 +210,25 @@ def test_a_process_stuck_in_an_ended_group_is_ended_too(faults: Faults, monkeypa
         with pytest.raises(ProcessLookupError):
             os.kill(pids[0], 0)
         assert mesh.ones(4, sharding_spec=["dp"]).sum().item() == 4
+    faults.left()
+
+
+def test_workers_are_replaced_while_one_waits_in_a_collective(faults: Faults, tmp_path: Path) -> None:
+    """As when a mesh shrinks before its coordinator has learned of the death."""
+    for procs in spawned(2, "waiting"):
+        mesh = Mesh.of(procs, ("dp",))
+        waiting = tmp_path / "waiting"
+
+        def wait(waiting: Path = waiting, mesh: Mesh = mesh) -> None:
+            with contextlib.suppress(DeviceMeshError):
+                mesh.execute(waits_on_the_last_rank, mesh.ones(4), str(waiting))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(waiting.exists)
+        half = processes.shrunk(procs.slice(gpus=1), "cpu")
+        assert [version for _, version in half.workers.version.call().get()] == [torch.__version__]
+        thread.join()
     faults.left()
 
 
