@@ -15,6 +15,7 @@ __all__ = ["BROKEN_EARLY", "Link"]
 
 _unpack_from = PREFIX.unpack_from
 BROKEN_EARLY = "the connection broke before the peer's first answer"
+_LEAST_RESENT = 8  # times, before it is given up: where many frames are lost, few questions are answered in the time
 _UP, _RESUMING, _DOWN = LinkState
 _DATA, _CHUNK, _ACK, _HELLO, _RESUME, _PROBE, _STATE = (int(kind) for kind in PrefixKind)
 
@@ -42,6 +43,7 @@ class Link(Outgoing[T]):
         "_lost",
         "_lost_since",
         "_probed",
+        "_resent",
         "buried",
         "since",
     )
@@ -66,6 +68,7 @@ class Link(Outgoing[T]):
         self._gap_wait = config.tick
         self._lost = -1  # the base when the peer said it lacks it
         self._lost_since = 0.0
+        self._resent = 0  # how often since then
         self._down_since: float | None = None
         self._answered_at = float("-inf")
 
@@ -284,8 +287,9 @@ class Link(Outgoing[T]):
         if not self._kept:
             return
         if self._lost != self._base:
-            self._lost, self._lost_since = self._base, now
-        elif now - self._lost_since >= self._config.gap_timeout:
+            self._lost, self._lost_since, self._resent = self._base, now, 0
+        elif now - self._lost_since >= self._config.gap_timeout and self._resent >= _LEAST_RESENT:
             self._fail(f"it was lost, and sending it again failed for {self._config.gap_timeout:g} s", limit, actions)
             return
+        self._resent += 1
         self._write(limit, actions)

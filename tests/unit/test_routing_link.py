@@ -374,6 +374,22 @@ def test_frames_resent_in_vain_fail_in_time_and_others_go_on():
     assert Skipped(0, 1) in pair.seen
 
 
+def test_a_frame_is_resent_several_times_however_seldom_the_peer_is_heard():
+    """Where many frames are lost, few questions are answered: each answer has the frame sent again."""
+    pair = Pair(LinkConfig(gap_timeout=5.0))
+    pair.loses = {"x"}
+    pair.send(pair.a, "x")
+    pair.pump()
+    for _ in range(4):
+        pair.now += 6.0
+        pair.do(pair.a, pair.a.tick(pair.now))
+        pair.pump()
+    assert pair.seen == []
+    pair.loses.clear()
+    pair.wait(2.0)
+    assert pair.got_b == ["x"]
+
+
 def test_a_connection_that_stays_away_fails_what_is_kept():
     pair = Pair()
     pair.pump()
