@@ -216,6 +216,12 @@ def _reception_at(runtime: Runtime, at: str, keys: Keys | None, insecure_loopbac
     return reception
 
 
+def use_keys(runtime: Runtime, old: Keys, new: Keys) -> None:
+    """Has this process accept hosts with another key, if it accepts those with `old`."""
+    if _reception is not None and _reception.belongs_to(runtime) and _reception.keys == old:
+        _reception.keys = new
+
+
 def readmit(runtime: Runtime, hosts: Sequence[str], at: str, keys: Keys | None, timeout: float) -> dict[str, Exception]:
     """Attaches hosts that dialled a process which is gone, at the same endpoint. Blocks until all have dialled.
 

@@ -120,6 +120,7 @@ class _Worker:
         while self._may_restart():
             self._restarted.append(time.monotonic())
             end_all_descendants()  # what it has left
+            self._take_key()
             self.handle.close()
             try:
                 self.handle = self._start()
@@ -130,6 +131,12 @@ class _Worker:
                 self.kill()
             return True
         return False
+
+    def _take_key(self) -> None:
+        """Reads the key of the agent that has failed, which may have changed since its start."""
+        if self._keys is not None:
+            with contextlib.suppress(OSError, TrustError):
+                self._keys = Keys.load(self.handle.run_folder / "key")
 
     def wait(self) -> None:
         """Blocks until the agent has ended. Raises RuntimeError unless it was shut down in good order."""

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.connect.mesh_detach import Detacher
@@ -86,6 +87,12 @@ class ProcessOperations:
     def detach_hosts(self, hosts: Sequence[str], host_mesh: str, lease: object) -> None:
         """The same for all meshes that were spawned from here on a host mesh."""
         self._runtime.part(Detacher).detach_on(hosts, host_mesh, parse_duration(lease) / 1e9)
+
+    def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
+        """Gives hosts another key, which is written to a file here. Blocks."""
+        from monarch_nb.connect.key_rotation import rotate_key
+
+        rotate_key(self._runtime, name, hosts, file, force=force, timeout=timeout)
 
     def source_of(self, written: str) -> HostSource:
         """What gives hosts, of what another process has written down. Blocks. Raises NoMoreHostsError."""

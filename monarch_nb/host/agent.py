@@ -20,6 +20,7 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.introduction import ask_controller
+from monarch_nb.host.key_change import AgentKeys
 from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.linux import become_subreaper, close_other_fds, has_pidfd, name_process
 from monarch_nb.host.loop import READ, Loop
@@ -57,7 +58,7 @@ _ASK_S = 2.0
 class Dialler:
     """Finds the controller at an endpoint and joins it, and any later one at that endpoint."""
 
-    def __init__(self, node: Node, sender: AgentSender, endpoint: str, keys: Keys | None, insecure_loopback: bool,
+    def __init__(self, node: Node, sender: AgentSender, endpoint: str, keys: AgentKeys, insecure_loopback: bool,
                  state: Callable[[], p.HostState], soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
         self._node = node
         self._sender = sender
@@ -81,12 +82,14 @@ class Dialler:
     def _run(self) -> None:
         pause = _PAUSE_S
         while True:
-            try:
-                controller = ask_controller(self._endpoint, self._keys, self._state(), insecure_loopback=self._insecure,
-                                     timeout=_ASK_S)  # fmt: skip
-                wrong = controller.error
-            except TransportError as error:
-                controller, wrong = p.IdentifyReply(), str(error)
+            for keys in self._keys.candidates:
+                try:
+                    controller = ask_controller(self._endpoint, keys, self._state(), insecure_loopback=self._insecure,
+                                         timeout=_ASK_S)  # fmt: skip
+                    wrong = controller.error
+                    break
+                except TransportError as error:
+                    controller, wrong = p.IdentifyReply(), str(error)
             if wrong:
                 log.info("no controller to join: %s", wrong)
                 self._cut.wait(pause)
@@ -119,8 +122,9 @@ class HostAgent:
         self._loop = Loop()
         # Every process that must end with this one has the other end, which the kernel closes whatever kills this one.
         self._cord, self._cord_end = cord
-        self._keys = None if options.key is None else Keys.load_or_create(options.key)
-        self._node = self._make_node()
+        keys = None if options.key is None else Keys.load_or_create(options.key)
+        self._node = self._make_node(keys)
+        self._keys = AgentKeys(self._node, keys, options.key, self._other_users)
         self._sender = AgentSender(self._node, self.address)
         self._leases = OwnerLeases(options.lease_s)
         self._idleness = Idleness(options.unused_s)
@@ -138,7 +142,7 @@ class HostAgent:
             incarnation=self._node.incarnation,
             learn=self._learn, forget=self._host_lost, follow=self._follow, end=self.end,
             later=self._loop.call_later, gateway=self._gateway, keeper=self._keeper,
-            pending=self._pending, replaced=self._replaced, caster=self._caster,
+            pending=self._pending, replaced=self._replaced, caster=self._caster, keys=self._keys,
         )  # fmt: skip
         self._dialler: Dialler | None = None
         if options.dial is not None:
@@ -400,13 +404,20 @@ class HostAgent:
         else:
             self._node.learn(host, endpoint=endpoint or None, via=via, incarnation=incarnation)
 
-    def _make_node(self) -> Node:
+    def _other_users(self, controller: str) -> tuple[str, ...]:
+        """Describes who else reaches this host by its key: controllers, and those that come back to what they left."""
+        keeper = self._service.keeper
+        others = {owner for owner in (*self._leases.owners, *keeper.holders) if not parse_address(owner).is_proc}
+        detached = ("whoever comes back to a detached mesh",) if keeper.waits else ()
+        return (*sorted(others - {controller, NOBODY}), *detached)
+
+    def _make_node(self, keys: Keys | None) -> Node:
         options = self._options
         return Node(
             self.address, run_folders={options.host: self._folder}, handler=self._handle, tcp_bind=options.tcp,
             tcp_bound=options.tcp_fd, on_link_failed=self._link_failed,
             insecure_loopback=options.insecure_loopback,
-            keys=self._keys, on_connection=self._connection, on_first_dial=self._stranger,
+            keys=keys, on_connection=self._connection, on_first_dial=self._stranger,
         )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from monarch_nb.host import protocol as p
 from monarch_nb.host import verbs
 from monarch_nb.host.introduction import introduce
+from monarch_nb.host.key_change import AgentKeys
 from monarch_nb.host.sender import AgentSender
-from monarch_nb.transport import Keys, Node, TransportError, knock
+from monarch_nb.transport import Node, TransportError, TrustError, knock
 from monarch_nb.wire import Asker, agent_of, host_of
 
 _KNOCK_S = 1.0
@@ -16,7 +17,7 @@ _KNOCK_S = 1.0
 class GatewayService:
     """The hosts that each controller reaches through this agent. On the loop's thread, unless said otherwise."""
 
-    def __init__(self, node: Node, sender: AgentSender, keys: Keys | None, insecure_loopback: bool,
+    def __init__(self, node: Node, sender: AgentSender, keys: AgentKeys, insecure_loopback: bool,
                  soon: Callable[[Callable[[], None]], None]) -> None:  # fmt: skip
         self._node = node
         self._sender = sender
@@ -37,8 +38,11 @@ class GatewayService:
     def _look(self, asker: str, request: p.Introduce) -> p.Introduced:
         back = p.Hosts({}, {asker: self._sender.address})
         try:
-            [answer] = introduce([request.endpoint], self._keys, insecure_loopback=self._insecure,
-                                timeout=request.timeout_s, ways=back)  # fmt: skip
+            for keys in self._keys.candidates:
+                [answer] = introduce([request.endpoint], keys, insecure_loopback=self._insecure,
+                                    timeout=request.timeout_s, ways=back)  # fmt: skip
+                if not isinstance(answer, TrustError):
+                    break
         except (TransportError, ValueError) as error:
             return p.Introduced(error=str(error))
         if isinstance(answer, p.HostState):

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
+from monarch_nb.transport import KeyStep
 from monarch_nb.wire.address import parse_address
 from monarch_nb.wire.texts import Harmless
 
@@ -222,6 +223,24 @@ class PreemptionNotice(Harmless, frozen=True, kw_only=True):
     seconds: float | None = None
     at: float = 0.0
     over: bool = False
+
+
+class KeyChange(msgspec.Struct, frozen=True):
+    """agent.key: one step in the change of a job's key to `key`, the content of a key file.
+
+    "expect": who refuses one of the two is dialled with the other. "use": only the new one is accepted, and the key
+    file is replaced. "done": the old one is forgotten. "cancel": the new one is, unless it is used.
+    """
+
+    step: KeyStep
+    key: str
+
+
+class KeyChanged(Harmless, frozen=True, kw_only=True):
+    """Reply to agent.key: other controllers that have something on the host, and why its key file was not replaced."""
+
+    users: tuple[str, ...] = ()
+    error: str = ""
 
 
 class OwnerLease(msgspec.Struct, frozen=True):

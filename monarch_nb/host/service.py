@@ -16,6 +16,7 @@ from monarch_nb.host import verbs
 from monarch_nb.host.casting import Caster
 from monarch_nb.host.gateway import GatewayService
 from monarch_nb.host.gpus import with_gpu
+from monarch_nb.host.key_change import AgentKeys
 from monarch_nb.host.leases import OwnerLeases
 from monarch_nb.host.mesh_leases import NOBODY, MeshLeaseService
 from monarch_nb.host.packages import torch_version
@@ -87,7 +88,7 @@ class AgentService:
                  learn: Callable[[str, str, str, int], None], forget: Callable[[str, str, int], None],
                  follow: Callable[[str, int], None], later: Callable[[float, Callable[[], None]], object],
                  pending: PendingProcs, replaced: Callable[[str], None], gateway: GatewayService,
-                 keeper: Callable[[Callable[[str], None]], MeshLeaseService], caster: Caster,
+                 keys: AgentKeys, keeper: Callable[[Callable[[str], None]], MeshLeaseService], caster: Caster,
                  end: Callable[[str, float, Callable[[list[p.Exited]], None]], None]) -> None:  # fmt: skip
         self._host = host
         self._folder = folder
@@ -123,6 +124,7 @@ class AgentService:
         takes.handle(TOOK, self._took)
         takes.handle(verbs.LEASE, self._lease)
         takes.handle(verbs.BEAT, lambda _, asker: None)
+        takes.handle(verbs.KEY, keys.change)
         takes.handle(verbs.PROC_EXITED, self._elsewhere_exited)
         self.keeper = keeper(self._see_owner)
         self.keeper.serve(takes)

@@ -30,6 +30,7 @@ CASTS = Verb(
     lane=Lane.DATA,
     doc="what has become of casts that a relay may have lost?",
 )
+KEY = Verb("agent.key", p.KeyChange, p.KeyChanged, doc="one step in the change of the job's key")
 DROP = Verb("agent.drop", p.DropMesh, Done, doc="ranks that the sender gave up when it lost the host are stopped")
 
 # From an agent, to a proc or a controller.

@@ -193,6 +193,10 @@ class JobAdapter(ABC):
         """Called before and after this process polls a job regularly, so that connections can be kept open."""
         return  # most need none
 
+    def key_changed(self, job: Running) -> None:
+        """Called when the job's folder has another key, which its agents have already: for those that come later."""
+        return  # most give it to them from there
+
     def lines(self, job: Running, name: str, count: int) -> list[str]:
         """Returns the last lines that an agent has written, as far as the scheduler stores them."""
         return []

@@ -184,6 +184,16 @@ class JobHosts:
         """Nobody else changes the job within, in this process or another one that has it."""
         return locked(self._job.running({}).folder, check)
 
+    def key_file(self) -> Path | None:
+        """The file with the job's key, if its hosts have one."""
+        folder = self._job.running({}).folder
+        file = Path(folder, "key")
+        return file if folder and file.exists() else None
+
+    def key_changed(self) -> None:
+        """The job has another key, for hosts that are started from now on. Raises EngineError."""
+        self._job.adapter.key_changed(self._job.running(self._job.agents))
+
     def written(self) -> str:
         """Its job as text, with the mesh; "" for a job that cannot be saved."""
         return self._job.written(self._mesh)

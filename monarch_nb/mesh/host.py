@@ -5,6 +5,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -238,6 +239,28 @@ class HostMesh(MeshTrait):
         """
         self._check_owned("shrink")
         return operations().shrink_hosts(self._record, fewer)
+
+    def rotate_key(
+        self, key: "str | os.PathLike[str] | None" = None, *, force: bool = False, timeout: float = 30.0
+    ) -> None:
+        """Gives these hosts another key, while they work: whoever has only the former one is cut off.
+
+        The new key is written to the file `key` here, by default that of the hosts' job, and by each agent to its own
+        key file. All attached hosts that have the same key change together, those of other meshes too. Connections are
+        made anew; calls under way go on. Blocks until all have it, at most `timeout` seconds: a host that becomes
+        unreachable meanwhile gets it when it is back. Raises ValueError for hosts without a key, or with different
+        ones, and TrustError, after which all have the former key, if an agent does not agree, if the file cannot be
+        written, or if other programs use a host and would be cut off, unless `force`. Only for the whole mesh, by its
+        owner.
+        """
+        self._check_owned("change the key of")
+        hosts, source = self._used_hosts(), self._record.source
+        file = Path(key) if key is not None else source.key_file() if source is not None else None
+        if file is None:
+            raise ValueError(f"{self.name}: name the file on this machine that gets the key: rotate_key('job.key')")
+        operations().rotate_key(self.name, hosts, file, force, timeout)
+        if source is not None:
+            source.key_changed()
 
     def detach(self, lease: str | float = "1h") -> None:
         """Leaves all that this process has spawned on this host mesh, as `ProcMesh.detach` does. Blocks."""

@@ -6,6 +6,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from monarch_nb.runtime import Future, error_of, resolved_future, when_done
@@ -53,6 +54,12 @@ class HostSource(Protocol):
 
     def refill(self) -> None:
         """Asks for the spares that are missing; does not block."""
+
+    def key_file(self) -> Path | None:
+        """The file with the key of its hosts on this machine, if they have one."""
+
+    def key_changed(self) -> None:
+        """The key file has another key, which hosts that are started from now on need. Raises RuntimeError."""
 
     def written(self) -> str:
         """What another process, which comes to have the mesh, makes such a source of; "" where it cannot."""
@@ -103,6 +110,14 @@ class RecordedSource:
     def refill(self) -> None:
         """Asks for the spares that are missing."""
         self.opened().refill()
+
+    def key_file(self) -> Path | None:
+        """The file with the key of its hosts on this machine."""
+        return self.opened().key_file()
+
+    def key_changed(self) -> None:
+        """The key file has another key."""
+        self.opened().key_changed()
 
     def written(self) -> str:
         """What was written down."""

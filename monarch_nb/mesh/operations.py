@@ -1,6 +1,7 @@
 """What handles ask of the rooms above them: how meshes begin and end, and how hosts, code and logs are reached."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -102,6 +103,9 @@ class Operations(Protocol):
 
     def give_up_hosts(self, hosts: Sequence[str], reason: str) -> None:
         """Hosts are about to be killed by who started them: what is there counts as stopped. Does not block."""
+
+    def rotate_key(self, name: str, hosts: Sequence[str], file: Path, force: bool, timeout: float) -> None:
+        """Gives hosts another key, which is written to a file here. Blocks."""
 
     def stop_on_hosts(self, hosts: Sequence[str], host_mesh: str) -> Future[None]:
         """Stops the processes that were spawned from here on a host mesh; the agents stay."""

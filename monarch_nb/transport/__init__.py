@@ -27,7 +27,7 @@ from monarch_nb.transport.parcel import Parcel
 from monarch_nb.transport.protocols import Clock, Transport
 
 if TYPE_CHECKING:
-    from monarch_nb.transport.keys import Keys, require_keys
+    from monarch_nb.transport.keys import Keys, KeyStep, require_keys
     from monarch_nb.transport.node import Node
     from monarch_nb.transport.tcp.greeting import Unready, greet, knock, split
     from monarch_nb.transport.tcp.sockets import Limits, bound_at
@@ -37,6 +37,7 @@ __all__ = [
     "AGAIN_S",
     "Clock",
     "DescriptorLimitError",
+    "KeyStep",
     "Keys",
     "Limits",
     "Node",
@@ -70,7 +71,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "tcp.greeting": ("Unready", "greet", "knock", "split"),
-        "keys": ("Keys", "require_keys"),
+        "keys": ("KeyStep", "Keys", "require_keys"),
         "node": ("Node",),
         "tcp.sockets": ("Limits", "bound_at"),
     },

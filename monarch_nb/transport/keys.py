@@ -10,13 +10,16 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import zmq
 
 from monarch_nb._about import more
 from monarch_nb.transport.errors import TrustError, descriptors_for
 
-__all__ = ["Keys", "require_keys"]
+__all__ = ["KeyStep", "Keys", "require_keys"]
+
+KeyStep = Literal["expect", "use", "done", "cancel"]  # of a change from one pair to another
 
 _TITLE = "monarch-nb key 1"
 _HOW = (
@@ -70,6 +73,29 @@ class Keys:
         """The content of a key file, for a launcher's own secret channel."""
         return b"\n".join([_TITLE.encode(), self.public, self.secret, b""])
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the pair to `path` (mode 0600) in place of what is there, at once or not at all. Raises OSError."""
+        draft = self._draft(Path(path))
+        try:
+            os.replace(draft, path)
+        except OSError:
+            os.unlink(draft)
+            raise
+
+    def _draft(self, place: Path) -> Path:
+        """A new file beside `place`, with the pair."""
+        draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(self.to_text())
+                file.flush()
+                os.fsync(fd)
+        except OSError:
+            os.unlink(draft)
+            raise
+        return draft
+
     @classmethod
     def load_or_create(cls, path: str | os.PathLike[str]) -> "Keys":
         """The pair in `path`; if there is no such file, a new pair is made and kept there (mode 0600).
@@ -80,13 +106,8 @@ class Keys:
         with contextlib.suppress(FileNotFoundError):
             return cls.load(place)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        draft = cls.create()._draft(place)
         try:
-            with open(fd, "wb") as file:
-                file.write(cls.create().to_text())
-                file.flush()
-                os.fsync(fd)
             with contextlib.suppress(FileExistsError):  # somebody else was first: theirs it is
                 os.link(draft, place)
         finally:

@@ -18,7 +18,7 @@ from monarch_nb.routing.routes import Hop, NoRoute, RoutingTable, agent_meant
 from monarch_nb.transport import streams
 from monarch_nb.transport.channels import Dialled, Inbound
 from monarch_nb.transport.errors import TransportError, UnreachableError
-from monarch_nb.transport.keys import Keys, require_keys
+from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.peer import Peer
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message, UnixStream
@@ -51,6 +51,7 @@ class Links:
         self._reader = reader
         self._trust = (keys, insecure_loopback)
         self._trusts: dict[str, Trust] = {}  # of hosts that have their own
+        self._others: dict[bytes, Keys] = {}  # while keys change: those to try where a pair, by public key, is refused
         self._portable, self._config, self._limits = portable, config, limits
         self._on_connection = on_connection
         self._peers: dict[tuple[str, int], Peer] = {}
@@ -319,6 +320,45 @@ class Links:
             return last_seen[address]
         return new_incarnation()  # by the clock of this machine: what dials later began later
 
+    # keys that change
+
+    def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
+        """Takes one step of a change of keys, as `Node.change_keys` says."""
+        with self._lock:
+            if step == "expect":
+                self._others[old.public], self._others[new.public] = new, old
+                return
+            former, chosen = (new, old) if step == "cancel" else (old, new)
+            self._trust = _renewed(self._trust, former, chosen)
+            self._trusts = {host: _renewed(trust, former, chosen) for host, trust in self._trusts.items()}
+            if step != "use":
+                for keys in (old, new):
+                    self._others.pop(keys.public, None)
+
+    def cut_inbound(self) -> None:
+        """Connections that peers had dialled by TCP have been closed: they dial again. Reading thread."""
+        with self._lock:
+            peers = [peer for peer in self._by_id.values() if peer.connection.over_tcp]
+            self._forget_ids(peers)
+        for peer in peers:
+            if peer.has_dialled:
+                peer.lost()
+                self._on_inbound_closed(peer)
+
+    def _refused(self, peer: Peer, keys: Keys | None) -> bool:
+        """Handles that a peer does not accept these keys; whether it is dialled with others."""
+        host = host_of(peer.address)
+        with self._lock:
+            trust = self._trusts.get(host, self._trust)
+            if keys is None or trust[0] is None:
+                return False
+            if keys == trust[0]:
+                if keys.public not in self._others:
+                    return False
+                self._trusts[host] = (self._others[keys.public], trust[1])
+        self.later(peer.redial)
+        return True
+
     # what a peer asks
 
     def dial(self, peer: Peer) -> Dialled | UnixStream | None:
@@ -331,7 +371,7 @@ class Links:
         trust = self._trusts.get(host_of(peer.address), self._trust)
         require_keys(peer.endpoint, *trust)
         dealer = sockets.dial(self.context(), peer.endpoint, name, trust[0], self._limits)
-        watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event))
+        watcher = Monitor(dealer, self._reader, lambda event, _: self._on_monitor_event(peer, event, trust[0]))
         sockets.connect(dealer, peer.endpoint)
         return Dialled(dealer, self._reader, watcher)
 
@@ -358,12 +398,12 @@ class Links:
                 self._context = sockets.new_context()
             return self._context
 
-    def _on_monitor_event(self, peer: Peer, event: int) -> None:
+    def _on_monitor_event(self, peer: Peer, event: int, keys: Keys | None) -> None:
         if event == monitor.UP:
             peer.found()
         elif event == monitor.DOWN:
             peer.lost()
-        elif event & monitor.REFUSED:
+        elif event & monitor.REFUSED and not self._refused(peer, keys):
             if self._on_connection is not None:
                 self._on_connection(peer.address, False, "refused")
             else:
@@ -403,3 +443,7 @@ class Links:
     def settled(self) -> bool:
         """Whether every message was acknowledged by the next process on its way."""
         return all(peer.settled for peer in list(self._peers.values()))
+
+
+def _renewed(trust: Trust, old: Keys, new: Keys) -> Trust:
+    return (new, trust[1]) if trust[0] == old else trust

@@ -18,7 +18,7 @@ from monarch_nb.routing.actions import LinkConfig
 from monarch_nb.settings import settings
 from monarch_nb.transport import interrupts, shared
 from monarch_nb.transport.errors import TransportError, TrustError
-from monarch_nb.transport.keys import Keys, require_keys
+from monarch_nb.transport.keys import Keys, KeyStep, require_keys
 from monarch_nb.transport.links import Connection, Links
 from monarch_nb.transport.listener import UnixListener
 from monarch_nb.transport.parcel import Parcel, snapshot
@@ -316,6 +316,23 @@ class Node:
         agent now: links to earlier ones begin anew. Raises TrustError for a TCP endpoint without any keys.
         """
         self._links.learn(where, endpoint, run_folder, via, (keys, insecure_loopback), incarnation)
+
+    def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
+        """Takes one step of a change from one pair to another, which all processes of a job take together.
+
+        "expect": who refuses one of them is dialled with the other. "use": `new` is dialled with from now on, and if
+        this node listens with `old` it soon lets in only those who have `new`: connections that others had dialled are
+        cut, they dial again, and nothing that was sent is lost. "done": nobody is dialled with `old` any more.
+        "cancel": nobody is with `new`.
+        """
+        self._links.change_keys(step, old, new)
+        if step == "use":
+            self._reader.call_soon(self._listen_with, old, new)
+
+    def _listen_with(self, old: Keys, new: Keys) -> None:
+        if self._tcp is not None and self._tcp.keys == old:
+            self._tcp.use(new)
+            self._links.cut_inbound()
 
     def connected(self, where: str) -> bool:
         """Whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.

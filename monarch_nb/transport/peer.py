@@ -23,7 +23,7 @@ from monarch_nb.routing.actions import (
     Unblocked,
 )
 from monarch_nb.routing.link import Link
-from monarch_nb.transport.channels import FrameSink
+from monarch_nb.transport.channels import FrameSink, Inbound
 from monarch_nb.transport.connection import Connection
 from monarch_nb.transport.errors import TransportError, UnreachableError
 from monarch_nb.transport.interrupts import uninterrupted
@@ -125,6 +125,11 @@ class Peer:
     def awaits_redial(self) -> bool:
         """Whether it waits for a peer to dial that did so once and has hung up."""
         return not self.endpoint and self._link.state is LinkState.DOWN
+
+    @property
+    def has_dialled(self) -> bool:
+        """Whether it is written to on a TCP connection that it has dialled."""
+        return isinstance(self.connection.channel, Inbound)
 
     @property
     def up(self) -> bool:
@@ -241,6 +246,15 @@ class Peer:
             if endpoint and endpoint != self.endpoint:
                 self.connection.dial_at(endpoint)
             self._keep_time()
+
+    def redial(self) -> None:
+        """Dials the peer once more: with the keys that are known now."""
+        uninterrupted(self._locked, self._redial)
+
+    def _redial(self) -> None:
+        if self.gone is None and self.connection.over_tcp and self.endpoint:
+            self.connection.dial_at(self.endpoint)
+            self.connection.reach()
 
     def begin(self) -> None:
         """Dial, before there is anything to send."""

@@ -8,7 +8,7 @@ from monarch_nb.transport.parcel import Parcel
 from monarch_nb.wire.header import Header
 
 if TYPE_CHECKING:
-    from monarch_nb.transport.keys import Keys
+    from monarch_nb.transport.keys import Keys, KeyStep
 
 
 class Clock(Protocol):
@@ -54,6 +54,9 @@ class Transport(Protocol):
 
     def listen(self, bind: str, keys: "Keys | None", insecure_loopback: bool = False) -> str:
         """Listen for other machines from now on; the endpoint. Raises TransportError where that cannot be had."""
+
+    def change_keys(self, step: "KeyStep", old: "Keys", new: "Keys") -> None:
+        """Takes one step of a change of the keys by which other machines are reached."""
 
     def shares_gpu(self, address: str) -> bool:
         """Whether a process sees the GPUs that this one sees, so that files of a GPU can go there."""

@@ -121,7 +121,9 @@ class Cluster:
             if verb == "DELETE":
                 self._deleted(self.objects.pop(path))
                 return 200, {"status": "Success"}
-            if verb == "PATCH":
+            if verb == "PATCH" and "data" in body:
+                self.objects[path]["data"] |= body["data"]
+            elif verb == "PATCH":
                 self.scale(self.objects[path], body["spec"]["replicas"])
             return 200, self.objects[path]
 

@@ -106,6 +106,21 @@ def test_hosts_reached_only_through_the_gateway_form_an_ordinary_mesh(cluster: l
     near.stop().get(SOON)
 
 
+def test_hosts_behind_a_gateway_get_another_key_with_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.key"
+    Keys.load_or_create(own)
+    with user_hosts(tmp_path, 3, key=own) as agents:
+        attach(agents[0].endpoint, private_key=own)
+        hosts = workers_of(agents, own)
+        procs = hosts.spawn_procs(name="far")
+        members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+        everybody = members.where.call().get(SOON).values()
+        hosts.rotate_key(own)
+        assert list(callers.call.call(members).get(SOON).values()) == [everybody] * 3
+        again = workers_of(agents, own).spawn_procs(name="near")
+        assert again.spawn("members", Member).where.call().get(SOON)
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_behind_the_gateway_is_told_and_healed(
     cluster: list[HostProcess], key: Path, faults: list[MeshFailure]

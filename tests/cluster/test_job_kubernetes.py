@@ -1,5 +1,6 @@
 """Jobs on Kubernetes, against a stub of its API whose pods are processes of this machine. NOT a real cluster."""
 
+import base64
 import os
 import re
 from collections.abc import Iterator
@@ -59,8 +60,13 @@ def test_pods_are_made_joined_told_of_and_deleted(cluster: Cluster, operator: bo
         cluster.held = False
         for name in cluster.pods:
             cluster.run_pod(name)
-        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        there = state.trainers.spawn_procs().spawn("where", Where)
+        found = there.where.call().get(SOON).values()
         assert {mark for mark, _ in found} == {"of the user"}
+        state.trainers.rotate_key()
+        [secret] = [thing for thing in cluster.objects.values() if thing["kind"] == "Secret"]
+        assert base64.b64decode(secret["data"]["key"]) == Path(job._folder, "key").read_bytes()
+        assert there.where.call().get(SOON).values() == found
         kinds = sorted(thing["kind"] for thing in cluster.objects.values())
         assert kinds == (["MonarchMesh", "Secret"] if operator else ["Secret", "Service", "StatefulSet"])
         secrets = [thing["data"]["key"] for thing in cluster.objects.values() if thing["kind"] == "Secret"]

@@ -252,7 +252,7 @@ class World:
             wire = dealer.wire = Wire(dealer, listener)
             listener.wires[dealer.name] = wire
             self.wires.append(wire)
-            dealer.agent.links._on_monitor_event(dealer.peer, monitor.UP)
+            dealer.agent.links._on_monitor_event(dealer.peer, monitor.UP, None)
 
     def _move(self, wire: Wire) -> None:
         """One message arrives, or, where there is none, the dialler hears that the connection is gone."""
@@ -272,4 +272,4 @@ class World:
             if dealer.wire is wire:
                 dealer.wire = None
                 if dealer.agent.alive and dealer.open:
-                    dealer.agent.links._on_monitor_event(dealer.peer, monitor.DOWN)
+                    dealer.agent.links._on_monitor_event(dealer.peer, monitor.DOWN, None)

@@ -374,7 +374,7 @@ def test_frames_resent_in_vain_fail_in_time_and_others_go_on():
     assert Skipped(0, 1) in pair.seen
 
 
-def test_a_frame_is_resent_several_times_however_seldom_the_peer_is_heard():
+def test_a_frame_is_resent_several_times_however_few_answers_come():
     """Where many frames are lost, few questions are answered: each answer has the frame sent again."""
     pair = Pair(LinkConfig(gap_timeout=5.0))
     pair.loses = {"x"}

@@ -21,7 +21,8 @@ def test_the_first_write_after_a_handshake_is_never_refused() -> None:
     reader = Reader("reads nothing", 0.01)
     try:
         for _ in range(150):
-            router = sockets.listen_tcp(context, "tcp://127.0.0.1:0", None, LIMITS)
+            router = sockets.listener(context, "tcp://127.0.0.1:0", None, LIMITS)
+            sockets.listen(router, "tcp://127.0.0.1:0", LIMITS)
             endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
             dealer = sockets.dial(context, endpoint, "here/me|0|1", None, LIMITS)
             events = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -48,7 +49,8 @@ def test_a_connection_found_gone_is_told_before_anything_else_is_read() -> None:
     reader = Reader("another thread's", 0.01)
     told: list[str] = []
     try:
-        router = sockets.listen_tcp(context, "tcp://127.0.0.1:0", None, LIMITS)
+        router = sockets.listener(context, "tcp://127.0.0.1:0", None, LIMITS)
+        sockets.listen(router, "tcp://127.0.0.1:0", LIMITS)
         nobody = Inbound(
             router, b"never/seen|0|1", reader, lost=lambda: told.append("lost"), gone=lambda: told.append("gone")
         )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode
 
@@ -287,6 +288,20 @@ class Kubernetes(JobAdapter):
         if not rest or before.startswith("waits: there"):
             raise LookupError(f"{name} {description}")
         return rest.split()[0].rstrip(":")
+
+    def key_changed(self, job: Running) -> None:
+        """Puts the job's key into the Secrets that its pods read."""
+        key = base64.b64encode(Path(job.folder, "key").read_bytes()).decode()
+        for mesh, config in job.options["meshes"].items():
+            name = config.get("secret") or make.secret_name(mesh)
+            path = f"/api/v1/namespaces/{job.options['namespace']}/secrets/{name}"
+            try:
+                _request(job.options, "PATCH", path, body={"data": {"key": key}})
+            except EngineError as error:
+                raise EngineError(
+                    f"the hosts have another key, but the Secret {name} still has the former one, so that pods of "
+                    f"{mesh} that are started again cannot be reached: {error}"
+                ) from error
 
     def _provision(self, wanted: AgentsWanted, mesh: str, config: Mapping[str, Any]) -> None:
         options, role = wanted.options, wanted.roles[mesh]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from monarch_nb.transport.errors import TransportError, UnreachableError
-from monarch_nb.transport.keys import Keys
+from monarch_nb.transport.keys import Keys, KeyStep
 from monarch_nb.transport.memory.network import MemoryNode
 from monarch_nb.transport.memory.time import MemoryTime
 from monarch_nb.transport.parcel import Parcel, snapshot
@@ -78,6 +78,9 @@ class MemoryTransport:
     def listen(self, bind: str, keys: Keys | None, insecure_loopback: bool = False) -> str:
         """Raises TransportError: nothing comes in from outside."""
         raise TransportError(f"a process in memory cannot listen at {bind}")
+
+    def change_keys(self, step: KeyStep, old: Keys, new: Keys) -> None:
+        """Does nothing: connections in memory have no keys."""
 
     # sending
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import zmq
 from zmq.utils import z85
 
+from monarch_nb.transport.errors import TransportError
 from monarch_nb.transport.keys import Keys
 from monarch_nb.transport.reader import Reader
 from monarch_nb.transport.streams import Message
@@ -29,7 +30,7 @@ class KeyChecker:
     """Answers libzmq's question whether a client key may come in (ZAP, RFC 27): exactly our own may."""
 
     def __init__(self, context: Context, reader: Reader, keys: Keys) -> None:
-        self._allowed = z85.decode(keys.public)
+        self.allow(keys)
         self._reader = reader
         self._socket: Socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -37,6 +38,10 @@ class KeyChecker:
         self._fd = int(self._socket.FD)
         reader.watch(self._fd, self._answer)
         reader.read_again(self._fd)
+
+    def allow(self, keys: Keys) -> None:
+        """Lets in only those who have these keys from now on."""
+        self._allowed = z85.decode(keys.public)
 
     def _answer(self) -> bool:
         while True:
@@ -64,8 +69,11 @@ class HandshakeLimiter:
     cut off, and a peer of ours simply dials again.
     """
 
-    def __init__(self, router: Socket, reader: Reader, port: int, limits: Limits) -> None:
-        self._port, self._limits = port, limits
+    def __init__(self, router: Socket, reader: Reader, limits: Limits) -> None:
+        """`router` is not bound yet."""
+        self._limits = limits
+        self._port = 0
+        self.bound: int | None = None  # a descriptor of the listening socket
         self._open: dict[int, float] = {}
         self._known: deque[float] = deque()
         self.refused = 0
@@ -73,7 +81,12 @@ class HandshakeLimiter:
 
     def _on_event(self, event: int, value: int) -> None:
         now = time.monotonic()
-        if event == monitor.ACCEPTED:
+        if event == monitor.LISTENING:
+            with contextlib.suppress(OSError):
+                self.bound = os.dup(value)
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(value)) as listening:
+                self._port = listening.getsockname()[1]
+        elif event == monitor.ACCEPTED:
             self._open[value] = now
             self._forget(now)
             if len(self._open) - len(self._known) > self._limits.strangers:
@@ -100,6 +113,9 @@ class HandshakeLimiter:
     def close(self) -> None:
         """Stop counting."""
         self._monitor.close()
+        bound, self.bound = self.bound, None
+        if bound is not None:
+            os.close(bound)
 
 
 class TcpListener:
@@ -121,19 +137,44 @@ class TcpListener:
         `received` gets the messages of one connection, by its routing id, on the reading thread. Raises TransportError
         for an endpoint that cannot be had.
         """
-        self._received = received
+        self._received, self._context, self._reader, self._limits = received, context, reader, limits
+        self.keys = keys
         self._checker = KeyChecker(context, reader, keys) if keys is not None else None
-        self._limiter: HandshakeLimiter | None = None
         try:
-            self._router = sockets.listen_tcp(context, bind, keys, limits, bound)
+            self._listen(bind, bound)
         except BaseException:
-            self.stop()
+            if self._checker is not None:
+                self._checker.close()
             raise
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        port = int(self.endpoint.rpartition(":")[2])
-        self._limiter = HandshakeLimiter(self._router, reader, port, limits)
-        reader.watch(int(self._router.FD), self._read)
-        reader.read_again(int(self._router.FD))
+
+    def _listen(self, bind: str, bound: int | None) -> None:
+        router = sockets.listener(self._context, bind, self.keys, self._limits)
+        limiter = HandshakeLimiter(router, self._reader, self._limits)
+        try:
+            sockets.listen(router, bind, self._limits, bound)
+        except BaseException:
+            limiter.close()
+            router.close(0)
+            raise
+        self._router, self._limiter = router, limiter
+        self._reader.watch(int(router.FD), self._read)
+        self._reader.read_again(int(router.FD))
+
+    def use(self, keys: Keys) -> None:
+        """Lets in only those who have these keys, and cuts all connections. On the reading thread.
+
+        The socket on which the kernel listens stays, so that nobody else can take the port. Raises TransportError.
+        """
+        if self._checker is None or self._limiter.bound is None:
+            raise TransportError(f"{self.endpoint} cannot get another key: it has none, or was opened a moment ago")
+        router, limiter, bound = self._router, self._limiter, os.dup(self._limiter.bound)
+        self.keys = keys
+        self._checker.allow(keys)
+        self._reader.unwatch(int(router.FD))
+        self._listen(self.endpoint, bound)
+        limiter.close()
+        router.close(0)
 
     def _read(self) -> bool:
         """Hand on what has come, together what came on one connection."""
@@ -154,8 +195,7 @@ class TcpListener:
 
     def stop(self) -> None:
         """Lets nobody new in; after the reading thread has ended."""
-        if self._limiter is not None:
-            self._limiter.close()
+        self._limiter.close()
         if self._checker is not None:
             self._checker.close()
 

@@ -14,7 +14,8 @@ REFUSED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
-ALL = UP | DOWN | REFUSED | ACCEPTED
+LISTENING = int(zmq.EVENT_LISTENING)
+ALL = UP | DOWN | REFUSED | ACCEPTED | LISTENING
 _EVENT = struct.Struct("=hi")  # its number and its value; zmq.utils.monitor knows too, and imports asyncio
 
 

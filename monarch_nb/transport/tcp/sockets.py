@@ -53,11 +53,8 @@ def new_context() -> Context:
     return context
 
 
-def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limits, bound: int | None = None) -> Socket:
-    """A ROUTER on TCP that talks only to those who have the same keys, if any are given.
-
-    `bound` is the descriptor of a socket that is bound there already; it becomes the ROUTER's.
-    """
+def listener(context: Context, endpoint: str, keys: Keys | None, limits: Limits) -> Socket:
+    """A ROUTER for TCP, not yet bound, that talks only to those who have the same keys, if any are given."""
     router = _router(context, limits)
     _tcp(router, endpoint, limits)
     router.setsockopt(zmq.HANDSHAKE_IVL, limits.handshake_ms)
@@ -65,9 +62,22 @@ def listen_tcp(context: Context, endpoint: str, keys: Keys | None, limits: Limit
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         router.setsockopt(zmq.ZAP_DOMAIN, b"monarch-nb")
+    return router
+
+
+def listen(router: Socket, endpoint: str, limits: Limits, bound: int | None = None) -> None:
+    """Binds a ROUTER; `bound` is the descriptor of a socket that is bound there already: it becomes the ROUTER's.
+
+    Raises TransportError for an endpoint that cannot be had.
+    """
     if bound is not None:
         _adopt(router, bound, limits)
-    return _bind(router, endpoint)
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        if is_descriptor_limit(None, error.errno):
+            raise descriptor_limit(f"listening on {endpoint}") from error
+        raise TransportError(f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}") from error
 
 
 def dial(context: Context, endpoint: str, routing_id: str, keys: Keys | None, limits: Limits) -> Socket:
@@ -203,20 +213,8 @@ def _adopt(router: Socket, fd: int, limits: Limits) -> None:
         with PlainSocket(fileno=os.dup(fd)) as same:
             same.listen(limits.backlog)
     except OSError as error:
-        router.close(0)
         raise TransportError(f"cannot listen on descriptor {fd}: {error}") from error
     router.setsockopt(zmq.USE_FD, fd)
-
-
-def _bind(router: Socket, endpoint: str) -> Socket:
-    try:
-        router.bind(endpoint)
-    except zmq.ZMQError as error:
-        router.close(0)
-        if is_descriptor_limit(None, error.errno):
-            raise descriptor_limit(f"listening on {endpoint}") from error
-        raise TransportError(f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}") from error
-    return router
 
 
 def _socket(context: Context, kind: int, what: str, limits: Limits) -> Socket:

@@ -1,0 +1,139 @@
+"""Another key for hosts that are in use: all that reach each other by a key change it together."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from monarch_nb.connect import joining
+from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.connect.remote_host import RemoteHost
+from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.host import protocol as p
+from monarch_nb.host import verbs
+from monarch_nb.mesh.requests import request
+from monarch_nb.runtime import Future, Runtime
+from monarch_nb.transport import Keys, KeyStep, TrustError
+from monarch_nb.wire import agent_of, host_name
+
+__all__ = ["rotate_key"]
+
+logger = logging.getLogger(__name__)
+_changing = threading.Lock()
+
+
+def rotate_key(runtime: Runtime, name: str, hosts: Sequence[str], file: Path, *, force: bool, timeout: float) -> None:
+    """Changes the key of the hosts of mesh `name`, as `HostMesh.rotate_key` does; blocks."""
+    with _changing:
+        _KeyRotation(runtime, name, hosts, time.monotonic() + timeout).run(file, force)
+
+
+class _KeyRotation:
+    """One change of one key, in three steps that all agents take together."""
+
+    def __init__(self, runtime: Runtime, name: str, hosts: Sequence[str], deadline: float) -> None:
+        self._runtime, self._name, self._deadline = runtime, name, deadline
+        self._old = _key_of(runtime, name, hosts)
+        self._new = Keys.create()
+        attached = tuple(runtime.part(HostRoutes).attached.values())
+        same = [remote for remote in attached if isinstance(remote, RemoteHost) and remote.keys == self._old]
+        self._remotes = [remote for remote in same if not remote.lost]
+        if lost := [host_name(remote.host) for remote in same if remote.lost]:
+            logger.warning("%s cannot come back, since it has the former key: it is lost", ", ".join(lost))
+
+    def run(self, file: Path, force: bool) -> None:
+        """Executes all steps; blocks."""
+        old, new, node = self._old, self._new, self._runtime.node
+        try:
+            node.change_keys("expect", old, new)
+            self._expect(force)
+            try:
+                new.save(file)
+            except OSError as error:
+                raise self._unchanged(f"{file} cannot be written: {error.strerror or error}") from error
+        except BaseException:
+            for remote in self._remotes:
+                self._runtime.post(agent_of(remote.host), verbs.KEY, self._message("cancel"))
+            node.change_keys("cancel", old, new)
+            raise
+        asked = self._ask("use")
+        for remote in self._remotes:
+            remote.keys = new
+        self._collect(asked)
+        node.change_keys("use", old, new)
+        joining.use_keys(self._runtime, old, new)
+        self._runtime.part(Detacher).refresh()
+        self._finish()
+
+    def _expect(self, force: bool) -> None:
+        replies, silent = self._collect(self._ask("expect"))
+        if silent:
+            raise self._unchanged("; ".join(f"{host_name(host)}: {why}" for host, why in silent.items()))
+        users = {host: reply.users for host, reply in replies.items() if reply.users}
+        if users and not force:
+            who = "; ".join(f"{host_name(host)}: {', '.join(names)}" for host, names in users.items())
+            raise self._unchanged(
+                f"other programs use the hosts, and would be cut off ({who}). Detach or end them first, or pass "
+                "force=True"
+            )
+
+    def _finish(self) -> None:
+        """Has all forget the former key, and waits for those that are out of touch on a thread."""
+        asked = self._ask("done")
+        _, silent = self._collect(asked)
+        late = {host: asked[host] for host in silent}
+        if not late:
+            self._runtime.node.change_keys("done", self._old, self._new)
+            return
+        names = ", ".join(map(host_name, late))
+        logger.warning("%s: the key is changed; %s is out of touch, and gets it when it is back", self._name, names)
+
+        def wait() -> None:
+            for answer in late.values():
+                answer.exception()
+            self._runtime.node.change_keys("done", self._old, self._new)
+
+        threading.Thread(target=wait, name="monarch-keys", daemon=True).start()
+
+    def _message(self, step: KeyStep) -> p.KeyChange:
+        return p.KeyChange(step, self._new.to_text().decode())
+
+    def _ask(self, step: KeyStep) -> dict[str, Future[p.KeyChanged]]:
+        message = self._message(step)
+        return {
+            remote.host: request(self._runtime, agent_of(remote.host), verbs.KEY, message) for remote in self._remotes
+        }
+
+    def _collect(self, asked: Mapping[str, Future[p.KeyChanged]]) -> tuple[dict[str, p.KeyChanged], dict[str, str]]:
+        """Waits for the replies; returns them, and why others have not come."""
+        replies, silent = dict[str, p.KeyChanged](), dict[str, str]()
+        for host, answer in asked.items():
+            try:
+                reply = replies[host] = answer.get(max(0.0, self._deadline - time.monotonic()))
+            except TimeoutError:
+                silent[host] = "it has not answered"
+            except RuntimeError as error:
+                silent[host] = str(error)
+            else:
+                if reply.error:
+                    logger.warning("%s uses the new key, but its key file still has the former one: %s",
+                                   host_name(host), reply.error)  # fmt: skip
+        return replies, silent
+
+    def _unchanged(self, why: str) -> TrustError:
+        return TrustError(f"{self._name}: the key was not changed: {why}")
+
+
+def _key_of(runtime: Runtime, name: str, hosts: Sequence[str]) -> Keys:
+    """Returns the key of a mesh's hosts. Raises ValueError unless they have the same."""
+    keys: Keys | None = None
+    for host in hosts:
+        remote = runtime.part(HostRoutes).attached.get(host)
+        if remote is None or remote.keys is None:
+            raise ValueError(f"{name}: {host_name(host)} is reached without a key, and has none to change")
+        if keys is not None and keys != remote.keys:
+            raise ValueError(f"the hosts of {name} have different keys: change those of each job by itself")
+        keys = remote.keys
+    assert keys is not None
+    return keys

@@ -1,0 +1,194 @@
+"""Hosts get another key while they work: calls go on, and whoever has only the former one stays out."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb import connect
+from monarch_nb.actor import ProcMesh, accept_hosts, attach_hosts
+from monarch_nb.connect import AttachError
+from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.transport import Keys, TrustError
+from tests.cluster.fault_tools import ROOT
+from tests.cluster.hosts_tools import (
+    SOON,
+    Caller,
+    HostProcess,
+    Member,
+    faults,
+    nothing_left,
+    user_hosts,
+    wait_until,
+)
+from tests.cluster.test_joining import DiallingHost
+from tests.ports import free_port
+
+pytestmark = pytest.mark.timeout(120)
+__all__ = ["faults", "nothing_left"]
+
+OTHER = """
+import sys
+from monarch_nb.actor import attach_hosts
+hosts = attach_hosts(sys.argv[2:], key=sys.argv[1], name="other")
+print("attached", flush=True)
+sys.stdin.read()
+"""
+WORKER = """
+import sys
+from pathlib import Path
+from monarch_nb.connect import run_worker_until_killed
+run_worker_until_killed(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The key file of this process; each agent has its own copy."""
+    keys = Keys.create()
+    for name in ("here", "0", "1"):
+        keys.save(tmp_path / f"{name}.key")
+    return tmp_path / "here.key"
+
+
+@pytest.fixture
+def agents(here: Path, tmp_path: Path) -> Iterator[list[HostProcess]]:
+    with (
+        user_hosts(tmp_path, 1, key=tmp_path / "0.key") as first,
+        user_hosts(tmp_path, 1, key=tmp_path / "1.key") as second,
+    ):
+        yield [*first, *second]
+        connect.shutdown()
+
+
+def attached(agents: list[HostProcess], key: Path) -> Any:
+    return attach_hosts([agent.endpoint for agent in agents], key=key, timeout=SOON)
+
+
+def spawned(hosts: Any) -> Any:
+    return hosts.spawn_procs(per_host={"slots": 1}, name="members").spawn("members", Member)
+
+
+def test_calls_go_on_while_the_key_changes(agents: list[HostProcess], here: Path, tmp_path: Path) -> None:
+    former = Keys.load(here)
+    hosts = attached(agents, here)
+    procs: ProcMesh = hosts.spawn_procs(per_host={"slots": 1}, name="pair")
+    members, callers = procs.spawn("members", Member), procs.spawn("callers", Caller)
+    done, count = threading.Event(), 0
+
+    def note() -> None:
+        nonlocal count
+        while not done.is_set():
+            members.note.call(count).get(SOON)
+            count += 1
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    waiting = members.held.call(tmp_path / "go", 1)
+    for _ in range(3):
+        hosts.rotate_key(here)
+    (tmp_path / "go").touch()
+    assert waiting.get(SOON).values() == [0, 1]
+    callers.tell.call(members, 10, "each other").get(SOON)  # over connections between the hosts
+    wait_until(lambda: members.count.call("each other").get(SOON).values() == [20, 20])
+    done.set()
+    thread.join()
+    assert members.in_order.call("root", list(range(count))).get(SOON).values() == [True, True]
+    new = Keys.load(here)
+    assert new != former
+    assert [Keys.load(tmp_path / f"{name}.key") for name in "01"] == [new, new]
+    with pytest.raises(AttachError, match="does not accept this key"):
+        attach_hosts([agents[0].endpoint], key=former, timeout=5)
+
+
+def test_hosts_that_dial_dial_with_the_new_key(here: Path, tmp_path: Path) -> None:
+    at = f"tcp://127.0.0.1:{free_port()}"
+    agent = DiallingHost(tmp_path, at, tmp_path / "0.key")
+    try:
+        hosts = accept_hosts(1, at=at, key=here)
+        members = spawned(hosts)
+        members.where.call().get(SOON)
+        hosts.rotate_key(here)
+        assert members.where.call().get(SOON)
+        assert Keys.load(tmp_path / "0.key") == Keys.load(here)
+    finally:
+        connect.shutdown()
+        agent.close()
+
+
+def test_a_host_that_is_used_by_another_program_keeps_its_key(agents: list[HostProcess], here: Path) -> None:
+    former = Keys.load(here)
+    hosts = attached(agents, here)
+    words = [sys.executable, "-c", OTHER, str(here), agents[1].endpoint]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ROOT}, **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline() == b"attached\n"
+        with pytest.raises(TrustError, match="other programs use the hosts"):
+            hosts.rotate_key(here)
+        assert Keys.load(here) == former
+        assert spawned(hosts).where.call().get(SOON)
+        hosts.rotate_key(here, force=True)
+        other.stdin.close()
+    assert Keys.load(here) != former
+
+
+def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess], here: Path, tmp_path: Path) -> None:
+    hosts = attached(agents, here)
+    with pytest.raises(TrustError, match=r"nowhere/job\.key cannot be written: No such file"):
+        hosts.rotate_key(tmp_path / "nowhere" / "job.key")
+    assert spawned(hosts).where.call().get(SOON)
+    with pytest.raises(ValueError, match="name the file"):
+        hosts.rotate_key()
+
+
+def test_a_host_that_is_silent_gets_the_new_key_later(
+    agents: list[HostProcess], here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = attached(agents, here)
+    members = spawned(hosts)
+    members.where.call().get(SOON)
+    os.kill(agents[1].pid, signal.SIGSTOP)
+    with pytest.raises(TrustError, match="it has not answered"):
+        hosts.rotate_key(here, timeout=1)
+    os.kill(agents[1].pid, signal.SIGCONT)
+    assert members.where.call().get(SOON)
+    save = Keys.save
+
+    def stopped(keys: Keys, path: Path) -> None:
+        save(keys, path)
+        os.kill(agents[1].pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Keys, "save", stopped)
+    hosts.rotate_key(here, timeout=1)
+    assert "out of touch, and gets it when it is back" in caplog.text
+    assert members.slice(hosts=0).where.call().get(SOON)
+    os.kill(agents[1].pid, signal.SIGCONT)
+    assert members.where.call().get(SOON)
+    wait_until(lambda: Keys.load(here.with_name("1.key")) == Keys.load(here))
+
+
+def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Path, faults: list[Any]) -> None:
+    at = f"tcp://127.0.0.1:{free_port()}"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, at, str(tmp_path / "0.key")], env={**os.environ, "PYTHONPATH": ROOT}
+    )
+    try:
+        hosts = attach_hosts([at], key=here, timeout=SOON)
+        members = spawned(hosts)
+        hosts.rotate_key(here)
+        [(_, pid)] = members.where.call().get(SOON).values()
+        agent = int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
+        os.kill(agent, signal.SIGKILL)
+        wait_until(lambda: faults)
+        heal_mesh(members)
+        assert members.where.call().get(SOON)
+    finally:
+        connect.shutdown()
+        worker.kill()
+        worker.wait()
