@@ -1,19 +1,23 @@
-"""Programs that are started with torchrun, as jobs: the machines of one, and the script on all of its processes."""
+"""Command lines of torchrun: in a terminal, in a cell, and as jobs, with the machines of one."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch_nb.actor import ActorError, ProcMesh
-from monarch_nb.job import JobState, JobTrait, job_loads, make_job
-from monarch_nb.spmd import SPMDActor
+from msgspec import Struct
 
-__all__ = ["SPMDJob", "serve"]
+from monarch_nb.actor import ActorError, ProcMesh, local_hosts, shutdown_context, this_host
+from monarch_nb.job import JobState, JobTrait, job_loads, make_job
+from monarch_nb.spmd import SPMDActor, SPMDProgram, begin, machine_size
+
+__all__ = ["SPMDJob", "TorchrunCommand", "main", "serve"]
 
 _WORKERS = "workers"  # the mesh of such a job
 _KINDS = {"local": "process", "local_cwd": "process", "": "process"}  # as torchx calls them
 _FLAGS = ("standalone", "module", "no-python", "run-path", "use-agent-store")
 _TAKEN = ("nproc-per-node", "nnodes")
+_THIS_MACHINE = ("auto", "cpu", "gpu")  # in place of the number of processes
 _VALUED = (
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method", "role",
     "log-dir", "redirects", "tee", "node-rank", "master-addr", "master-port", "local-addr", "logs-specs",
@@ -98,10 +102,10 @@ def serve(
     Raises ValueError for what is no such command line, LookupError for a scheduler that is not there, EngineError.
     """
     words, hosts = _words(app)
-    options, script = _read(words)
-    hosts = int(options.nnodes) if options.nnodes else hosts
+    command = TorchrunCommand.read(words)
+    hosts = command.hosts or hosts
     kind = _KINDS.get(scheduler, scheduler)
-    job = SPMDJob(make_job(kind, {_WORKERS: hosts}, **dict(scheduler_cfg or {})), script, int(options.nproc_per_node))
+    job = SPMDJob(make_job(kind, {_WORKERS: hosts}, **dict(scheduler_cfg or {})), command.script, command.procs or 1)
     job.apply()
     return job
 
@@ -117,10 +121,37 @@ def _words(app: Any) -> tuple[list[str], int]:
     return [roles[0].entrypoint, *roles[0].args], int(getattr(roles[0], "num_replicas", 1))
 
 
-def _read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """What torchrun was asked for, and the script with its arguments, as `SPMDActor.main` takes them."""
-    if not words or words[0].rpartition("/")[2] != "torchrun":
-        raise ValueError(f"{' '.join(words) or 'nothing'}: a job of this kind begins with torchrun")
+class TorchrunCommand(Struct, frozen=True):
+    """What a command line of torchrun asks for."""
+
+    script: tuple[str, ...]  # as `SPMDProgram.read` takes it
+    hosts: int = 0  # 0: not said
+    procs: int = 0  # on each host; 0: not said
+    left_out: tuple[str, ...] = ()  # options that mean nothing on a mesh
+
+    @classmethod
+    def read(cls, words: Sequence[str], *, here: bool = False) -> "TorchrunCommand":
+        """Reads a line that begins with torchrun; `here` for one of this machine, whose size is known.
+
+        Raises ValueError.
+        """
+        if not words or words[0].rpartition("/")[2] != "torchrun":
+            raise ValueError(f"{' '.join(words) or 'nothing'}: a job of this kind begins with torchrun")
+        options, unknown = _parsed(words[1:])
+        if unknown or not options.script:
+            what = f"torchrun takes no {unknown[0]}" if unknown else "no script is named"
+            raise ValueError(f"{' '.join(words)}: {what}")
+        if options.no_python:
+            raise ValueError("--no-python: only Python programs run in processes of a mesh")
+        if here and options.nproc_per_node in _THIS_MACHINE:
+            options.nproc_per_node = str(machine_size())
+        left_out = [name for name in _VALUED if getattr(options, name.replace("-", "_"))]
+        script = ["-m", *options.script] if options.module else options.script
+        hosts, procs = _count("nnodes", options.nnodes), _count("nproc-per-node", options.nproc_per_node)
+        return cls(tuple(script), hosts, procs, tuple(f"--{name}" for name in left_out))
+
+
+def _parsed(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="torchrun", add_help=False, exit_on_error=False, allow_abbrev=False)
     for name in (*_TAKEN, *_VALUED):
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default="")
@@ -129,17 +160,32 @@ def _read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("-m", dest="module", action="store_true")
     parser.add_argument("script", nargs=argparse.REMAINDER)
     try:
-        options, unknown = parser.parse_known_args(list(words[1:]))
+        return parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ValueError(f"torchrun: {error}") from None
-    if unknown or not options.script:
-        raise ValueError(f"{' '.join(words)}: {f'torchrun takes no {unknown[0]}' if unknown else 'no script is named'}")
-    for name in _TAKEN:
-        given = getattr(options, name.replace("-", "_")) or "1"
-        if not given.isdecimal() or int(given) < 1:
-            raise ValueError(f"--{name}={given}: say how many, as a number")
-        setattr(options, name.replace("-", "_"), given if getattr(options, name.replace("-", "_")) else "")
-    options.nproc_per_node = options.nproc_per_node or "1"
-    if options.no_python:
-        raise ValueError("--no-python: only Python programs run in processes of a mesh")
-    return options, ["-m", *options.script] if options.module else options.script
+
+
+def _count(name: str, given: str) -> int:
+    if given and (not given.isdecimal() or int(given) < 1):
+        elastic = ": a mesh has as many hosts as it was made with" if ":" in given else ""
+        raise ValueError(f"--{name}={given}: say how many, as a number{elastic}")
+    return int(given or 0)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a command line on this machine, as `monarch-nb torchrun` does; returns the exit status."""
+    try:
+        command = TorchrunCommand.read(["torchrun", *words], here=True)
+        program = SPMDProgram.read(command.script)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"monarch-nb torchrun: {error}\n")
+        return 2
+    hosts = local_hosts(command.hosts) if command.hosts > 1 else this_host()
+    try:
+        begin(program, hosts.spawn_procs(per_host={"gpus": command.procs or 1}, name="torchrun")).get()
+    except ActorError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    finally:
+        shutdown_context().get()
+    return 0

@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from monarch_nb.top.cli import main as top
 
         return top(words[1:])
+    if words[:1] == ["torchrun"]:
+        from monarch_nb._torchrun import main as torchrun
+
+        return torchrun(words[1:])
     parser = _parser()
     options = parser.parse_args(words)
     if options.command is None:
@@ -60,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "job", help="start, list, watch and end jobs: hosts on Slurm, Kubernetes, SSH, ...", add_help=False
     )
     commands.add_parser("top", help="show the ranks of a running controller in this terminal", add_help=False)
+    commands.add_parser("torchrun", help="run a script on processes of this machine, as torchrun does", add_help=False)
     mesh = commands.add_parser("mesh", help="list meshes that were left without a controller, or stop one")
     verbs = mesh.add_subparsers(dest="verb", metavar="ls|stop")
     mesh.set_defaults(verb="ls")

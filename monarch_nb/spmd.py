@@ -1,20 +1,238 @@
-"""Programs written for torchrun, on a proc mesh: the environment of torch.distributed, set up and set up again."""
+"""Programs written for torchrun, on a proc mesh: run as torchrun runs them, or with its environment alone."""
 
-import math
-import runpy
+import contextlib
+import importlib.util
+import os
 import socket
 import sys
+import time
+import tokenize
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
+from msgspec import Struct
+
+from monarch_nb.actor import Actor, Future, Point, ProcMesh, current_rank, endpoint, heal_mesh, this_host
 from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.compat.network import AddrType, get_ipaddr
+from monarch_nb.host.gpus import devices
+from monarch_nb.mesh import state_of
+from monarch_nb.mesh.console import remember_source
+from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
+from monarch_nb.wire import is_users_file
 
-__all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = [
+    "AddrType",
+    "SPMDActor",
+    "SPMDProgram",
+    "begin",
+    "machine_size",
+    "prepare",
+    "run",
+    "setup_torch_elastic_env",
+    "setup_torch_elastic_env_async",
+]
 
 _NAME = "_SPMDActor"
+_MOST_ON_CPU = 8  # processes of a program on this machine, unless more are asked for
+_began = 0.0  # wall clock: when the last program began in this process
+_own: list[ProcMesh] = []  # the mesh of programs that name none, and are run by a script
+
+
+class WorldPosition(Struct, frozen=True):
+    """The position of a process among those of a mesh, as torchrun counts: the last dimension is that of a host."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def of(cls, point: Point) -> "WorldPosition":
+        """The position of a point of a mesh."""
+        labels = point.extent.labels
+        local = (point[labels[-1]], point.extent[labels[-1]]) if labels else (0, 1)
+        return cls(point.rank, point.extent.nelements, *local)
+
+    def set(self, master: tuple[str, int], number: int) -> None:
+        """Sets torchrun's environment; process groups of before are given up. New ones have names from `number` on.
+
+        Frameworks that remember the environment for the life of a process read it again.
+        """
+        PROCESS_GROUPS.give_up(number, everything=True)
+        wanted = of_rank(self.rank, self.size, self.local_rank, self.local_size, master)
+        PROCESS_GROUPS.set_environment(wanted, forced=True)
+        _reset_frameworks()
+
+
+class SPMDProgram(Struct, frozen=True):
+    """A script or a module, with its arguments. `source` is the script's text; None for a module."""
+
+    words: tuple[str, ...]  # the script's file, or the module's name, and what follows it on the command line
+    source: str | None = None
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> "SPMDProgram":
+        """Reads `[path, ...]` or `["-m", module, ...]`.
+
+        Raises ValueError without a script, FileNotFoundError, OSError, and SyntaxError of the script.
+        """
+        if not words or list(words) == ["-m"]:
+            raise ValueError("neither a script nor a module is given, such as ['train.py'] or ['-m', 'train']")
+        if words[0] == "-m":
+            return cls(tuple(words[1:]))
+        file = Path(words[0]).expanduser()
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no script {words[0]} in {os.getcwd()}")
+        with tokenize.open(file) as text:  # in the encoding that it declares
+            source = text.read()
+        name = str(file.absolute())
+        compile(source, name, "exec", dont_inherit=True)
+        return cls((name, *words[1:]), source)
+
+    def __str__(self) -> str:
+        return " ".join(self.words if self.source is not None else ("-m", *self.words))
+
+    def run(self) -> None:
+        """Runs it in this process, in a `__main__` of its own; what it defines is there for later cells.
+
+        Raises what it raises, and RuntimeError for an exit status other than 0.
+        """
+        global _began
+        figures, console = open_figures(), sys.modules["__main__"]
+        argv, path = sys.argv, sys.path[:]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            folder = os.getcwd() if self.source is None else os.path.dirname(self.words[0])
+            sys.argv, sys.path[:0] = list(self.words), [folder]
+            _forget_edited(folder)
+            _began = time.time()
+            self._execute(main)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise RuntimeError(f"{self} ended with status {end.code}") from end
+        finally:
+            sys.argv, sys.path[:] = argv, path
+            sys.modules["__main__"] = console
+            vars(console).update({name: value for name, value in vars(main).items() if not name.startswith("__")})
+            show_figures(figures)
+
+    def _execute(self, main: types.ModuleType) -> None:
+        if self.source is not None:
+            file = self.words[0]
+            if not os.path.exists(file):  # on another machine
+                remember_source(file, self.source)
+            vars(main).update(__file__=file, __builtins__=__builtins__)
+            exec(compile(self.source, file, "exec", dont_inherit=True), vars(main))
+            return
+        name = self.words[0]  # as `python -m` does
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        code: Any = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
+        if spec is None or code is None:
+            raise ModuleNotFoundError(f"the ranks find no module {name} that can be run", name=name)
+        sys.argv[0] = spec.origin or name
+        vars(main).update(__file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader)
+        exec(code, vars(main))
+
+
+def _forget_edited(folder: str) -> None:
+    """Has the modules of a program's folder imported again, if one was edited since the last program began."""
+    prefix = os.path.join(folder, "")
+    mine = {}
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name != "__main__" and isinstance(file, str) and file.startswith(prefix) and is_users_file(file):
+            mine[name] = file
+    if any(_edited_at(file) >= _began for file in mine.values()):
+        for name in mine:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+
+def _edited_at(file: str) -> float:
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _reset_frameworks() -> None:
+    """Forgets what Accelerate has found in the environment: it looks once in the life of a process."""
+    state: Any = sys.modules.get("accelerate.state")
+    with contextlib.suppress(AttributeError):
+        if state is not None:
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
+
+
+def _host_port() -> tuple[str, int]:
+    """This host's name, and a TCP port that is free now."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror:  # a host whose own name leads nowhere: this machine alone can be meant
+        name = "localhost"
+    return name, free_port()
+
+
+def _begin_here(master: tuple[str, int], number: int) -> None:
+    WorldPosition.of(current_rank()).set(master, number)
+
+
+def prepare(mesh: ProcMesh) -> None:
+    """Makes the processes of a mesh, or slice, as torchrun starts them: its environment, and no process groups. Blocks.
+
+    A slice is a world of its own. Raises SupervisionError if a process is lost.
+    """
+    first = mesh.slice(**dict.fromkeys(mesh.extent, 0))
+    master = first.run(_host_port).get().values()[0]
+    mesh.run(_begin_here, master, fresh_number()).get()
+
+
+def begin(program: SPMDProgram, mesh: ProcMesh) -> Future[Any]:
+    """Runs a program on the main thread of each process, as torchrun does; blocks until it begins.
+
+    The future gives None of each rank, or raises what ranks have raised.
+    """
+    prepare(mesh)
+    return mesh.run(program.run)
+
+
+def run(script: str, *arguments: str, on: ProcMesh | None = None, procs: int | None = None) -> None:
+    """Runs a script on all processes of a mesh as torchrun does, and blocks until it has ended on all of them.
+
+    `run("train.py", "--epochs", "3", on=workers)`, or `run("-m", "package.train")`. Each process runs it on its main
+    thread, with torchrun's environment, in a `__main__` of its own. Process groups that an earlier program has left are
+    given up, and modules beside the script that were edited are imported again, so that the next run is like the first.
+    Without `on` it runs on `procs` processes of this machine, by default `machine_size()`, which stay for the next run.
+    Raises ActorError with what ranks raised, or with an exit status other than 0; ValueError and FileNotFoundError.
+    """
+    program = SPMDProgram.read([script, *arguments])
+    begin(program, _own_mesh(procs) if on is None else on).get()
+
+
+def machine_size() -> int:
+    """The number of processes that a program has on this machine by default: its GPUs, else its cores, at most 8."""
+    if gpus := len(devices()):
+        return gpus
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_ON_CPU)
+
+
+def _own_mesh(procs: int | None) -> ProcMesh:
+    count = machine_size() if procs is None else procs
+    living = [mesh for mesh in _own if state_of(mesh).stopped is None]
+    if [len(mesh) for mesh in living] == [count]:
+        return heal_mesh(living[0])
+    for mesh in living:
+        mesh.stop().get()
+    _own[:] = [this_host().spawn_procs(per_host={"gpus": count}, name="spmd")]
+    return _own[0]
 
 
 class SPMDActor(Actor):
@@ -24,33 +242,18 @@ class SPMDActor(Actor):
     """
 
     def __init__(self) -> None:
-        place = current_rank()
-        sizes = dict(place.extent)
-        last = place.extent.labels[-1] if sizes else ""
-        self.rank = place.rank
-        self.world_size = math.prod(sizes.values())
-        self.local_rank = place[last] if sizes else 0
-        self.local_world_size = self.nproc_per_node = sizes[last] if sizes else 1
+        position = self._position = WorldPosition.of(current_rank())
+        self.rank, self.world_size, self.local_rank = position.rank, position.size, position.local_rank
+        self.local_world_size = self.nproc_per_node = position.local_size
         self.group_rank = self.rank // self.local_world_size
         self.group_world_size = -(-self.world_size // self.local_world_size)
-
-    def _set(self, master_addr: str, master_port: int, number: int) -> None:
-        PROCESS_GROUPS.give_up(number, everything=True)
-        master = (master_addr, master_port)
-        wanted = of_rank(self.rank, self.world_size, self.local_rank, self.local_world_size, master)
-        PROCESS_GROUPS.set_environment(wanted, forced=True)
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None = None) -> tuple[str, int]:
         """This host's name, or its IP address, and a TCP port that is free now."""
-        name = socket.gethostname()
         if use_ipaddr is not None:
-            return get_ipaddr(name, 0, use_ipaddr), free_port()
-        try:
-            socket.getaddrinfo(name, None)
-        except socket.gaierror:  # a host whose own name leads nowhere: this machine alone can be meant
-            name = "localhost"
-        return name, free_port()
+            return get_ipaddr(socket.gethostname(), 0, use_ipaddr), free_port()
+        return _host_port()
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int, number: int = 0) -> None:
@@ -58,7 +261,7 @@ class SPMDActor(Actor):
 
         Names of new groups begin at `number`, where one is given: a store that was used before may have others.
         """
-        self._set(master_addr, master_port, number or master_port)
+        self._position.set((master_addr, master_port), number or master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
@@ -66,22 +269,9 @@ class SPMDActor(Actor):
 
         Raises ValueError without a script, and what the script raises; sys.exit(0) is a good end.
         """
-        if not script_args or list(script_args) == ["-m"]:
-            raise ValueError("main: neither a script nor a module is given, such as ['train.py'] or ['-m', 'train']")
-        self._set(master_addr, master_port, master_port)
-        arguments = sys.argv
-        try:
-            if script_args[0] == "-m":
-                sys.argv = list(script_args[1:])
-                runpy.run_module(script_args[1], run_name="__main__", alter_sys=True)
-            else:
-                sys.argv = list(script_args)
-                runpy.run_path(script_args[0], run_name="__main__")
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise RuntimeError(f"{' '.join(script_args)} ended with status {end.code}") from end
-        finally:
-            sys.argv = arguments
+        program = SPMDProgram.read(script_args)
+        self._position.set((master_addr, master_port), master_port)
+        program.run()
         return True
 
 

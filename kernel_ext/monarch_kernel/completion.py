@@ -98,7 +98,7 @@ class Completion(LineCompletion):
 
     magics = (
         *("%mesh", "%%mesh", "%%on", "%%actor", "%reload", "%heal", "%stop", "%interrupt", "%logs", "%metrics"),
-        *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch"),
+        *("%monarch", "%detach", "%attach", "%results", "%why", "%%why", "%%watch", "%%spmd"),
     )
 
     def candidates(self, magic: str, before: list[str]) -> list[str]:
@@ -125,7 +125,7 @@ class Completion(LineCompletion):
         if magic == "%metrics":
             return [] if before else self._session.names("actors")
         if not before:
-            return names
+            return [*names, "procs="] if magic == "%%spmd" else names
         if magic in ("%mesh", "%%mesh"):
             given = {word.partition("=")[0] for word in before[1:]}
             wanted = dict.fromkeys((*self._sizes(before[0]), *USUAL_DIMS))

@@ -35,6 +35,7 @@ from .output import CellOutput, Cells
 from .output.log_magics import LogMagics
 from .packages import PackageMagics
 from .profiling import ProfileMagics
+from .programs import ProgramMagics
 from .progress import CallProgress
 from .reruns import Reruns
 from .session import Session
@@ -75,6 +76,7 @@ class Extension:
         self._shell.register_magics(self._debugging)
         self._shell.register_magics(ProfileMagics(self._shell, self._session))
         self._shell.register_magics(DiagnosisMagics(self._shell, self._session))
+        self._shell.register_magics(ProgramMagics(self._shell, self._session))
         self._shell.register_magics(PackageMagics(self._shell, self._session))
         self._shell.register_magics(GuideMagics(self._shell, self._session))
         self._shell.register_magic_function(with_remote(self._shell), "line_cell", "debug")

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from monarch_nb.debug.errors import StoppedAtBreakpoint
 from monarch_nb.logs import logs_here
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on, state_of
+from monarch_nb.runtime import Future
 
 from .actors import Actors
 from .arguments import check_name, read_actor, read_mesh, read_names, read_place
@@ -92,7 +93,9 @@ class MonarchMagics(Magics):
         part = given.of(self._session.find(given.name))
         source = numbered("%%on", line, cell)
         with parts_on(part, source):
-            return _run_cell(self.shell, part, source, self._cell())
+            with cell_syntax():
+                future = run_on(part, source, filename=self._cell())
+            return shown_values(self.shell, future)
 
     @no_var_expand  # braces are those of expressions
     @cell_magic
@@ -207,12 +210,7 @@ class MonarchMagics(Magics):
             self._say(self._session.interrupt(self._session.find(name)))
 
     def _cell(self) -> str:
-        """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
-        variables: Any = getattr(self.shell, "user_ns", None)
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_globals is not variables:
-            frame = frame.f_back
-        return frame.f_code.co_filename if frame.f_globals is variables else "<cell>"
+        return cell_file(self.shell)
 
     def _say(self, text: str) -> None:
         if text:
@@ -224,16 +222,23 @@ def numbered(magic: str, line: str, body: str) -> str:
     return f"#{magic} {line}\n{body}"
 
 
-def _run_cell(shell: Any, mesh: Any, source: str, filename: str) -> ValueMesh[Any] | None:
-    """Runs source on every rank and waits; the values of its last expression, or None when all are None.
+def cell_file(shell: Any) -> str:
+    """The file name of the cell that is running: what is made of it elsewhere goes under that name too."""
+    variables: Any = getattr(shell, "user_ns", None)
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals is not variables:
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame.f_globals is variables else "<cell>"
+
+
+def shown_values(shell: Any, future: Future[Any]) -> ValueMesh[Any] | None:
+    """Waits for what runs on every rank; gives the values to be shown, None when all are None.
 
     Where the wait ends before the cell does, since ranks have stopped in the debugger or by Ctrl-C, the future is the
     output of the cell in the notebook: `Out[3].get()` waits again.
     """
-    with cell_syntax():
-        future = run_on(mesh, source, filename=filename)
     try:
-        values = future.get()
+        values: ValueMesh[Any] = future.get()
     except (StoppedAtBreakpoint, KeyboardInterrupt) as error:
         number = shell.displayhook.prompt_count
         shell.user_ns.setdefault("_oh", {})[number] = shell.user_ns[f"_{number}"] = future

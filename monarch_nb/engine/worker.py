@@ -33,6 +33,7 @@ from monarch_nb.runtime.output import display_hooks, dumps
 from monarch_nb.runtime.output.log_prefix import levels_are_known
 from monarch_nb.settings import TRAVELS_IN, settings
 from monarch_nb.shape import RegionForm
+from monarch_nb.telemetry import trainers
 from monarch_nb.transport import Node, ThreadClock
 from monarch_nb.wire import Asker, land_on_gpus
 
@@ -75,6 +76,7 @@ def run_proc(spec: ProcSpec) -> int:
         runtime.log.keep(journal)
         levels_are_known()
         display_hooks.install()
+        trainers.install()
     PROCESS_GROUPS.watch(_constructed)
     runtime.begin_setup()
     console = host_console(runtime, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)

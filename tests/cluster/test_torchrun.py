@@ -1,6 +1,9 @@
 """torchrun's command lines as jobs: what they ask for, and the script on all processes."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +11,12 @@ from typing import Any
 import pytest
 
 from monarch_nb import debug
-from monarch_nb._torchrun import _read, serve
-from monarch_nb.actor import ActorError
+from monarch_nb._torchrun import TorchrunCommand, serve
+from monarch_nb.actor import ActorError, ProcMesh, run_on
 from monarch_nb.job import job_load, running_jobs
 from monarch_nb.runtime import current_runtime
+from monarch_nb.spmd import run
+from tests.cluster.fault_tools import ROOT
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.usefixtures("host")]
@@ -63,11 +68,15 @@ def test_the_script_runs_on_all_processes_with_the_environment_of_torchrun(
 
 
 def test_command_lines_are_read_as_torchrun_reads_them() -> None:
-    options, script = _read(["/usr/bin/torchrun", "--standalone", "-m", "pack.train", "--nnodes", "7"])
-    assert (options.nnodes, options.nproc_per_node, script) == ("", "1", ["-m", "pack.train", "--nnodes", "7"])
+    line = ["/usr/bin/torchrun", "--standalone", "--max-restarts=3", "-m", "pack.train", "--nnodes", "7"]
+    command = TorchrunCommand.read(line)
+    assert (command.hosts, command.procs, command.left_out) == (0, 0, ("--max-restarts",))
+    assert command.script == ("-m", "pack.train", "--nnodes", "7")
+    assert TorchrunCommand.read(["torchrun", "--nproc-per-node=auto", "train.py"], here=True).procs > 0
     for line, story in (
         (["python", "train.py"], "begins with torchrun"),
         (["torchrun", "--nproc-per-node=gpu", "train.py"], "say how many, as a number"),
+        (["torchrun", "--nnodes=1:4", "train.py"], "a mesh has as many hosts as it was made with"),
         (["torchrun", "--nnodes=2"], "no script is named"),
         (["torchrun", "--no-python", "train.sh"], "only Python programs"),
     ):
@@ -78,3 +87,70 @@ def test_command_lines_are_read_as_torchrun_reads_them() -> None:
         serve(SimpleNamespace(roles=[role]), "mast")
     with pytest.raises(ValueError, match="AppDef with one role; this has 2"):
         serve(SimpleNamespace(roles=[role, role]))
+
+
+TWICE = """
+import json, os, sys, threading
+import beside
+rank = int(os.environ["RANK"])
+found = [beside.VALUE, rank, os.environ["WORLD_SIZE"], sys.argv[1:], __name__, os.path.basename(__file__),
+         threading.current_thread() is threading.main_thread(), "found" in vars()]
+with open(os.path.join(os.path.dirname(__file__), f"out{rank}"), "w") as out:
+    json.dump(found, out)
+if sys.argv[1] == "exit":
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_a_script_runs_again_and_again_in_the_same_processes(host: Any, tmp_path: Path) -> None:
+    script, beside = tmp_path / "twice.py", tmp_path / "beside.py"
+    script.write_text(TWICE)
+    beside.write_text("VALUE = 1")
+    procs: ProcMesh = host.spawn_procs(per_host={"gpus": 2}, name="again")
+
+    def found(*arguments: str, on: Any = procs) -> list[Any]:
+        run(str(script), *arguments, on=on)
+        return [json.loads((tmp_path / f"out{rank}").read_text()) for rank in range(len(on))]
+
+    rest = [["x"], "__main__", "twice.py", True, False]
+    assert found("x") == [[1, rank, "2", *rest] for rank in range(2)]
+    beside.write_text("VALUE = 22")
+    assert found("x") == [[22, rank, "2", *rest] for rank in range(2)]
+    assert found("x", on=procs.slice(gpus=slice(1, 2))) == [[22, 0, "1", *rest]]
+    assert found("exit", "0")[0][3] == ["exit", "0"]
+    with pytest.raises(ActorError, match=r"twice\.py exit 3 ended with status 3"):
+        found("exit", "3")
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    (pack / "__init__.py").touch()
+    (pack / "__main__.py").write_text("import sys\nran = (__package__, sys.argv[1:])")
+    run_on(procs, f"import sys; sys.path.insert(0, {str(tmp_path)!r})").get()
+    run("-m", "pack", "a", "b", on=procs)
+    assert procs.run(of_main, "ran").get().values() == [("pack", ["a", "b"])] * 2
+    with pytest.raises(ActorError, match="the ranks find no module nowhere"):
+        run("-m", "nowhere", on=procs)
+    with pytest.raises(FileNotFoundError, match=r"there is no script none\.py"):
+        run("none.py", on=procs)
+    procs.stop().get()
+
+
+def of_main(name: str) -> Any:
+    return getattr(sys.modules["__main__"], name)
+
+
+def test_the_command_ends_with_the_status_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(int(sys.argv[1]))")
+    environment = {**os.environ, "PYTHONPATH": ROOT, "MONARCH_NB_PRELOAD": ""}
+
+    def ended(*words: str) -> "subprocess.CompletedProcess[str]":
+        line = [sys.executable, "-m", "monarch_nb", "torchrun", *words]
+        return subprocess.run(line, env=environment, text=True, capture_output=True, timeout=60)
+
+    well = ended("--nproc-per-node", "2", str(script), "0")
+    assert (well.returncode, well.stderr) == (0, "")
+    assert sorted(line[-6:] for line in well.stdout.splitlines()) == ["rank 0", "rank 1"]
+    badly = ended("--nproc-per-node", "2", str(script), "3")
+    assert badly.returncode == 1
+    assert "ended with status 3" in badly.stderr
+    assert ended("none.py").returncode == 2

@@ -1,0 +1,131 @@
+"""%%spmd and %torchrun: a cell or a script on all ranks, as under torchrun."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from monarch_nb._torchrun import TorchrunCommand
+from monarch_nb.lifecycle import heal_mesh
+from monarch_nb.mesh import ProcMesh, ValueMesh, run_on, state_of
+from monarch_nb.spmd import SPMDProgram, begin, machine_size, prepare
+from monarch_nb.wire import counted
+
+from .arguments import read_place
+from .display.errors import cell_syntax
+from .magics import cell_file, numbered, shown_values
+from .session import Session
+from .tensors import parts_on
+
+NAME = "spmd"  # of the mesh of cells and scripts that name none
+
+
+@magics_class
+class ProgramMagics(Magics):
+    """%%spmd and %torchrun."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @cell_magic
+    def spmd(self, line: str, cell: str) -> ValueMesh[Any] | None:
+        """Run a cell on all ranks as a program of its own, as torchrun runs a script.
+
+        %%spmd [NAME [gpus=0-1]] [procs=N]
+
+            %%spmd                      # on as many processes as this machine has GPUs, else cores, at most 8
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            print(dist.get_rank(), dist.get_world_size())
+
+            %%spmd procs=4              # on four
+            %%spmd workers              # on the ranks of a mesh that is there
+
+        Each rank has torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR...), and no process groups of an earlier
+        cell: those are given up first. Names stay; a cell that goes on with them, and with the process groups, begins
+        with %%on. Without a name the mesh is called spmd, and stays for the next cell. From Python:
+        monarch_nb.spmd.prepare(workers), then run_on(workers, "...").
+        """
+        words = line.split()
+        procs = [word.partition("=")[2] for word in words if word.startswith("procs=")]
+        rest = " ".join(word for word in words if not word.startswith("procs="))
+        if rest and procs:
+            raise UsageError("%%spmd: either the name of a mesh, or procs=N for one of its own")
+        part = self._named("%%spmd", rest) if rest else self._own(_number("%%spmd", procs[0]) if procs else 0)
+        source = numbered("%%spmd", line, cell)
+        with parts_on(part, source):
+            with cell_syntax():
+                prepare(part)
+                future = run_on(part, source, filename=cell_file(self.shell))
+            return shown_values(self.shell, future)
+
+    @line_magic
+    def torchrun(self, line: str) -> None:
+        """Run a script on all ranks, as torchrun does.
+
+        %torchrun [--nproc-per-node N] [--nnodes N] SCRIPT [argument ...] [on NAME [gpus=0-1]]
+        %torchrun [...] -m MODULE [argument ...] [on NAME]
+
+            %torchrun train.py --epochs 3
+            %torchrun --nproc-per-node 4 train.py --lr {lr}
+            %torchrun train.py --epochs 3 on workers
+
+        Each rank runs it on its main thread, with torchrun's environment, in a __main__ of its own. What it defines is
+        there for %%on. Modules beside the script that were edited are imported again. Without `on` it runs on the mesh
+        spmd, of as many processes as this machine has GPUs, else cores, at most 8, which stay for the next run. From
+        Python: monarch_nb.spmd.run("train.py", "--epochs", "3", on=workers).
+        """
+        try:
+            words, place = _split(shlex.split(line), self._session.names())
+            command = TorchrunCommand.read(["torchrun", *words], here=True)
+            with cell_syntax():
+                program = SPMDProgram.read(command.script)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"%torchrun: {error}") from None
+        if place and (command.hosts or command.procs):
+            name = place.split()[0]
+            raise UsageError(f"%torchrun: {name} says how many processes: leave --nnodes and --nproc-per-node out")
+        part = self._named("%torchrun", place) if place else self._own(command.procs, command.hosts)
+        if command.left_out:
+            self._say(f"{', '.join(command.left_out)}: left out, since the mesh decides that")
+        shown_values(self.shell, begin(program, part))
+
+    def _named(self, magic: str, place: str) -> ProcMesh:
+        given = read_place(magic, place)
+        part = given.of(self._session.find(given.name))
+        if not isinstance(part, ProcMesh):
+            raise UsageError(f"{magic}: {given.name} is a mesh of actors, and programs run on processes: name "
+                             f"{state_of(part).procs.name}")  # fmt: skip
+        return part
+
+    def _own(self, procs: int, hosts: int = 0) -> ProcMesh:
+        """The mesh of programs that name none: made, or healed, if need be."""
+        dims = {"hosts": hosts} if hosts > 1 else {}
+        known = self._session.value(NAME)
+        mesh, notice = self._session.mesh(NAME, {**dims, "gpus": procs or machine_size()})
+        if isinstance(known, ProcMesh) and state_of(known) is state_of(mesh):
+            return heal_mesh(mesh)
+        self._say(f"{notice or NAME}: {counted(len(mesh), 'process')}, for this and later cells")
+        return mesh
+
+    def _say(self, text: str) -> None:
+        if text:
+            sys.stdout.write(f"{text}\n")
+
+
+def _number(magic: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{magic}: procs={text} is no number of processes: write procs=4")
+    return int(text)
+
+
+def _split(words: Sequence[str], names: Sequence[str]) -> tuple[list[str], str]:
+    """The words of torchrun, and the place behind a last `on` that a mesh's name follows."""
+    for index in range(len(words) - 2, -1, -1):
+        if words[index] == "on" and words[index + 1] in names:
+            return list(words[:index]), " ".join(words[index + 1 :])
+    return list(words), ""
