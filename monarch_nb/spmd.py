@@ -19,6 +19,7 @@ from monarch_nb.collectives.environment import free_port, fresh_number, of_rank
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.compat.network import AddrType, get_ipaddr
 from monarch_nb.host.gpus import devices
+from monarch_nb.host.procs.proc_main import reseed
 from monarch_nb.mesh import state_of
 from monarch_nb.mesh.console import remember_source
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
@@ -109,6 +110,7 @@ class SPMDProgram(Struct, frozen=True):
             folder = os.getcwd() if self.source is None else os.path.dirname(self.words[0])
             sys.argv, sys.path[:0] = list(self.words), [folder]
             _forget_edited(folder)
+            reseed()
             _began = time.time()
             self._execute(main)
         except SystemExit as end:
@@ -208,7 +210,8 @@ def run(script: str, *arguments: str, on: ProcMesh | None = None, procs: int | N
 
     `run("train.py", "--epochs", "3", on=workers)`, or `run("-m", "package.train")`. Each process runs it on its main
     thread, with torchrun's environment, in a `__main__` of its own. Process groups that an earlier program has left are
-    given up, and modules beside the script that were edited are imported again, so that the next run is like the first.
+    given up, generators of random numbers are seeded as in a fresh process, and modules beside the script that were
+    edited are imported again, so that the next run is like the first.
     Without `on` it runs on `procs` processes of this machine, by default `machine_size()`, which stay for the next run.
     Raises ActorError with what ranks raised, or with an exit status other than 0; ValueError and FileNotFoundError.
     """

@@ -90,8 +90,11 @@ def test_command_lines_are_read_as_torchrun_reads_them() -> None:
 
 
 TWICE = """
-import json, os, sys, threading
+import json, os, random, sys, threading
 import beside
+with open(os.path.join(os.path.dirname(__file__), "drawn"), "a") as drawn:
+    print(random.random(), file=drawn)
+random.seed(0)
 rank = int(os.environ["RANK"])
 found = [beside.VALUE, rank, os.environ["WORLD_SIZE"], sys.argv[1:], __name__, os.path.basename(__file__),
          threading.current_thread() is threading.main_thread(), "found" in vars()]
@@ -117,6 +120,8 @@ def test_a_script_runs_again_and_again_in_the_same_processes(host: Any, tmp_path
     beside.write_text("VALUE = 22")
     assert found("x") == [[22, rank, "2", *rest] for rank in range(2)]
     assert found("x", on=procs.slice(gpus=slice(1, 2))) == [[22, 0, "1", *rest]]
+    drawn = (tmp_path / "drawn").read_text().split()
+    assert len(set(drawn)) == len(drawn) == 5
     assert found("exit", "0")[0][3] == ["exit", "0"]
     with pytest.raises(ActorError, match=r"twice\.py exit 3 ended with status 3"):
         found("exit", "3")

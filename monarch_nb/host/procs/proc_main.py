@@ -110,7 +110,7 @@ def _settle(spec: ProcSpec, *, forked: bool, keep: set[int]) -> None:
     faulthandler.enable(file=2)
     if forked:
         install(overlaid(os.environ, spec.env))
-        _reseed()
+        reseed()
         _restore_threads()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -155,16 +155,16 @@ def _default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _reseed() -> None:
-    """Gives each fork the randomness of a fresh process: imports have seeded generators in the template.
+def reseed() -> None:
+    """Gives this process the randomness of a fresh one: a fork, whose template has seeded generators by its imports.
 
     Devices other than the processor seed theirs when a process first uses them. torch is asked for its generator, since
     `torch.seed` would set the devices to one seed.
     """
-    for name, reseed in _GENERATORS.items():
+    for name, seed in _GENERATORS.items():
         module = sys.modules.get(name)
         if module is not None:
-            reseed(module)
+            seed(module)
 
 
 # Seeds the generators that modules make when they are imported: Python's, and those of all that a template imports.
