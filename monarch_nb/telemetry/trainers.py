@@ -25,5 +25,7 @@ def _report_from_transformers(module: Any) -> None:
 
 def _on_log(_: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **more: Any) -> None:
     """Reports what a `Trainer` logs, for `mesh.metrics` and `%metrics`."""
-    numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+    if logs is None or "train_runtime" in logs:  # the summary at the end is no point of a curve
+        return
+    numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) and name != "epoch"}
     telemetry.log(step=state.global_step, **numbers)

@@ -26,7 +26,8 @@ def test_numbers_that_a_trainer_of_transformers_logs_are_reported(monkeypatch: p
     first, added = module.DEFAULT_CALLBACKS
     assert first is Callback
     state = types.SimpleNamespace(global_step=3)
-    added().on_log(None, state, None, logs={"loss": 0.5, "note": "text"}, model=None)
+    added().on_log(None, state, None, logs={"loss": 0.5, "note": "text", "epoch": 0.1}, model=None)
+    added().on_log(None, state, None, logs={"train_runtime": 2.0, "train_loss": 0.5})
     assert reported == [{"step": 3, "loss": 0.5}]
 
 
