@@ -157,3 +157,25 @@ def test_another_kernel_attaches_behind_tunnels_and_its_tunnels_heal(machines: M
         server.start()
     assert second.answer() == [[3, pid] for _, pid in first]
     second.kill()
+
+
+@pytest.mark.parametrize("reach", ["direct", "tunnel"])
+def test_a_job_gets_another_key_while_it_works(machines: Machines, console: Console, reach: str) -> None:
+    first = console.ask(machines.job(f"reach={reach!r}") + SPAWN)
+    console.ask("from pathlib import Path\nfile = Path(job._folder, 'key')\nformer = file.read_bytes()")
+    console.ask("hosts.rotate_key()")
+    assert console.ask("file.read_bytes() != former")
+    assert console.ask(COUNTS) == [[2, pid] for _, pid in first]
+    [agent] = machines.agents(2)
+    os.kill(agent, signal.SIGKILL)
+    console.ask("from monarch_nb.actor import heal_mesh")
+
+    def healed() -> bool:
+        try:
+            console.ask("heal_mesh(counters, timeout=90)")
+            return bool(console.ask(COUNTS)[1][1] != first[1][1])
+        except RuntimeError:  # the death was reported after the heal
+            return False
+
+    until(healed, "the agent that was started again is met by the new key", 90)
+    console.ask("job.kill()")
