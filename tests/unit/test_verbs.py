@@ -227,6 +227,7 @@ def test_the_manual_lists_the_engine_messages_as_they_are() -> None:
     assert table() in (ROOT / "docs/protocol.md").read_text(encoding="utf-8"), table()
 
 
+@pytest.mark.sources
 def test_each_declared_message_is_among_those_that_are_checked() -> None:
     declared = re.compile(r'= Verb\(\s*"([\w.]+)"')
     names = {name for file in (ROOT / "monarch_nb").rglob("*.py") for name in declared.findall(file.read_text("utf-8"))}
