@@ -263,8 +263,9 @@ def goes_on_with_what_it_has(procs: ProcMesh, kind: str, times: int) -> None:
 
 @TIMES
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_module_that_was_made_before_the_error_goes_on(procs: ProcMesh, kind: str, times: int) -> None:
-    goes_on_with_what_it_has(procs, kind, times)
+def test_a_module_that_was_made_before_the_error_goes_on(host: Any, kind: str, times: int) -> None:
+    with spawned(host, 3) as procs:  # a group is connected anew 64 times at most, in all tests of a process together
+        goes_on_with_what_it_has(procs, kind, times)
 
 
 @pytest.mark.parametrize("builtin", [True, False])
