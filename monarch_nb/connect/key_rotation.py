@@ -63,7 +63,7 @@ class _KeyRotation:
         self._collect(asked)
         node.change_keys("use", old, new)
         joining.use_keys(self._runtime, old, new)
-        self._runtime.part(Detacher).refresh()
+        self._runtime.part(Detacher).keys_changed()
         self._finish()
 
     def _expect(self, force: bool) -> None:

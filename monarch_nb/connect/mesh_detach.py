@@ -247,6 +247,13 @@ class Detacher:
                 self._due.setdefault(state.uid, set())
         return self._hold_due()
 
+    def keys_changed(self) -> None:
+        """Writes the records again that name a key of hosts; blocks."""
+        with self._lock:
+            for uid in self._held:
+                self._due.setdefault(uid, set())
+        self._hold_due()
+
     def _schedule_holds(self, uid: str, hosts: Iterable[str] = ()) -> None:
         """Schedules an update of a mesh's hosts; `hosts` get all of it again."""
         with self._lock:

@@ -13,7 +13,9 @@ import pytest
 
 from monarch_nb import connect
 from monarch_nb.actor import ProcMesh, accept_hosts, attach_hosts
+from monarch_nb.config import configured
 from monarch_nb.connect import AttachError
+from monarch_nb.host import mesh_files
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys, TrustError
 from tests.cluster.fault_tools import ROOT
@@ -192,3 +194,23 @@ def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Pa
         connect.shutdown()
         worker.kill()
         worker.wait()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_record_of_a_mesh_that_is_kept_has_the_new_key(
+    agents: list[HostProcess], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with configured(mesh_keep="5m" if kept else "0s"):
+        hosts = attached(agents, here)
+        members = spawned(hosts)
+        members.where.call().get(SOON)
+        found = (tmp_path / "state").rglob("*.json")
+        if kept:
+            wait_until(lambda: any((tmp_path / "state").rglob("*.json")))
+        hosts.rotate_key(here)
+        records = [mesh_files.read(path) for path in found]
+        keys = {way.key.encode() for record in records if record is not None for way in record.ways}
+        assert keys == ({here.read_bytes()} if kept else set())
+        assert members.where.call().get(SOON)
+        connect.shutdown()
