@@ -151,16 +151,26 @@ class TorchrunCommand(Struct, frozen=True):
         return cls(tuple(script), hosts, procs, tuple(f"--{name}" for name in left_out))
 
 
-def _parsed(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="torchrun", add_help=False, exit_on_error=False, allow_abbrev=False)
+def _parser(prog: str = "torchrun") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Runs a script on processes of this machine as torchrun does; what names other nodes is left out.",
+        add_help=False,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
     for name in (*_TAKEN, *_VALUED):
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", default="")
     for name in _FLAGS:
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", action="store_true")
     parser.add_argument("-m", dest="module", action="store_true")
     parser.add_argument("script", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _parsed(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     try:
-        return parser.parse_known_args(list(words))
+        return _parser().parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ValueError(f"torchrun: {error}") from None
 
@@ -174,6 +184,9 @@ def _count(name: str, given: str) -> int:
 
 def main(words: Sequence[str]) -> int:
     """Runs a command line on this machine, as `monarch-nb torchrun` does; returns the exit status."""
+    if list(words) in ([], ["-h"], ["--help"]):
+        _parser("monarch-nb torchrun").print_help()
+        raise SystemExit(0 if words else 2)
     try:
         command = TorchrunCommand.read(["torchrun", *words], here=True)
         program = SPMDProgram.read(command.script)

@@ -20,8 +20,9 @@ from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.compat.network import AddrType, get_ipaddr
 from monarch_nb.host.gpus import devices
 from monarch_nb.host.procs.proc_main import reseed
-from monarch_nb.mesh import state_of
+from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.console import remember_source
+from monarch_nb.mesh.operations import operations
 from monarch_nb.runtime.output.display_hooks import open_figures, show_figures
 from monarch_nb.wire import is_users_file
 
@@ -191,9 +192,18 @@ def prepare(mesh: ProcMesh) -> None:
 
     A slice is a world of its own. Raises SupervisionError if a process is lost.
     """
-    first = mesh.slice(**dict.fromkeys(mesh.extent, 0))
-    master = first.run(_host_port).get().values()[0]
-    mesh.run(_begin_here, master, fresh_number()).get()
+    mesh.run(_begin_here, _master(mesh), fresh_number()).get()
+
+
+def _master(mesh: ProcMesh) -> tuple[str, int]:
+    """Where the ranks meet: on the first one's host, by an address that all of them reach, as far as is known."""
+    layout, ranks = state_of(mesh).layout, region_of(mesh).ranks()
+    hosts = tuple(dict.fromkeys(map(layout.host_of, ranks)))
+    [(name, port)] = mesh.slice(**dict.fromkeys(mesh.extent, 0)).run(_host_port).get().values()
+    address = operations().meeting_point(hosts)
+    if len(hosts) > 1 and (not address or address.startswith("127.")):  # this process reaches it by a tunnel
+        address = name
+    return address, port
 
 
 def begin(program: SPMDProgram, mesh: ProcMesh) -> Future[Any]:

@@ -15,7 +15,14 @@ def nav() -> list[Entry]:
     """Tabs, and the pages in each."""
     return [
         {"Home": "index.md"},
-        {"Start": [{"Quickstart": "quickstart.md"}, {"How to …": "howto.md"}, {"Concepts": "concepts.md"}]},
+        {
+            "Start": [
+                {"Quickstart": "quickstart.md"},
+                {"How to …": "howto.md"},
+                {"Concepts": "concepts.md"},
+                {"Coming from torchrun": "coming-from-torchrun.md"},
+            ]
+        },
         {"Stories": [{stories.title(story): stories.page_of(story)} for story in stories.stories()]},
         {"Manual": ["manual/README.md", *chapters(), {"Configuration": "configuration.md"}]},
         {"Guides": [*guides()]},

@@ -197,7 +197,7 @@ def test_an_agent_that_is_started_again_has_the_new_key(here: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_record_of_a_mesh_that_is_kept_has_the_new_key(
+def test_records_of_kept_meshes_have_the_new_key(
     agents: list[HostProcess], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -14,8 +14,9 @@ PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/configuration.md",
+    "docs/coming-from-torchrun.md",
     *sorted(f"docs/manual/{path.name}" for path in ROOT.glob("docs/manual/*.md")),
-    *(f"docs/guides/{name}.md" for name in ("colab", "jupyterhub", "lightning", "marimo", "torchrun", "vscode")),
+    *(f"docs/guides/{name}.md" for name in ("colab", "jupyterhub", "lightning", "marimo", "vscode")),
 )
 KINDS = re.compile(r"python( raises \w+| machines)?|output|sh|text")
 CHECK = "def _check(found, wanted): assert found == wanted, f'{found!r} is not {wanted!r}'"
