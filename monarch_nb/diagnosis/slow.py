@@ -121,9 +121,9 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
     collectives, or ends calls, later than the others; for sure only if it does so often, throughout the time.
     """
     ranks = {rank: times for rank, times in procs.ranks.items() if times.samples and times.seconds}
-    lateness = _lateness(procs, ranks)
-    if len(ranks) < 2:
+    if len(ranks) < 2:  # also of a cell that has ended before a sample was taken
         return ()
+    lateness = _lateness(procs, ranks)
     own = {rank: 1.0 - _share(times, WAITING) for rank, times in ranks.items()}
     typical = median_low(own.values())
     slow = []

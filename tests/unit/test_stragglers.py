@@ -180,3 +180,7 @@ def test_the_function_that_an_instruction_calls_is_named() -> None:
     [work.wait() for _ in range(2)]
     assert seen == ["wait"] * 6
     assert callee_of(Work.wait.__code__, 0) == ""
+
+
+def test_a_time_without_samples_has_no_finding() -> None:
+    assert judge_times(MeasuredProcs("trainers", {}, {})) == ()
