@@ -55,7 +55,7 @@ class ProgramMagics(Magics):
         rest = " ".join(word for word in words if not word.startswith("procs="))
         if rest and procs:
             raise UsageError("%%spmd: either the name of a mesh, or procs=N for one of its own")
-        part = self._named("%%spmd", rest) if rest else self._own(_number("%%spmd", procs[0]) if procs else 0)
+        part = self._named("%%spmd", rest) if rest else self._own(_number(procs[0]) if procs else 0)
         source = numbered("%%spmd", line, cell)
         with parts_on(part, source):
             with cell_syntax():
@@ -91,7 +91,7 @@ class ProgramMagics(Magics):
             raise UsageError(f"%torchrun: {name} says how many processes: leave --nnodes and --nproc-per-node out")
         part = self._named("%torchrun", place) if place else self._own(command.procs, command.hosts)
         if command.left_out:
-            self._say(f"{', '.join(command.left_out)}: left out, since the mesh decides that")
+            sys.stdout.write(f"{', '.join(command.left_out)}: left out, since the mesh decides that\n")
         shown_values(self.shell, begin(program, part))
 
     def _named(self, magic: str, place: str) -> ProcMesh:
@@ -109,17 +109,13 @@ class ProgramMagics(Magics):
         mesh, notice = self._session.mesh(NAME, {**dims, "gpus": procs or machine_size()})
         if isinstance(known, ProcMesh) and state_of(known) is state_of(mesh):
             return heal_mesh(mesh)
-        self._say(f"{notice or NAME}: {counted(len(mesh), 'process')}, for this and later cells")
+        sys.stdout.write(f"{notice or NAME}: {counted(len(mesh), 'process')}, for this and later cells\n")
         return mesh
 
-    def _say(self, text: str) -> None:
-        if text:
-            sys.stdout.write(f"{text}\n")
 
-
-def _number(magic: str, text: str) -> int:
+def _number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{magic}: procs={text} is no number of processes: write procs=4")
+        raise UsageError(f"%%spmd: procs={text} is no number of processes: write procs=4")
     return int(text)
 
 

@@ -129,9 +129,9 @@ def test_a_slice_is_sampled_alone_and_only_inside_the_block(trainers: Any) -> No
 
 def test_c_calls_that_hold_the_gil_count_for_their_whole_time(trainers: Any) -> None:
     with monarch.profile(trainers) as profile:
-        trainers.hold.call(1.5).get(SECONDS)
+        trainers.hold.call(4).get(SECONDS)
     # A sampler that the system wakes late sees what came after the last of the calls.
-    assert paths(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 0.7
+    assert paths(profile, 0)["Trainer.hold"] * profile.ranks[0].seconds > 3.2
 
 
 def test_a_coroutine_that_waits_is_seen_where_it_waits(procs: Any) -> None:
