@@ -24,8 +24,10 @@ from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
 from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, python_version
 from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
-from monarch_nb.mesh.requests import RequestError, UnansweredError, request
+from monarch_nb.mesh.requests import RequestError, UnansweredError, inform_ranks, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
+from monarch_nb.runtime.stored_answers import UnreadCalls
+from monarch_nb.runtime.verbs import UNREAD, UnreadState
 from monarch_nb.settings import format_duration, settings
 from monarch_nb.supervision import Cause, Driver
 from monarch_nb.supervision.actions import Action, ShowFailure
@@ -50,6 +52,7 @@ class Detacher:
         self._secrets: dict[str, str] = {}  # by uid of the procs
         self._notes: dict[str, bytes] = {}
         self._grants: dict[str, tuple[int, int]] = {}  # grant and turn of each attached mesh
+        self._unread: dict[str, UnreadCalls] = {}  # by mesh, where answers are stored
         # Add notes of the notebook to the record of a mesh, given the uids of the mesh and of its actors.
         self.note_sources: list[Callable[[tuple[str, ...]], bytes]] = []
         # Meshes whose records host agents have, with the last message to each host that stores no full record.
@@ -107,6 +110,22 @@ class Detacher:
             self._notes[uid] = notes
         self._held[uid] = {}
         self._schedule_holds(uid)
+        self._introduce(uid)
+
+    def _introduce(self, uid: str) -> None:
+        """Informs attached meshes, whose actors may refer to each other, of their common owner.
+
+        The agents of a mesh only inform processes on its own hosts.
+        """
+        attached = {state.uid: state for state in self._own_meshes() if state.uid in self._grants}
+        newest = attached.pop(uid)
+        for other in attached.values():
+            inform_ranks(self._runtime, other, verbs.NEW_OWNER, self._news_of(newest))
+            inform_ranks(self._runtime, newest, verbs.NEW_OWNER, self._news_of(other))
+
+    def _news_of(self, state: ProcState) -> p.NewOwner:
+        meshes = (state.uid, *state.actors)
+        return p.NewOwner(meshes=meshes, owner=self._runtime.address, turn=self._grants[state.uid][1])
 
     # -- detaching --------------------------------------------------------------------------------------------------
 
@@ -129,7 +148,8 @@ class Detacher:
         except DetachError as error:
             raise DetachError(f"{state.name} is not detached: {error}") from error
         self._ask(state, hosts, holds, verbs.HOLD)
-        self._ask(state, hosts, {host: p.Detach(state.uid, why) for host in hosts}, verbs.DETACH)
+        waiting = () if state.unread is None else state.unread.state(waiting_only=True)
+        self._ask(state, hosts, {host: p.Detach(state.uid, why, waiting) for host in hosts}, verbs.DETACH)
         file = mesh_files.path_of(state.uid, state.name)  # agents elsewhere cannot write this file
         written = mesh_files.read(file)
         if written is not None and written.holder is not None and written.holder.address == runtime.address:
@@ -184,7 +204,8 @@ class Detacher:
         """Marks a mesh as no longer owned by this process."""
         runtime = self._runtime
         for one in (state, *state.actors.values()):
-            one.stopped = one.stopped or cause.text
+            one.detached, one.stopped = one.stopped is None, one.stopped or cause.text
+        self._forget_calls(state)
         runtime.part(Driver).feed(lambda machine: machine.left(state.uid, cause))
         self._held.pop(state.uid, None)
         self.hosts.update(host for host in state.hosts if host in runtime.part(HostRoutes).local)
@@ -278,6 +299,7 @@ class Detacher:
             try:
                 keep = settings.mesh_keep
                 self._send_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
+                state.unread = self._unread_calls(state) if keep > 0 else None
             except Exception as error:
                 failed[state.name] = str(error)
         for name, why in failed.items():
@@ -302,6 +324,20 @@ class Detacher:
             if not hold.parts:
                 sent[host] = plain
 
+    def _unread_calls(self, state: ProcState) -> UnreadCalls:
+        """The calls of a mesh whose answers its ranks store until they are read."""
+        runtime, known = self._runtime, self._unread.get(state.uid)
+        if known is None:
+            known = self._unread[state.uid] = UnreadCalls(
+                runtime.clock, lambda unread: inform_ranks(runtime, state, UNREAD, UnreadState(unread))
+            )
+        return known
+
+    def _forget_calls(self, state: ProcState) -> None:
+        state.unread = None
+        if known := self._unread.pop(state.uid, None):
+            known.close()
+
     def _on_mesh_event(self, event: Event) -> None:
         match event:
             case MeshHealed(ProcState() as state, back):  # a host may have a new agent, which knows nothing
@@ -315,6 +351,7 @@ class Detacher:
                     if ranks := state.layout.ranks_on(host):
                         self._lost[host, state.uid] = {rank: state.incarnation(rank) for rank in ranks}
             case MeshStopped(ProcState() as state) if state.uid in self._held and state.stopped is not None:
+                self._forget_calls(state)
                 self._held.pop(state.uid, None)
                 with contextlib.suppress(OSError):
                     mesh_files.remove(mesh_files.path_of(state.uid, state.name))

@@ -115,4 +115,5 @@ def _take(runtime: Runtime, state: MeshState, common: Any, spawn_spec: Any) -> N
     """Takes over ownership; if the mesh was known here before, all its handles work again."""
     with state.lock:
         state.owner_process, state.stopped, state.spawn_spec = runtime.address, None, spawn_spec
+        state.detached = False
     state.renew(common[4], common[5])

@@ -256,7 +256,8 @@ class MeshLeaseService:
         return Done()
 
     def _detach(self, wanted: p.Detach, asker: Asker[Done]) -> Done:
-        self._is_left(self._leases.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why))
+        left = self._leases.leave(wanted.uid, asker.src, time.monotonic(), time.time(), wanted.why)
+        self._is_left(left, wanted.unread)
         return Done()
 
     def _attach(self, wanted: p.Attach, asker: Asker[p.Attached]) -> p.Attached | None:
@@ -320,19 +321,19 @@ class MeshLeaseService:
     def _alive(self, one: MeshLease) -> list[Child]:
         return [child for child in self._procs(one) if child.alive]
 
-    def _is_left(self, one: MeshLease) -> None:
+    def _is_left(self, one: MeshLease, unread: tuple[int, ...] = ()) -> None:
         log.info("%s (%s) is left: %s", one.name, one.uid, one.why)
         for child in self._alive(one):
             self._logs.leave(child.address, child.spec.owner)
             child.watchers.discard(child.spec.owner)
             child.own(NOBODY)
-        self._announce_owner(one, NOBODY)
+        self._announce_owner(one, NOBODY, unread)
         self._note(one)
         self._later(one.seconds, self._look)
 
-    def _announce_owner(self, one: MeshLease, owner: str) -> None:
-        """Returns all processes here that may refer to a mesh, not only its own."""
-        news = p.NewOwner(meshes=one.meshes, owner=owner, turn=one.turn)
+    def _announce_owner(self, one: MeshLease, owner: str, unread: tuple[int, ...] = ()) -> None:
+        """Notifies all processes here, of which any may refer to the mesh."""
+        news = p.NewOwner(meshes=one.meshes, owner=owner, turn=one.turn, unread=unread)
         self._sender.post_all((child.address for child in self._children.alive()), verbs.NEW_OWNER, news)
 
     @staticmethod

@@ -292,6 +292,7 @@ class Detach(msgspec.Struct, frozen=True):
 
     uid: str
     why: str = "it was detached"
+    unread: tuple[int, ...] = ()  # as in `Header.unread`, of the calls that have no result yet
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,6 +345,7 @@ class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
     meshes: tuple[str, ...]
     owner: str
     turn: int
+    unread: tuple[int, ...] = ()  # what the owner that detaches says of its calls, as in `Header.unread`
 
 
 class UndeliveredReply(Harmless, frozen=True, kw_only=True):

@@ -21,8 +21,9 @@ from monarch_nb.mesh.verbs import (
     WantedResult,
     WantedResults,
 )
-from monarch_nb.runtime import MeshState, RunsOn, Runtime, calls_of
+from monarch_nb.runtime import ActorCell, MeshState, RunsOn, Runtime, calls_of
 from monarch_nb.runtime.sender import caller_of
+from monarch_nb.runtime.verbs import UNREAD, UnreadState
 from monarch_nb.supervision import ActorEnd, Driver
 from monarch_nb.transport import TransportError
 from monarch_nb.wire import Asker, Status, parse_address
@@ -41,6 +42,7 @@ class Handover:
         runtime.verbs.handle(NEW_OWNER, self._changed)
         runtime.verbs.handle(RESULTS, self._results)
         runtime.verbs.handle(RESULT, self._result)
+        runtime.verbs.handle(UNREAD, self._unread)
 
     def report_to_owner(self, process: str, end: ActorEnd) -> None:
         """Reports a failed actor to its owner, unless that has detached: the next owner asks for all states."""
@@ -54,36 +56,58 @@ class Handover:
             self._turns.update(dict.fromkeys(news.meshes, news.turn))
             if news.owner:
                 self._take_over(states, news)
-            else:
-                self._runtime.local.away.update(state.owner_process for state in states)
+            elif self._belongs_to(news):
+                self._release({state.owner_process for state in states}, news.unread)
                 self._events.publish(OwnerChanged(""))
         return self._welcome(set(news.meshes)) if asker.waits else p.Welcome()
+
+    def _belongs_to(self, news: p.NewOwner) -> bool:
+        """Whether this process is of the mesh, rather than of another one whose actors refer to it."""
+        return parse_address(self._runtime.address).mesh in news.meshes
 
     def _take_over(self, states: list[MeshState], news: p.NewOwner) -> None:
         local, owner = self._runtime.local, news.owner
         before = {state.owner_process for state in states} - {owner}
         for state in states:
             state.owner_process = owner
-        cells = [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes]
-        for cell in cells:
-            before.add(cell.spec.owner_process)
-            cell.hand_over(owner)
-        before.discard(owner)
-        # Calls of a controller from before this one took over the mesh belong to this one, too.
-        local.away.update(process for process in before if parse_address(process).is_controller)
-        if cells:
-            self._watcher.watch_owner(owner)
+        belongs = self._belongs_to(news)
+        if belongs:
+            self._obey(owner, before, [cell for cell in tuple(local.cells.values()) if cell.mesh in news.meshes])
         self._driver.feed(lambda machine: machine.handed_over(news.meshes, owner))
-        if owner in local.away:  # the same one is back, but no longer waits for its former calls
-            under_way = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
-            local.orphans.update(call for call in under_way if caller_of(call) == owner)
-            local.away.discard(owner)
         for state in states:  # the new owner does not know the holders of references
             try:
                 self._updates.subscribe(state)
             except TransportError:
                 logger.debug("%s cannot be informed of a reference", owner, exc_info=True)
-        self._events.publish(OwnerChanged(owner))
+        if belongs:
+            self._events.publish(OwnerChanged(owner))
+
+    def _obey(self, owner: str, before: set[str], cells: list[ActorCell]) -> None:
+        """Makes a process the owner of this one's actors; answers for earlier ones are stored."""
+        local = self._runtime.local
+        for cell in cells:
+            before.add(cell.spec.owner_process)
+            cell.hand_over(owner)
+        before.discard(owner)
+        # Calls of a controller from before this one took over the mesh belong to this one, too.
+        self._release({process for process in before if parse_address(process).is_controller})
+        if cells:
+            self._watcher.watch_owner(owner)
+        if owner in local.away:  # the same one is back, but no longer waits for its former calls
+            under_way = [call for cell in tuple(local.cells.values()) for call in calls_of(cell)]
+            local.orphans.update(call for call in under_way if caller_of(call) == owner)
+            local.away.discard(owner)
+
+    def _release(self, processes: set[str], unread: tuple[int, ...] = ()) -> None:
+        """Stores answers for processes that have left; what they may not have read counts as not received."""
+        self._runtime.local.away.update(processes)
+        stored = self._runtime.local.stored_answers
+        for process in processes if unread else ():
+            stored.discard_read(process, unread)
+        stored.release(processes)
+
+    def _unread(self, state: UnreadState, asker: Asker[None]) -> None:
+        self._runtime.local.stored_answers.discard_read(asker.src, state.unread)
 
     def _welcome(self, meshes: set[str]) -> p.Welcome:
         local = self._runtime.local

@@ -98,7 +98,7 @@ class ReferenceUpdates:
         if state.version:
             self._send_update(state, holder)
         self._versions.greet(holder, uid)
-        if state.stopped is not None:
+        if state.stopped is not None and not state.detached:
             self._runtime.post(holder, STOPPED, StopUpdate(uid, None, state.stopped, True))
 
     def _update(self, update: Update, asker: Asker[Done]) -> Done:

@@ -3,6 +3,7 @@
 One to many ranks goes along a tree of agents, as a call of them does: it costs who asks a few messages.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,6 +13,7 @@ import msgspec
 from monarch_nb.mesh.sending import DIRECT
 from monarch_nb.routing import indices, plan_cast
 from monarch_nb.runtime import Future, ProcState, Runtime, fail_future, pending_future, resolve_future, when_done
+from monarch_nb.transport import TransportError
 from monarch_nb.wire import (
     Flags,
     Header,
@@ -223,16 +225,32 @@ def ask_ranks(
             each([rank for rank in ranks if rank not in found])
 
     answers = _Answers(runtime, verb, len(ranks), rest)
+    _cast(runtime, procs, ranks, verb, body, answers)
+    runtime.later(within / 2, rest)
+
+
+def inform_ranks(runtime: Runtime, procs: ProcState, verb: Verb[Q, Any], body: Q) -> None:
+    """Sends all processes of a mesh the same, once, without an answer. Does not block, and raises nothing."""
+    if not _are_near(runtime, procs, procs.ranks):
+        _cast(runtime, procs, procs.ranks, verb, body, None)
+        return
+    for rank in procs.ranks:
+        with contextlib.suppress(TransportError):  # it has ended, or ends
+            runtime.post(procs.address(rank), verb, body)
+
+
+def _cast(runtime: Runtime, procs: ProcState, ranks: Sequence[int], verb: Verb[Q, Any], body: Q,
+          answers: "_Answers[Any] | None") -> None:  # fmt: skip
     parcel = runtime.node.snapshot([encode_body(body)])
+    port = 0 if answers is None else answers.number
     for agent, plan in plan_cast(procs.layout, list(_runs(procs, ranks))):
-        header = Header(
-            Kind.CAST, agent, runtime.address, method=verb.name, port=answers.number, plan=plan, flags=Flags.TO_ENGINES
-        )
+        header = Header(Kind.CAST, agent, runtime.address, method=verb.name, port=port, plan=plan,
+                        flags=Flags.TO_ENGINES)  # fmt: skip
         try:
             runtime.send(header, parcel, Lane.URGENT)
         except Exception as error:
-            answers.lost(header, str(error))
-    runtime.later(within / 2, rest)
+            if answers is not None:
+                answers.lost(header, str(error))
 
 
 def _are_near(runtime: Runtime, procs: ProcState, ranks: Sequence[int]) -> bool:

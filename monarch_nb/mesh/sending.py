@@ -101,6 +101,9 @@ def send_region(
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
         header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]
+    unread = actor.procs.unread
+    if unread is not None and not actor.inner and (waiting := runtime.calls.get(call)) is not None:
+        header.unread = unread.add(waiting)
     numbered: list[list[Run]] = []
     try:
         if ordered:
@@ -196,6 +199,7 @@ def _send(
                 header.chain,
                 actor=header.actor,
                 trace=header.trace,
+                unread=header.unread,
             )
             runtime.send(copy, parcel)
         return
@@ -216,6 +220,7 @@ def _send(
             plan=plan,
             actor=header.actor,
             trace=header.trace,
+            unread=header.unread,
         )
         if waiting is not None:
             waiting.sent.append(copy)

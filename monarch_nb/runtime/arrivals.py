@@ -4,7 +4,7 @@ from monarch_nb.runtime.actors.hosting import Hosting
 from monarch_nb.runtime.features import Features
 from monarch_nb.runtime.losses import Losses
 from monarch_nb.runtime.port_table import PortTable
-from monarch_nb.runtime.sender import MessageSender
+from monarch_nb.runtime.sender import MessageSender, caller_of
 from monarch_nb.runtime.tables import ProcessTables
 from monarch_nb.transport import Parcel, Transport, reason_of
 from monarch_nb.wire import REPLY, Handlers, Header, Kind
@@ -36,6 +36,8 @@ class Arrivals:
         """Takes one message to where it belongs."""
         kind = header.kind
         if kind == Kind.CALL:
+            if header.unread:
+                self._local.stored_answers.discard_read(caller_of(header.call), header.unread)
             cell = self._local.cells.get((header.mesh, header.rank))
             if cell is not None and cell.incarnation == header.incarnation:
                 cell.arrive(header, parcel)

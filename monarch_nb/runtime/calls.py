@@ -59,6 +59,8 @@ class PendingCall:
         self._raised: dict[int, RankError] = {}
         self.sent: list[Header] = []  # what went to one actor of another host each, or to a subtree of hosts
         self._releasing = False  # who waits for those that have raised is being freed
+        self.unread: tuple[int, ...] = ()  # `Header.unread`, where its ranks store their answers
+        self.on_read: Callable[[], object] = answered  # called when its result is read
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
         self.number = process.ports.open(self)
@@ -188,7 +190,7 @@ class PendingCall:
             self._process.release(self, self._released)
 
     def _released(self) -> None:
-        if self._waits:
+        if self.waits:
             self._end()
 
     @property
@@ -213,6 +215,7 @@ class PendingCall:
         return future._set_lazy(self._result, failed=bool(self._raised))
 
     def _result(self) -> Any:
+        self.on_read()
         if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
@@ -227,7 +230,7 @@ class PendingCall:
 
         def end() -> None:
             call = me()
-            if call is None or not call._waits:
+            if call is None or not call.waits:
                 return
             if any(call._process.held_at(call.mesh, rank) for rank in call.missing_ranks()):
                 call._watch_window()  # somebody is at them with a debugger
@@ -262,14 +265,14 @@ class PendingCall:
 
     def fail(self, error: BaseException) -> bool:
         """Ends the call with an error; True if it was still waiting."""
-        if not self._waits:
+        if not self.waits:
             return False
         self.close()
         return self.future._fail(error)
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Ends the call, as the ranks at `places` will not answer."""
-        if self._raised and self._waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
+        if self._raised and self.waits and not getattr(error, "__notes__", ()):  # it may well be what they died of
             raised = in_order(self._raised.copy())
             where = RankNames(self._process.meshes.get(self.mesh), self._ranks())
             for place, one in tuple(raised.items())[:1]:
@@ -279,7 +282,7 @@ class PendingCall:
 
     def cancel(self, _: Future[Any] | None = None) -> bool:
         """Ends the call here, and on the ranks that have not answered; True if it was still waiting."""
-        if not self._waits:
+        if not self.waits:
             return False
         return self._abandon(CancelledError(f"{self.title}() was cancelled; {self.describe()}{self._left_running()}"))
 
@@ -289,7 +292,7 @@ class PendingCall:
 
         def expire() -> None:
             call = me()
-            if call is None or not call._waits:
+            if call is None or not call.waits:
                 return
             if call._raised:  # better than to say that others are late
                 missing = call.missing_ranks()
@@ -301,7 +304,8 @@ class PendingCall:
         self._process.later(seconds, expire)
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
+        """Whether answers are still awaited."""
         return self.call in self._process.calls
 
     def _late(self, seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -12,6 +12,9 @@ from monarch_nb.runtime.context import Instance
 from monarch_nb.runtime.future import Future
 from monarch_nb.shape import Region, runs
 from monarch_nb.wire import Layout, Run, harmless
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.stored_answers import UnreadCalls
 
 
 class SpawnSpec(Protocol):
@@ -61,6 +64,7 @@ class MeshState(Struct, eq=False):
     incarnations: dict[int, int] = field(default_factory=dict)  # only ranks that were healed
     version: int = 0  # grows with each heal, and each change of its extent; what is older than it is ignored
     stopped: str | None = None  # why, once it is
+    detached: bool = False  # `stopped` is true of its handles here alone: it runs without this process
     resized: bool = False  # its region, or its hosts, are not those that it was spawned with
     pending_region: Region | None = None  # what it is growing to
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -101,6 +105,9 @@ class ProcState(MeshState, eq=False):
 
     spawn_spec: ProcsSpawnSpec | None = None
     layout: Layout = Layout("", (), 1)
+    unread: "UnreadCalls | None" = (
+        None  # calls from here whose answers ranks store; None unless it outlives this process
+    )
     actors: "dict[str, ActorState]" = field(default_factory=dict)  # actor meshes spawned on it from this process
 
     @property

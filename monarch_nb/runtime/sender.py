@@ -137,6 +137,8 @@ class MessageSender:
             if parse_address(request.src).is_agent:
                 self._report_cast(request)
             return
+        if request.unread:
+            self._local.stored_answers.store(request, status, frames, caller_of(request.call))
         header = Header(
             Kind.REPLY,
             request.src,
@@ -153,7 +155,9 @@ class MessageSender:
             if self._local.closed:
                 return
             if isinstance(error, UnreachableError):  # the receiver has left
-                if parse_address(request.src).is_controller:  # which may have left its meshes to others
+                if (
+                    parse_address(request.src).is_controller and not request.unread
+                ):  # which may have left its meshes to others
                     self._local.stored_answers.store(request, status, frames)
                 return
             if not isinstance(error, TransportError):

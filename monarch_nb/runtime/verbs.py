@@ -114,6 +114,12 @@ class AskReceived(msgspec.Struct, array_like=True, frozen=True):
     final: bool
 
 
+class UnreadState(msgspec.Struct, array_like=True, frozen=True):
+    """Which of a controller's calls it has not read the results of, as in `Header.unread` of one after them."""
+
+    unread: tuple[int, ...]
+
+
 class CallsReceived(msgspec.Struct, array_like=True, frozen=True):
     """What has become of the calls, in the order in which they were asked for: `WAITS`, `NEVER_CAME` or `ANSWERED`."""
 
@@ -131,4 +137,5 @@ RECEIVED = Verb(
     lane=Lane.DATA,
     doc="what has become of calls that a relay may have lost?",
 )
+UNREAD = Verb("call.unread", UnreadState, doc="the results of all other calls are read: no answers need be stored")
 DOING = Verb("actor.doing", WhatRuns, RunningEndpoint, doc="what a rank runs at this moment")

@@ -101,6 +101,7 @@ class CastPlan(msgspec.Struct, array_like=True, frozen=True):
         return self.names[0]
 
 
+MOST_NAMED = 8  # of unread calls in a header; with so many, those between the last one and the message's own are unread
 SKIP = "__skip__"  # method of a CALL or CAST that stands in the place of one that was numbered and is lost
 
 
@@ -129,6 +130,9 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     actor: str = ""  # human name of who sent it, for errors
     trace: str = ""  # W3C traceparent of the span it was sent in, where spans are recorded
     loan: int = 0  # of the memory files in `buffers`, to be given back; 0: they are for good
+    # CALL, CAST: its number among its controller's calls of the mesh, and those of earlier ones whose results are
+    # unread: answers are stored until a later message does not name the call. Empty where they need not be.
+    unread: tuple[int, ...] = ()
 
 
 _MOST_RANKS = 1 << 24

@@ -59,6 +59,14 @@ class Counter(Actor):
     def wait_for(self, path: str) -> str:
         return self.wait(path)
 
+    @endpoint
+    def last_waits(self, path: str) -> str:
+        """All but the last rank answer at once; this one leaves a file beside the other before it does."""
+        if current_rank().rank == 1:
+            self.wait(path)
+            Path(f"{path}.answered").touch()
+        return path
+
     def wait(self, path: str) -> str:
         while not os.path.exists(path):
             time.sleep(0.02)
@@ -190,6 +198,45 @@ def hold(key: str = "", *endpoints: str) -> None:
     current_runtime().part(Detacher).flush_holds()  # as at the end of a cell
     say("holds")
     signal.pause()
+
+
+def hold_unread(key: str, *endpoints: str) -> None:
+    """Reads one of three results; the second one is complete then, of the third one half is there."""
+    _, counter = spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers"))
+    current_runtime().part(Detacher).flush_holds()
+    counter.add.call(0).get()
+    whole, half = counter.add.call(0), counter.last_waits.call(os.environ["GATE"])
+    until = time.monotonic() + 20
+    while not (whole.done() and half.progress_text().startswith("1 of 2 ranks")) and time.monotonic() < until:
+        time.sleep(0.01)
+    say("holds", whole.done(), *half.progress_text().split()[:3])
+    signal.pause()
+
+
+def leave_pair(_: str = "") -> None:
+    """Spawns two meshes on a host each, of which the second refers to the first; leaves the first, then both."""
+    hosts = local_hosts(2)
+    procs, counter = spawn(hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="trainers"))
+    others = hosts.slice(hosts=1).spawn_procs(name="others")
+    keeper = others.spawn("keeper", Keeper, counter)
+    keeper.ask.call_one().get()
+    procs.detach("60s")
+    say("alone", *keeper.ask.call_one().get(20))
+    monarch.attach("trainers")
+    say("again", *keeper.ask.call_one().get(20))
+    procs.detach("60s")
+    others.detach("60s")
+
+
+def take_pair(_: str = "") -> None:
+    """Attaches them in the other order, and heals the first."""
+    others: Any = monarch.attach("others")
+    procs: Any = monarch.attach("trainers")
+    keeper: Any = monarch.attach("keeper")
+    monarch.heal_mesh(procs.slice(gpus=1), kill=True)
+    say("asked", *keeper.ask.call_one().get(20))
+    for mesh in (others, procs):
+        mesh.stop().get()
 
 
 def take(how: str = "") -> None:
@@ -355,6 +402,6 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
         leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold,
-        hold_busy, rob, take, mend, wait_and_mend, fall, pick_up, again,
+        hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend, fall, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

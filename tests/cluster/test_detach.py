@@ -187,6 +187,14 @@ def test_calls_before_a_takeover_are_answered_to_the_new_owner(place: Path) -> N
     assert f"taken over by the program detach_programs.py (process {thief.process.pid} on" in first.lines[-1]
 
 
+def test_references_of_other_meshes_work_while_a_mesh_is_left(place: Path) -> None:
+    first = Controller(place, "leave_pair").done()
+    assert first.said("alone") == [["15", "15"]]
+    assert first.said("again") == [["15", "15"]]
+    second = Controller(place, "take_pair").done()
+    assert second.said("asked") == [["15", "10"]]  # a new counter
+
+
 @pytest.mark.slow
 def test_the_same_program_comes_back_and_its_handles_work_again(place: Path) -> None:
     program = Controller(place, "again").done()
@@ -245,6 +253,27 @@ def test_a_killed_controller_holds_no_mesh_before_its_hosts_notice(
     assert (mesh.holder, mesh.why) == (None, f"the program detach_programs.py (process {first.process.pid}) has ended")
     come_back(place, first)  # it needs no steal=True, for the 60 s of a lease
     swept()  # the run folder of the one that was killed
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_answers_that_a_killed_controller_had_not_read_are_kept(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]], frozen: bool
+) -> None:
+    key, start = agents
+    endpoints = [agent["endpoint"] for agent in start("--tcp", "tcp://127.0.0.1:0")]
+    first = Controller(place, "hold_unread", str(key), *endpoints, MONARCH_NB_MESH_KEEP="60s")
+    assert first.until("holds") == ["True", "1", "of", "2"]
+    if frozen:  # the last answer is on its way, and never received
+        first.process.send_signal(signal.SIGSTOP)
+        (place / "gate").touch()
+        wait((place / "gate.answered").exists)
+    first.kill()
+    (place / "gate").touch()
+    wait((place / "gate.answered").exists)
+    second = Controller(place, "take").done()
+    gate = str(place / "gate")
+    assert second.said("result") == [["add", "0", "1", "15", "15"], ["last_waits", "0", "1", gate, gate]], second.lines
+    swept()
 
 
 @pytest.mark.slow
