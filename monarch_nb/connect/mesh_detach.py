@@ -266,6 +266,7 @@ class Detacher:
         with self._lock:
             for state in self._own_meshes():
                 self._due.setdefault(state.uid, set())
+                self._store_answers(state)
         return self._hold_due()
 
     def keys_changed(self) -> None:
@@ -277,9 +278,12 @@ class Detacher:
 
     def _schedule_holds(self, uid: str, hosts: Iterable[str] = ()) -> None:
         """Schedules an update of a mesh's hosts; `hosts` get all of it again."""
+        state = self._runtime.meshes.get(uid)
         with self._lock:
             first = not self._due
             self._due.setdefault(uid, set()).update(hosts)
+            if isinstance(state, ProcState):
+                self._store_answers(state)
         if first:
             self._runtime.later(_SOON_S, lambda: _in_background(self._hold_due))
 
@@ -299,7 +303,6 @@ class Detacher:
             try:
                 keep = settings.mesh_keep
                 self._send_holds(uid, self._holds(state, keep, keep=keep > 0), anew)
-                state.unread = self._unread_calls(state) if keep > 0 else None
             except Exception as error:
                 failed[state.name] = str(error)
         for name, why in failed.items():
@@ -324,14 +327,16 @@ class Detacher:
             if not hold.parts:
                 sent[host] = plain
 
-    def _unread_calls(self, state: ProcState) -> UnreadCalls:
-        """The calls of a mesh whose answers its ranks store until they are read."""
-        runtime, known = self._runtime, self._unread.get(state.uid)
-        if known is None:
-            known = self._unread[state.uid] = UnreadCalls(
-                runtime.clock, lambda unread: inform_ranks(runtime, state, UNREAD, UnreadState(unread))
-            )
-        return known
+    def _store_answers(self, state: ProcState) -> None:
+        """Has the ranks of a mesh store answers until they are read, if it is to outlive this process."""
+        runtime, uid = self._runtime, state.uid
+        if settings.mesh_keep <= 0 or state.stopped is not None:
+            state.unread = None
+            return
+        if uid not in self._unread:
+            announce = lambda unread: inform_ranks(runtime, state, UNREAD, UnreadState(unread))  # noqa: E731
+            self._unread[uid] = UnreadCalls(runtime.clock, announce)
+        state.unread = self._unread[uid]
 
     def _forget_calls(self, state: ProcState) -> None:
         state.unread = None

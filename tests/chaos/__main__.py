@@ -174,7 +174,7 @@ def main() -> int:
         wrong.append(f"{type(error).__name__}: {error}")
     finally:
         team.close()
-    wrong += run.wrong
+    wrong += run.wrong + team.lost
     wrong += [f"left: process {line}" for line in left_behind(mark)]
     wrong += [f"left: /dev/shm/{name}" for name in _memory_files() - memory]
     wrong += [f"left: {path}" for path in _left_folders(runs)]

@@ -25,6 +25,10 @@ class Ledger:
         """A call is made, whose effects carry this token."""
         self._write({"token": token, "kind": kind, "at": round(time.time(), 3)})
 
+    def reads(self, token: str) -> None:
+        """Its results are complete, and are about to be read."""
+        self._write({"token": token, "reads": True})
+
     def ended(self, token: str, began: float, ranks: list[int] | None, error: BaseException | None = None) -> None:
         """It was answered by these ranks, or raised."""
         entry: dict[str, Any] = {"token": token, "seconds": time.monotonic() - began, "ranks": ranks}
@@ -63,6 +67,8 @@ def judge(folder: Path, killed: set[str], bound: float, names: tuple[str, ...]) 
             except ValueError:  # the last one of a controller that was killed
                 continue
             token = entry["token"]
+            if "reads" in entry:
+                continue
             if "kind" in entry:
                 open_calls[token] = entry["kind"]
                 verdict.calls[entry["kind"]] += 1
@@ -92,14 +98,36 @@ def judge(folder: Path, killed: set[str], bound: float, names: tuple[str, ...]) 
     return verdict
 
 
+def unread_calls(path: Path) -> set[str]:
+    """Returns the calls of a controller whose results it never read, broadcasts and calls of callers aside."""
+    unread: set[str] = set()
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # the last one of a controller that was killed
+            continue
+        if entry.get("kind") in ("all", "one", "host", "body"):
+            unread.add(entry["token"])
+        else:
+            unread.discard(entry["token"])
+    return unread
+
+
+def read_effects(folder: Path) -> list[tuple[int, int, str]]:
+    """Returns the rank, process and token of each effect so far."""
+    found = []
+    for path in folder.glob("effects-*"):
+        _, rank, pid, _ = path.name.split("-")
+        found += [(int(rank), int(pid), token) for token in path.read_text().split()]
+    return found
+
+
 def _effects(folder: Path, verdict: Verdict) -> dict[str, Counter[int]]:
     """How often each token took effect at each rank."""
     effects: dict[str, Counter[int]] = defaultdict(Counter)
-    for path in folder.glob("effects-*"):
-        rank = int(path.name.split("-")[1])
-        for token in path.read_text().splitlines():
-            effects[token][rank] += 1
-            verdict.effects += 1
+    for rank, _, token in read_effects(folder):
+        effects[token][rank] += 1
+        verdict.effects += 1
     for token, counts in effects.items():
         more = {rank: count for rank, count in counts.items() if count > 1}
         if more:

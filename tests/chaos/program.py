@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import monarch_nb.actor
-from monarch_nb import attach, configure
-from monarch_nb.actor import Actor, context, current_rank, endpoint, heal_mesh
+from monarch_nb import attach, configure, results
+from monarch_nb.actor import Actor, ValueMesh, context, current_rank, endpoint, heal_mesh
 from monarch_nb.connect import AttachError, attach_hosts, shutdown
 from monarch_nb.exceptions import DeviceMeshError
 from monarch_nb.job import SlurmJob, SSHJob, job_load
-from tests.chaos.ledger import Ledger
+from tests.chaos.ledger import Ledger, read_effects, unread_calls
 
 BOUND = float(os.environ.get("CHAOS_BOUND", "45"))  # seconds within which every call has to end
 LEASE = 3.0  # seconds without a connection after which a host is lost
@@ -47,16 +47,16 @@ class Worker(Actor):
         return os.getpid()
 
     @endpoint
-    def mark(self, token: str, body: bytes = b"") -> int:
+    def mark(self, token: str, body: bytes = b"") -> tuple[int, str]:
         os.write(self.file, f"{token}\n".encode())
-        return self.rank
+        return self.rank, token
 
 
 class Caller(Actor):
     """Calls others from where it is."""
 
     @endpoint
-    def relay(self, others: Any, token: str) -> list[int]:
+    def relay(self, others: Any, token: str) -> list[tuple[int, str]]:
         return list(others.mark.call(token).get(BOUND - 5).values())
 
     @endpoint
@@ -96,30 +96,62 @@ class Work:
             began = time.monotonic()
             self._ledger.began(token, kind)
             try:
-                self._ledger.ended(token, began, self._call(kind, token, dice))
+                self._ledger.ended(token, began, self._ranks(token, self._call(kind, token, dice)))
             except BaseException as error:
                 self._ledger.ended(token, began, None, error)
                 self._over.wait(PAUSE)
             self._over.wait(PAUSE)
 
-    def _call(self, kind: str, token: str, dice: random.Random) -> list[int]:
-        """The ranks that have answered."""
+    def _call(self, kind: str, token: str, dice: random.Random) -> Any:
+        """Its future; None if nobody answers."""
         host, slot = dice.randrange(self.workers.size("hosts")), dice.randrange(SLOTS)
         match kind:
             case "all":
-                return list(self.workers.mark.call(token).get(BOUND).values())
+                return self.workers.mark.call(token)
             case "one":
-                return [self.workers.slice(hosts=host, slots=slot).mark.call_one(token).get(BOUND)]
+                return self.workers.slice(hosts=host, slots=slot).mark.call(token)
             case "host":
-                return list(self.workers.slice(hosts=host).mark.call(token).get(BOUND).values())
+                return self.workers.slice(hosts=host).mark.call(token)
             case "relay":
-                caller = self.callers.slice(hosts=host, slots=slot)
-                return list(caller.relay.call_one(self.workers, token).get(BOUND))
+                return self.callers.slice(hosts=host, slots=slot).relay.call_one(self.workers, token)
             case "body":
-                return list(self.workers.mark.call(token, dice.randbytes(200_000)).get(BOUND).values())
+                return self.workers.mark.call(token, dice.randbytes(200_000))
             case _:
                 self.workers.mark.broadcast(token)
-                return []
+                return None
+
+    def _ranks(self, token: str, future: Any) -> list[int]:
+        """Waits for an answer, and reads it; returns the ranks that have answered."""
+        if future is None:
+            return []
+        if future.wait(BOUND):
+            self._ledger.reads(token)
+        found = future.get(0.0)
+        return [rank for rank, _ in (found.values() if isinstance(found, ValueMesh) else found)]
+
+
+def unread_answers(folder: Path, number: int, workers: Any) -> list[str]:
+    """Returns answers of ranks to the former controller that it had not read, and that are not stored.
+
+    Those of ranks that do not answer any more are not counted: their processes have ended since.
+    """
+    effects = read_effects(folder)  # before the results: what took effect later may be answered later
+    unread = unread_calls(folder / f"ledger-{number - 1}")
+    pids = {}
+    for rank in range(len(workers)):
+        host, slot = divmod(rank, SLOTS)
+        try:  # answered after all that came before
+            pids[rank] = workers.slice(hosts=host, slots=slot).pid.call_one().get(20)
+        except (DeviceMeshError, TimeoutError):
+            continue
+    found = results(workers)
+    stored = {tuple(value) for each in found for value in each.values().values() if isinstance(value, (list, tuple))}
+    found.forget()
+    return [
+        f"rank {rank} answered {token}, which is lost"
+        for rank, pid, token in effects
+        if token in unread and pids.get(rank) == pid and (rank, token) not in stored
+    ]
 
 
 def healed(work: Work, seconds: float) -> dict[str, Any]:
@@ -201,8 +233,9 @@ def main() -> None:
     configure(heal_max_restarts=1_000_000, mesh_keep="10m")
     work = Work(Path(folder), int(number))
     procs, workers, callers, how = meshes(Path(folder), int(number))
+    lost = unread_answers(Path(folder), int(number), workers) if how == "attached" else []
     work.start(workers, callers)
-    say(how=how)
+    say(how=how, lost=lost)
     for line in sys.stdin:
         match json.loads(line):
             case {"do": "heal", "seconds": seconds}:

@@ -20,6 +20,7 @@ class Team:
         self.folder, self.hosts = folder, hosts
         self.pids: list[int] = []  # of the ranks, in order
         self.killed: set[str] = set()  # ledgers of controllers that were killed
+        self.lost: list[str] = []  # answers that a killed controller had not read, and the next one does not have
         self.stories: list[str] = []  # how controllers came to their mesh
         self._controllers = 0
         try:
@@ -61,7 +62,9 @@ class Team:
                 [*inside, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env={**os.environ, **self.hosts.env},
             )  # fmt: skip
-        self.stories.append(self.hear(180)["how"])
+        answer = self.hear(240)
+        self.stories.append(answer["how"])
+        self.lost += answer["lost"]
 
     def kill_controller(self) -> None:
         """It ends in the middle of what it does."""
