@@ -193,6 +193,9 @@ class Endpoint(Generic[P, R]):
         if broken is not None:
             call.fail(broken)
             return
+        unread = state.procs.unread
+        if unread is not None and not state.inner and state.uid in state.procs.actors:  # what `results` can list
+            unread.add(call)
         try:
             send_region(runtime, context, state, region, self._name, frames, port=call.number, call=call.call)
         except BaseException:

@@ -101,18 +101,17 @@ def send_region(
     if index is not None:  # one rank of a call that is sent piece by piece: its place is in the call, not in a slice
         header.extent = None
         runs = [msgspec.structs.replace(run, index=index) for run in runs]
-    unread = actor.procs.unread
-    if unread is not None and not actor.inner and (waiting := runtime.calls.get(call)) is not None:
-        header.unread = unread.add(waiting)
+    waiting = runtime.calls.get(call)
+    if waiting is not None:
+        header.unread = waiting.unread
     numbered: list[list[Run]] = []
     try:
         if ordered:
             uninterrupted(_number, context, actor, runs, numbered)
             runs = numbered[0]
         _send(runtime, actor, region, header, runs, parcel)
-        pending = runtime.calls.get(call) if header.dst and not stays else None
-        if pending is not None:
-            pending.sent.append(header)
+        if waiting is not None and header.dst and not stays:
+            waiting.sent.append(header)
     except BaseException:
         if numbered:
             uninterrupted(_skip, runtime, actor, region, header, numbered[0])

@@ -148,10 +148,8 @@ class UnreadCalls:
         self._armed = self._closed = False
         self._lock = threading.Lock()
 
-    def add(self, call: "PendingCall") -> tuple[int, ...]:
-        """Numbers a call; returns its `Header.unread`. It counts as read once its future has been read, or dropped."""
-        if call.unread:  # it is sent to each rank alone
-            return call.unread
+    def add(self, call: "PendingCall") -> None:
+        """Numbers a call that is about to be sent. It counts as read once its future has been read, or dropped."""
         with self._lock:
             self._count += 1
             number = self._count
@@ -163,7 +161,6 @@ class UnreadCalls:
         self._sent = (*earlier, number)
         self._arm()
         call.unread = (number, *earlier)
-        return call.unread
 
     def state(self, *, waiting_only: bool = False) -> tuple[int, ...]:
         """Returns `Header.unread` of a call after all others; with `waiting_only`, those with a result are read."""
