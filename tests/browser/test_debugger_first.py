@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_a_bug_button_that_was_on_before_the_extension_was_loaded_is_in_nobodys_way(desk: Desk, tmp_path: Path) -> None:
+def test_a_bug_button_on_before_the_extension_loads_disturbs_nothing(desk: Desk, tmp_path: Path) -> None:
     panel_built()
     made = write_notebook(tmp_path / "bug_first.ipynb", ["# the button first"])
     with desk.open(made) as shown:

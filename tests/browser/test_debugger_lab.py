@@ -78,7 +78,7 @@ def one_box(output: Any) -> None:
     expect(output.locator(".jp-Stdin-input")).to_have_count(1, timeout=10_000)
 
 
-def test_a_cell_stops_on_four_ranks_the_prompt_compares_them_and_a_click_ends_the_cell(notebook: Lab) -> None:
+def test_the_prompt_compares_four_stopped_ranks_and_a_click_continues(notebook: Lab) -> None:
     output = notebook.start(ALL_STOPPED.format("step"))
     answer(output, "diff loss")
     output.get_by_text("! nan").wait_for(timeout=10_000)
@@ -107,7 +107,7 @@ def test_a_cell_stops_on_four_ranks_the_prompt_compares_them_and_a_click_ends_th
 
 
 @pytest.mark.slow
-def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(notebook: Lab) -> None:
+def test_without_a_prompt_the_list_of_stopped_ranks_has_buttons(notebook: Lab) -> None:
     notebook.run("future = trainers.slice(gpus=1).step.call_one(1)\nimport monarch.debug; monarch.debug.wait(1);")
     view = notebook.run("%mdb").locator(".mnb-debug")
     view.locator(".mnb-group", has_text="trainers gpus=1").wait_for(timeout=20_000)
@@ -118,7 +118,7 @@ def test_without_a_prompt_the_list_is_live_and_its_buttons_work_between_cells(no
 
 
 @pytest.mark.slow
-def test_four_ranks_stop_at_two_lines_the_panel_shows_both_groups_and_continue_from_there_ends_the_cell(
+def test_the_panel_groups_four_ranks_at_two_lines_and_continues_them(
     notebook: Lab,
 ) -> None:
     panel_built()

@@ -92,7 +92,7 @@ def command(notebook: Lab, name: str) -> None:
     notebook.shown.evaluate("name => void window.jupyterapp.commands.execute(`debugger:${name}`)", name)
 
 
-def test_a_breakpoint_clicked_in_a_cells_gutter_stops_remote_actors_and_the_bug_button_lets_them_go(
+def test_a_gutter_breakpoint_stops_actors_until_the_bug_button_is_off(
     notebook: Lab,
 ) -> None:
     shown = notebook.shown

@@ -136,7 +136,7 @@ def pids(notebook: Lab) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_rank_is_seen_busy_while_a_cell_blocks_and_a_click_interrupts_it(notebook: Lab, grid: Any) -> None:
+def test_a_busy_rank_is_shown_in_a_blocked_cell_and_interrupted(notebook: Lab, grid: Any) -> None:
     notebook.start("trainers.slice(gpus=1).step.call_one(3600).get()")
     notebook.cell(grid, 1, "busy").click()
     facts = grid.locator(".mnb-facts")
@@ -194,7 +194,7 @@ def test_curves_and_lines_are_shown_as_they_come(notebook: Lab, grid: Any) -> No
     assert notebook.errors == []
 
 
-def test_a_failing_cell_has_a_bar_that_heals_and_runs_it_again(notebook: Lab, grid: Any) -> None:
+def test_a_failed_cell_has_a_bar_that_heals_and_reruns_it(notebook: Lab, grid: Any) -> None:
     notebook.run("tries = []")
     output = notebook.run(
         """
@@ -230,7 +230,7 @@ placed
 
 
 @pytest.mark.slow
-def test_pointing_at_a_shard_lights_its_ranks_and_the_other_way_round(notebook: Lab) -> None:
+def test_pointing_at_a_shard_highlights_its_ranks_and_vice_versa(notebook: Lab) -> None:
     output = notebook.run(PLACEMENT)
     live = output.locator(".mnb-placement")
     live.wait_for(timeout=10_000)
@@ -268,7 +268,7 @@ halves
 
 
 @pytest.mark.slow
-def test_the_values_of_a_tensor_are_shown_by_a_button_in_its_view(notebook: Lab) -> None:
+def test_a_button_of_a_tensor_view_shows_its_values(notebook: Lab) -> None:
     output = notebook.start(SHARDED)
     output.get_by_role("button", name="show values").click(timeout=90_000)  # PyTorch is imported first
     elements = output.get_by_role("table", name="elements")
@@ -314,7 +314,7 @@ def test_what_a_call_raised_has_a_bar_that_opens_the_frames(notebook: Lab, grid:
 
 
 @pytest.mark.slow
-def test_large_meshes_are_shown_by_their_hosts_and_opened_by_a_click(notebook: Lab) -> None:
+def test_large_meshes_are_shown_by_host_and_open_on_click(notebook: Lab) -> None:
     from playwright.sync_api import expect
 
     output = notebook.run(LARGE)

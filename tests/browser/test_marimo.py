@@ -73,9 +73,7 @@ def picture(page: Any, theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_mesh_is_shown_live_and_the_page_outlives_a_rank_that_dies_and_heals_it_by_a_click(
-    tmp_path: Path, theme: str
-) -> None:
+def test_a_live_mesh_view_survives_a_dead_rank_and_heals_it(tmp_path: Path, theme: str) -> None:
     with edited(tmp_path / "home", theme) as address, browser() as started:
         page = started.new_page(viewport={"width": 1000, "height": 2300})
         errors: list[str] = []

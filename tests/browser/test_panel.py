@@ -109,7 +109,7 @@ def pids(panel: Panel) -> list[int]:
 
 
 @pytest.mark.slow
-def test_what_a_click_did_can_be_put_into_the_notebook_as_code(panel: Panel) -> None:
+def test_the_code_of_a_click_can_be_inserted_into_the_notebook(panel: Panel) -> None:
     panel.command("monarch-nb:spawn", name="extra", dims={"gpus": 1})
     panel.row("extra")
     panel.node.locator(".mnb-panel-foot code", has_text="%mesh extra gpus=1").wait_for(timeout=10_000)
@@ -126,7 +126,7 @@ def test_what_a_click_did_can_be_put_into_the_notebook_as_code(panel: Panel) -> 
     panel.summary("2 meshes · 4/4 ranks")
 
 
-def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel) -> None:
+def test_the_panel_shows_and_interrupts_a_busy_rank_of_a_cell(panel: Panel) -> None:
     seen = Seen(panel.shown, {"panel": row("gpus=1", "busy")})
     output = panel.lab.start("print('at', time.time())\ntrainers.slice(gpus=1).step.call_one(3600).get()")
     busy = panel.row("gpus=1", "busy")
@@ -143,7 +143,7 @@ def test_a_rank_is_seen_busy_while_a_cell_blocks_and_is_interrupted(panel: Panel
     assert panel.lab.errors == []
 
 
-def test_the_stop_button_ends_the_cell_and_a_button_in_it_interrupts_the_ranks(panel: Panel) -> None:
+def test_stop_ends_the_cell_and_its_button_interrupts_the_ranks(panel: Panel) -> None:
     output = panel.lab.start("print('begun')\ntrainers.step.call(3600).get()")
     panel.row("gpus=3", "busy")
     panel.shown.locator('[data-command="notebook:interrupt-kernel"], [data-jp-item-name="interrupt"]').first.click()
@@ -242,7 +242,7 @@ register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed)
 
 
 @pytest.mark.slow
-def test_a_view_that_the_kernel_brings_has_a_section_and_is_drawn_there(panel: Panel) -> None:
+def test_a_view_registered_by_the_kernel_has_a_panel_section(panel: Panel) -> None:
     panel.lab.run(TICKS)
     panel.node.locator("#mnb-section-view-ticks", has_text="tick 7").wait_for(timeout=10_000)
     panel.lab.run("unregister('ticks')")
@@ -250,7 +250,7 @@ def test_a_view_that_the_kernel_brings_has_a_section_and_is_drawn_there(panel: P
 
 
 @pytest.mark.slow
-def test_a_page_loaded_again_while_a_cell_blocks_shows_it_all_again_and_lives(panel: Panel) -> None:
+def test_a_page_reloaded_while_a_cell_blocks_is_complete_and_live(panel: Panel) -> None:
     shown = panel.shown
     panel.lab.start("trainers.slice(gpus=3).step.call_one(3600).get()")
     panel.row("gpus=3", "busy")

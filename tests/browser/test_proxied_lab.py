@@ -87,7 +87,7 @@ def made(notebook: Lab) -> tuple[Any, list[int]]:
     return display, pids
 
 
-def test_after_a_minute_without_a_connection_views_are_right_a_stop_is_shown_and_every_button_works(
+def test_views_and_buttons_work_after_a_minute_without_a_connection(
     proxied: tuple[Lab, FrameProxy],
 ) -> None:
     notebook, proxy = proxied
@@ -128,7 +128,7 @@ def test_after_a_minute_without_a_connection_views_are_right_a_stop_is_shown_and
     assert notebook.errors == []
 
 
-def test_what_a_proxy_loses_is_had_anew_and_a_click_that_it_loses_is_done_once(proxied: tuple[Lab, FrameProxy]) -> None:
+def test_messages_lost_by_a_proxy_are_repeated_and_clicks_act_once(proxied: tuple[Lab, FrameProxy]) -> None:
     notebook, proxy = proxied
     shown = notebook.shown
     display, pids = made(notebook)

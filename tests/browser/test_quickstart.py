@@ -65,7 +65,7 @@ def _output(shown: Any, cell_id: str) -> Any:
     return shown.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-Cell-outputArea")
 
 
-def test_run_all_goes_past_the_error_that_is_meant_to_be_there(shown: Any) -> None:
+def test_run_all_continues_after_the_error_that_is_intended(shown: Any) -> None:
     numbers = shown.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     assert [number.strip() for number in numbers] == [f"[{at}]:" for at in range(1, len(numbers) + 1)]
 
@@ -98,7 +98,7 @@ def test_it_can_be_looked_at(shown: Any, name: str) -> None:
     assert picture.stat().st_size > 50_000
 
 
-def test_nothing_is_shown_that_would_not_look_right_in_a_saved_notebook(executed: "Executed", tmp_path: Path) -> None:
+def test_every_output_looks_right_in_a_saved_notebook(executed: "Executed", tmp_path: Path) -> None:
     assert [out.text for out in executed.outputs("stream") if out.name == "stderr"] == []
     from scripts.demo import save
 

@@ -75,7 +75,7 @@ def framed(page: Any, files: dict[str, str], policy: str, sandbox: str) -> Any:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_draws_itself_in_a_sandbox_without_eval_and_without_inline_scripts(
+def test_a_view_works_in_a_sandbox_without_eval_and_inline_scripts(
     page: Any, saved: tuple[dict[str, Any], str], view: str
 ) -> None:
     errors: list[str] = []
@@ -123,9 +123,7 @@ workers.initialized.get()
 
 
 @pytest.mark.parametrize("modules", [True, False], ids=["modules-of-the-kernel-are-let-run", "they-are-not"])
-def test_in_a_jupyterlab_with_a_strict_policy_displays_live_or_say_why_they_do_not(
-    started: Any, modules: bool, tmp_path: Path
-) -> None:
+def test_displays_under_a_strict_policy_are_live_or_say_why(started: Any, modules: bool, tmp_path: Path) -> None:
     panel_built()
     made = write_notebook(tmp_path / "strict.ipynb", ["x = 1"])
     policy = POLICY.format(more=" blob:" if modules else "")
