@@ -334,8 +334,9 @@ class Detacher:
             state.unread = None
             return
         if uid not in self._unread:
-            announce = lambda unread: inform_ranks(runtime, state, UNREAD, UnreadState(unread))  # noqa: E731
-            self._unread[uid] = UnreadCalls(runtime.clock, announce)
+            self._unread[uid] = UnreadCalls(
+                runtime.clock, lambda unread: inform_ranks(runtime, state, UNREAD, UnreadState(unread))
+            )
         state.unread = self._unread[uid]
 
     def _forget_calls(self, state: ProcState) -> None:

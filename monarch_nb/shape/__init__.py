@@ -1,12 +1,10 @@
 """Extents, points, regions and n-dimensional slices: pure arithmetic, no I/O, nothing heavy to import."""
 
 from .errors import DimensionError, NegativeError, OutOfRangeError, UnknownLabelError, out_of_range
-from .extent import Extent, Point
 from .ndslice import NDSlice, Slice
 from .places import first_places_of, places, places_of, spans
-from .region import Region, RegionForm, Selector, region_of_ranks
+from .region import Extent, Point, Region, RegionForm, Selector, Shape, region_of_ranks
 from .runs import runs
-from .shape import Shape
 from .trait import MeshTrait
 
 __all__ = [

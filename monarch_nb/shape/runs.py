@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from monarch_nb.wire.header import Run
 
-from .ndslice import NDSlice, row_major_strides
-from .picked import PickedSlice
+from .ndslice import NDSlice, PickedSlice, row_major_strides
 from .region import Region
 
 

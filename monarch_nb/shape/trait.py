@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from typing import Self, SupportsIndex
 
 from .errors import UnknownLabelError, known_dims
-from .extent import Extent
 from .ndslice import NDSlice
-from .region import Region, Selector
-from .shape import Shape
+from .region import Extent, Region, Selector, Shape
 
 
 class MeshTrait(ABC):

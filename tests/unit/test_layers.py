@@ -231,7 +231,7 @@ def test_only_tests_import_tests() -> None:
 @pytest.mark.parametrize(
     ("importer", "imported", "allowed"),
     [
-        ("monarch_nb.shape.extent", "monarch_nb.wire.header", True),
+        ("monarch_nb.shape.region", "monarch_nb.wire.header", True),
         ("monarch_nb.routing.link", "monarch_nb.wire.Header", True),
         ("monarch_nb.wire.header", "monarch_nb._about.__version__", True),
         ("monarch_nb.wire.header", "monarch_nb.routing.link", False),

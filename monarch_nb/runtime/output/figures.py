@@ -3,7 +3,6 @@
 Loaded by matplotlib alone, so that processes that draw nothing do not load matplotlib.
 """
 
-import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
 from monarch_nb.runtime.output.displays import display
 
-__all__ = ["FigureCanvas", "close", "numbers", "picture_of", "show", "show_each"]
+__all__ = ["FigureCanvas", "close", "numbers", "show", "show_each"]
 
 
 def show(*_: Any, **__: Any) -> None:
@@ -42,17 +41,3 @@ def close(figure: Any) -> None:
     """Closes a figure, if it is open."""
     for manager in [manager for manager in Gcf.figs.values() if manager.canvas.figure is figure]:
         Gcf.destroy(manager)
-
-
-def picture_of(figure: Any) -> bytes:
-    """A figure as PNG."""
-    file = io.BytesIO()
-    figure.canvas.print_figure(
-        file,
-        format="png",
-        dpi=figure.dpi,
-        facecolor=figure.get_facecolor(),
-        edgecolor=figure.get_edgecolor(),
-        bbox_inches="tight",
-    )
-    return file.getvalue()

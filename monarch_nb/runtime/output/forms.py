@@ -2,6 +2,7 @@
 
 import base64
 import inspect
+import io
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -126,10 +127,11 @@ def _figure(value: Any) -> bytes | None:
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is None or not isinstance(value, figure):
         return None
-    from monarch_nb.runtime.output.figures import picture_of
-
+    file = io.BytesIO()
     try:
-        return picture_of(value)
+        value.canvas.print_figure(file, format="png", dpi=value.dpi, facecolor=value.get_facecolor(),
+                                  edgecolor=value.get_edgecolor(), bbox_inches="tight")  # fmt: skip
     except Exception as error:
         sys.stderr.write(f"the figure could not be drawn: {error_line(error)}\n")
         return None
+    return file.getvalue()
