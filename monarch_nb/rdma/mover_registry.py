@@ -1,12 +1,8 @@
 """The movers, in order of preference."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from monarch_nb.rdma.fabric import Fabric
-from monarch_nb.rdma.handle import BufferHandle
-from monarch_nb.rdma.lease_client import LeaseClient
-from monarch_nb.rdma.limits import Limit
 from monarch_nb.rdma.movers import Mover
 from monarch_nb.rdma.movers.cross_memory import CrossMemory
 from monarch_nb.rdma.movers.gpu import GpuMover
@@ -14,29 +10,13 @@ from monarch_nb.rdma.movers.local import LocalMover
 from monarch_nb.rdma.movers.messages import Messages
 from monarch_nb.rdma.movers.nixl import Nixl
 from monarch_nb.rdma.movers.streams import Streams
-from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.verbs import Listening, TransferOutcome
 from monarch_nb.settings import settings
-from monarch_nb.wire import Verb
 
-__all__ = ["MOVERS", "MoverServices", "movers_named", "register"]
+if TYPE_CHECKING:
+    from monarch_nb.rdma.service import RdmaService
 
 
-class MoverServices(Protocol):
-    """Services of the process that a mover can use."""
-
-    address: str
-    regions: Regions
-    fabric: Fabric
-    lease_client: LeaseClient
-
-    def ask(
-        self, handle: BufferHandle, verb: Verb[Any, TransferOutcome], question: Any
-    ) -> Callable[[Limit], TransferOutcome]:
-        """Sends a request to the owner of a buffer; the returned function waits for the reply."""
-
-    def dial(self, handle: BufferHandle, limit: Limit) -> Listening:
-        """Asks where the owner of a buffer accepts streams."""
+__all__ = ["MOVERS", "movers_named", "register"]
 
 
 def movers_named() -> tuple[str, ...]:
@@ -44,7 +24,7 @@ def movers_named() -> tuple[str, ...]:
     return tuple(name.strip() for name in settings.rdma_movers.split(",") if name.strip())
 
 
-MOVERS: dict[str, Callable[[MoverServices], Mover]] = {
+MOVERS: dict[str, Callable[["RdmaService"], Mover]] = {
     "local": lambda end: LocalMover(end.address, end.regions),
     "cross-memory": lambda end: CrossMemory(),
     "gpu": lambda end: GpuMover(),
@@ -54,7 +34,7 @@ MOVERS: dict[str, Callable[[MoverServices], Mover]] = {
 }
 
 
-def register(name: str, make: Callable[[MoverServices], Mover], *, before: str = "streams") -> None:
+def register(name: str, make: Callable[["RdmaService"], Mover], *, before: str = "streams") -> None:
     """Adds a mover that is preferred to `before`, for processes that start to use the data plane later.
 
     Raises ValueError if the name is taken or `before` is not a mover.

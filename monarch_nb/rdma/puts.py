@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -17,16 +17,18 @@ from monarch_nb.rdma.errors import BufferDroppedError
 from monarch_nb.rdma.handle import BufferHandle
 from monarch_nb.rdma.identity import ProcessIdentity, own_identity
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.memory import Memory, memory_of
+from monarch_nb.rdma.memory import memory_of
 from monarch_nb.rdma.movers import Move
-from monarch_nb.rdma.regions import Regions
-from monarch_nb.rdma.routes import MoverRoutes
-from monarch_nb.runtime import Instance, Runtime
+from monarch_nb.runtime import Instance
 from monarch_nb.settings import settings
 from monarch_nb.transport import SharedMemoryError
 from monarch_nb.transport.mapping import map_file
 from monarch_nb.transport.shared import MemoryFile
 from monarch_nb.wire import Asker, Pieces
+
+if TYPE_CHECKING:
+    from monarch_nb.rdma.service import RdmaService
+
 
 __all__ = ["Puts", "StoredValue", "starts"]
 
@@ -43,20 +45,6 @@ class StoredValue(msgspec.Struct, array_like=True, frozen=True):
     token: bytes  # start of the file, since descriptors are reused
     descriptor: int  # of the file, in the process that put it
     sizes: tuple[int, ...]  # of the frames
-
-
-class PutServices(Protocol):
-    """Services of the process that put values use."""
-
-    runtime: Runtime
-    regions: Regions
-    routes: MoverRoutes
-
-    def offer(self, memory: Memory, owner: Instance, *, readonly: bool) -> BufferHandle:
-        """Offers memory of this process for an actor."""
-
-    def where(self, handle: BufferHandle, question: verbs.WhereIs, limit: Limit) -> verbs.Where | None:
-        """Asks the owner for the location of a value; None if that takes too long."""
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
@@ -131,7 +119,7 @@ class Copies(Generic[A]):
 class Puts:
     """Put values of one process. Thread-safe."""
 
-    def __init__(self, end: PutServices) -> None:
+    def __init__(self, end: "RdmaService") -> None:
         self._end = end
         self._lock = threading.Lock()
         self._copies: dict[int, Copies[Asker[verbs.Where]]] = {}

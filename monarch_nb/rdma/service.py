@@ -125,11 +125,13 @@ class RdmaService:
     """The data plane of one process that offers memory or transfers memory of others."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime, self.address = runtime, runtime.address
-        self.regions = Regions()
+        self.runtime = runtime
+        self.address: str = runtime.address
+        self.regions: Regions = Regions()
         self._atomics = threading.Lock()
         self._listener = BulkListener(self.regions)
-        self.fabric, self.lease_client = Fabric(self.address), LeaseClient(runtime)
+        self.fabric: Fabric = Fabric(self.address)
+        self.lease_client: LeaseClient = LeaseClient(runtime)
         self._leases = MemoryLeases(self.regions, self.fabric)
         self._movers = {name: make(self) for name, make in MOVERS.items()}
         self.traffic_reporter = TrafficReporter(runtime, self.regions)

@@ -6,25 +6,19 @@ which is woken for that, comes by (`flush_old`).
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["Burst", "BurstConnection", "Bursts"]
+if TYPE_CHECKING:
+    from monarch_nb.transport.streams import UnixStream
+
+
+__all__ = ["Burst", "Bursts"]
 
 APART_S = 0.0003  # messages further apart are no burst
 ALONE = 4  # the first of a row are written one by one
 MOST = 16  # messages held back
 LARGEST = 16 * 1024  # bytes held back
 LONGEST_S = 0.0003  # the oldest message is held back
-
-
-class BurstConnection(Protocol):
-    """A connection that holds back messages."""
-
-    def flush(self) -> None:
-        """Write them. Any thread."""
-
-    def held_since(self) -> float:
-        """When the oldest of them was sent; any number if there are none."""
 
 
 class Bursts:
@@ -35,11 +29,11 @@ class Bursts:
     def __init__(self, nudge: Callable[[], None]) -> None:
         """`nudge` has `flush_old` called soon by the reading thread."""
         self._nudge = nudge
-        self.holders: set[BurstConnection] = set()  # those that hold something back, or did until just now
+        self.holders: set[UnixStream] = set()  # those that hold something back, or did until just now
         self.pauses = 0  # how often a thread has begun to wait: what is sent after that begins a new row
         self.last = float("-inf")  # when a message was held back last
 
-    def add(self, holder: BurstConnection, now: float) -> None:
+    def add(self, holder: "UnixStream", now: float) -> None:
         """A connection holds back a message."""
         self.last = now
         if holder not in self.holders:

@@ -8,8 +8,9 @@ import monarch_nb
 from monarch_nb.connect import shutdown
 from monarch_nb.rdma import RDMABuffer
 from monarch_nb.rdma.limits import Limit
-from monarch_nb.rdma.mover_registry import MOVERS, MoverServices, register
+from monarch_nb.rdma.mover_registry import MOVERS, register
 from monarch_nb.rdma.movers import Move
+from monarch_nb.rdma.service import RdmaService
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -19,7 +20,7 @@ class Courier:
 
     alone = False
 
-    def __init__(self, end: MoverServices) -> None:
+    def __init__(self, end: RdmaService) -> None:
         self._regions = end.regions
         self.carried = 0
 
@@ -40,7 +41,7 @@ class Courier:
 def couriers() -> Iterator[list[Courier]]:
     made: list[Courier] = []
 
-    def make(end: MoverServices) -> Courier:
+    def make(end: RdmaService) -> Courier:
         made.append(Courier(end))
         return made[-1]
 

@@ -10,10 +10,10 @@ from monarch_nb.debug import messages as m
 from monarch_nb.debug.records import Motion
 from monarch_nb.debug.render import FileName, named, pick, short
 
-from .asked import Message, RankDebugger, RequestRefused
+from .cluster import ClusterRanks
 from .focus import LEAD, Focus
 from .gutter import Gutter, More
-from .inspection import InspectionRequests
+from .inspection import InspectionRequests, Message, RequestRefused
 from .lines import BreakableLines
 
 _MOTIONS: dict[str, Motion] = {"continue": "continue", "next": "over", "stepIn": "in", "stepOut": "out"}
@@ -50,7 +50,7 @@ CAPABILITIES = {
 class BreakpointRequests:
     """Breakpoints of the mesh. While the debugger is on, all actors have them, new actors included."""
 
-    def __init__(self, ranks: RankDebugger, gutter: Gutter, name: FileName) -> None:
+    def __init__(self, ranks: ClusterRanks, gutter: Gutter, name: FileName) -> None:
         self._ranks = ranks
         self._name = name  # what people call a file
         self.gutter = gutter
@@ -118,7 +118,7 @@ class Adapter:
 
     def __init__(
         self,
-        ranks: RankDebugger,
+        ranks: ClusterRanks,
         source_of: Callable[[str], str | None],
         *,
         name: FileName = short,

@@ -26,10 +26,9 @@ from ..jupyter import (
 )
 from .adapter import Adapter
 from .announcer import Announcer
-from .asked import RequestRefused
 from .cluster import ClusterRanks
 from .handles import is_ours
-from .inspection import CellSources
+from .inspection import CellSources, RequestRefused
 
 logger = logging.getLogger(__name__)
 Message = dict[str, Any]

@@ -5,6 +5,7 @@ import linecache
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from monarch_nb.debug import Stopped, Tensor, Value
 from monarch_nb.debug import messages as m
@@ -13,7 +14,7 @@ from monarch_nb.debug.records import Variable
 from monarch_nb.debug.render import named, short
 
 from ..jupyter import cell_file, cell_files
-from .asked import Message, RankDebugger, RequestRefused
+from .cluster import ClusterRanks
 from .focus import LEAD, Focus
 from .handles import FrameHandle, Handles
 
@@ -24,12 +25,19 @@ LONGEST = 4 << 20  # bytes of a file that are shown
 SCALARS = ("int", "float", "bool", "str")  # which JupyterLab shows by their values; all others by their types
 
 
+Message = dict[str, Any]
+
+
+class RequestRefused(Exception):
+    """A request of a front end cannot be answered; the text says why."""
+
+
 class InspectionRequests:
     """Inspection requests. Each blocks for answers of ranks. `client` is the id of the front end."""
 
     def __init__(
         self,
-        ranks: RankDebugger,
+        ranks: ClusterRanks,
         focus: Focus,
         source_of: Callable[[str], str | None],
         named_here: Callable[[str], str] = lambda file: file,

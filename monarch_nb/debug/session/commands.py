@@ -6,16 +6,18 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.debug import messages as m
 from monarch_nb.debug.errors import CommandTimeout
 from monarch_nb.debug.records import RankBreakpoint, Scope, Value, Variable
-from monarch_nb.debug.session.breakpoints import SessionBreakpoint
 from monarch_nb.debug.session.frames import Frames, is_expression
-from monarch_nb.debug.session.machine import CommandError, DebugMachine, Paused, Resume
+from monarch_nb.debug.session.machine import CommandError, Paused, Resume
 from monarch_nb.debug.session.values import shorten, value_of
 from monarch_nb.wire import error_line, kind_of, text_of, type_name
+
+if TYPE_CHECKING:
+    from monarch_nb.debug.session.thread import ThreadDebugger
 
 Handler = Callable[[Any], m.CommandAnswer]
 LONGEST = 4 << 20  # characters of a file that are sent: proxies of notebooks cut longer messages
@@ -25,27 +27,6 @@ _ITEMS = (list, tuple, set, frozenset, deque)
 _LARGEST = 1 << 128  # of a number that is a key; Python itself writes none of more than 4,300 digits
 _OF_TENSORS = ("shape", "dtype", "device", "requires_grad", "grad")
 Child = tuple[str, Any, str]  # name, value, and an expression for it in the frame, "" if there is none
-
-
-class Language(Protocol):
-    """A language of commands, such as pdb's."""
-
-    def run_line(self, commands: "Commands", text: str) -> tuple[Value | None, list[object]]:
-        """Executes a line; returns its value, and what went wrong."""
-
-
-class Debugger(Protocol):
-    """The part of a thread's debugger that commands of a stop use."""
-
-    @property
-    def machine(self) -> DebugMachine:
-        """State of the thread."""
-
-    def add_breakpoint(self, file: str, line: int, **options: Any) -> SessionBreakpoint:
-        """Sets a breakpoint. Raises ValueError."""
-
-    def pdb_text(self) -> Language:
-        """The pdb language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +228,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 class Commands:
     """Commands of one stop. `resume` is set by the command that resumes the thread."""
 
-    def __init__(self, debugger: Debugger, frames: Frames, tb: types.TracebackType | None) -> None:
+    def __init__(self, debugger: "ThreadDebugger", frames: Frames, tb: types.TracebackType | None) -> None:
         self.debugger = debugger
         self.machine = debugger.machine
         self.frames = frames

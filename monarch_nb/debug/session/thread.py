@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,13 +18,18 @@ from monarch_nb.debug.errors import CommandTimeout, QuitDebugger
 from monarch_nb.debug.records import Event, Frame, Stopped
 from monarch_nb.debug.session import stack as stacks
 from monarch_nb.debug.session.breakpoints import SessionBreakpoint
-from monarch_nb.debug.session.commands import Commands, Language
+from monarch_nb.debug.session.commands import Commands
 from monarch_nb.debug.session.frames import Frames
 from monarch_nb.debug.session.machine import DebugMachine, Paused, Resume
 from monarch_nb.debug.session.tracer import Tracer
 from monarch_nb.settings import settings
 from monarch_nb.transport import AGAIN_S, throw_into
 from monarch_nb.wire import text_of
+
+if TYPE_CHECKING:
+    from monarch_nb.debug.session.debuggers import Debuggers
+    from monarch_nb.debug.session.pdb_text import PdbText
+
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.25  # between looks whether anybody still wants this thread to stand still
@@ -35,31 +40,12 @@ NOT_STOPPED = "the rank is not stopped any more"
 Send = Callable[[m.CommandAnswer], None]
 
 
-class Process(Protocol):
-    """What the debuggers of a process share: the connection to the controller, and its lease."""
-
-    def stopped(self, debugger: "ThreadDebugger") -> None:
-        """A thread has stopped."""
-
-    def resumed(self, debugger: "ThreadDebugger", why: str) -> None:
-        """Reports that a thread has resumed."""
-
-    def over(self, debugger: "ThreadDebugger", why: str) -> None:
-        """Reports that no step of a thread will stop any more."""
-
-    def verdict(self) -> str:
-        """The fate of stopped threads without a controller: "" while the lease holds, then "resume" or "end"."""
-
-    def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Runs a function later, on another thread."""
-
-
 class ThreadDebugger:
     """Stops its thread, and carries out commands there until one of them lets it go on."""
 
     def __init__(
         self,
-        process: Process,
+        process: "Debuggers",
         who: Stopped,
         thread: threading.Thread,
         *,
@@ -77,7 +63,7 @@ class ThreadDebugger:
         self._out = io.StringIO()
         self._posted: queue.SimpleQueue[tuple[m.Command, Send]] = queue.SimpleQueue()
         self._posting = threading.Lock()
-        self._pdb: Language | None = None
+        self._pdb: PdbText | None = None
 
     @property
     def stopped(self) -> bool:
@@ -151,7 +137,7 @@ class ThreadDebugger:
             elif standing.event != "failure" or self.who.call:
                 self._posted.put((m.Go(session=self.who.session, force=True), lambda answer: None))
 
-    def pdb_text(self) -> Language:
+    def pdb_text(self) -> "PdbText":
         """pdb's language on this thread; its aliases are kept from stop to stop."""
         if self._pdb is None:
             from monarch_nb.debug.session.pdb_text import PdbText  # pdb takes long to import

@@ -6,12 +6,15 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.runtime.output.forms import PLAIN, WIDGET, forms_of, sendable
 from monarch_nb.runtime.output.forms import text_of as plain_text
 from monarch_nb.wire import error_line, text_of
 from monarch_nb.wire.display import LATER, NOW, Display, encode_display, size_of
+
+if TYPE_CHECKING:
+    from monarch_nb.runtime.output.own_log import OwnLog
 
 MOST = 4 << 20  # bytes of one display
 BRIEF = 2000  # characters of the text that logs have
@@ -19,28 +22,18 @@ BURST, RATE = 16 << 20, 4 << 20  # bytes of all displays of a process: at once, 
 MOST_PENDING = 64  # displays whose latest update waits
 
 
-class DisplaySink(Protocol):
-    """Where displays go."""
-
-    def tag(self) -> tuple[str, int]:
-        """The call that the running code belongs to, "" for none; and the level of the record that it is writing."""
-
-    def display(self, line: bytes, call: str | None = None) -> bool:
-        """Write one, of a call or of the running code. False where it cannot be written."""
-
-
 class Displays:
     """The displays of one process. Methods from any thread; without a journal they print text."""
 
     def __init__(self) -> None:
-        self._journal: DisplaySink | None = None
+        self._journal: OwnLog | None = None
         self._lock = threading.RLock()
         self._left = float(BURST)
         self._at = time.monotonic()
         self._pending: dict[str, tuple[str, Display]] = {}  # by id, with the call
         os.register_at_fork(after_in_child=self._in_child)
 
-    def write_to(self, journal: DisplaySink) -> None:
+    def write_to(self, journal: "OwnLog") -> None:
         """Sends displays to a journal."""
         self._journal = journal
 
