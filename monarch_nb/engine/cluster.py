@@ -305,7 +305,7 @@ class Cluster:
                     self._network.part_hosts(one, other)
             self._time.changed()
         for name in self._away(inside):
-            self._time.later(settings.mesh_orphan_timeout, lambda name=name: self._expire(name))  # type: ignore[misc]
+            self._time.later(settings.mesh_orphan_timeout, partial(self._expire, name))
         self.settle()
 
     def mend(self) -> None:

@@ -234,7 +234,7 @@ class MemoryHost:
         for host, reason in request.hosts.items():
             self.node.forget(host, reason)
             self._caster.host_lost(host, reason)
-            self.end_owned(lambda owner, host=host: owner.startswith(f"{host}/"), reason)  # type: ignore[misc]
+            self.end_owned(partial(_is_on, host), reason)
         return Done()
 
     # -- ends -------------------------------------------------------------------------------------------------------
@@ -298,3 +298,7 @@ class MemoryHost:
                 worker.kill(reason)
                 self._gone(other, f"its owner {address} is gone: {reason}", expected=True)
         return exited
+
+
+def _is_on(host: str, address: str) -> bool:
+    return address.startswith(f"{host}/")

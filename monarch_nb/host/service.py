@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ class AgentService:
             else:  # its spawner may have passed the address on before this agent read the spawn request
                 self._awaited.setdefault(address, set()).add(asker.src)
                 wait = _PATIENCE if self._pending.expect(address) else 0.0
-                self._later(wait, lambda address=address: self._wait_no_longer(address))  # type: ignore[misc]
+                self._later(wait, partial(self._wait_no_longer, address))
         return Done()
 
     def _attend(self, child: Child, watcher: str) -> None:

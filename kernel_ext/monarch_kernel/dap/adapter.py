@@ -56,6 +56,12 @@ class BreakpointRequests:
         self.gutter = gutter
         self.on = False
         self.exceptions: dict[str, str] = {}  # filter -> the ranks that it is for, "" for all
+        self.requests: dict[str, Callable[[Message], Message]] = {
+            "setBreakpoints": self._set_breakpoints,
+            "setExceptionBreakpoints": self._set_exception_breakpoints,
+            "monarchBreakpoints": self._monarch_breakpoints,
+            "monarchBreakpoint": self._monarch_breakpoint,
+        }
 
     def arm(self) -> None:
         """Sends the current breakpoints to the ranks."""
@@ -76,7 +82,7 @@ class BreakpointRequests:
         finally:
             self.on = False
 
-    def _do_setBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
+    def _set_breakpoints(self, arguments: Message) -> Message:
         path = str((arguments.get("source") or {}).get("path") or "")
         requested = arguments.get("breakpoints")
         if requested is None:
@@ -85,7 +91,7 @@ class BreakpointRequests:
         self.arm()
         return {"breakpoints": [mark.row(path) for mark in marks]}
 
-    def _do_setExceptionBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
+    def _set_exception_breakpoints(self, arguments: Message) -> Message:
         filters = [item["filter"] for item in FILTERS]
         self.exceptions = {name: "" for name in arguments.get("filters") or () if name in filters}
         for option in arguments.get("filterOptions") or ():
@@ -94,7 +100,7 @@ class BreakpointRequests:
         self.arm()
         return {}
 
-    def _do_monarchBreakpoints(self, arguments: Message) -> Message:  # noqa: N802
+    def _monarch_breakpoints(self, arguments: Message) -> Message:
         """All breakpoints, with their conditions and log messages."""
         rows = []
         for path, mark in self.gutter:
@@ -103,7 +109,7 @@ class BreakpointRequests:
             rows.append({**mark.row(path), "name": f"{self._name(path)}:{mark.line.number}", **extras})
         return {"breakpoints": rows}
 
-    def _do_monarchBreakpoint(self, arguments: Message) -> Message:  # noqa: N802
+    def _monarch_breakpoint(self, arguments: Message) -> Message:
         """Adds a condition or a log message to a breakpoint, which the editor's gutter cannot do."""
         words = (str(arguments.get(name) or "") for name in ("condition", "hitCondition", "log"))
         self.gutter.add(str(arguments.get("path") or ""), int(arguments.get("line") or 0), More(*words))
@@ -130,6 +136,20 @@ class Adapter:
         self.gutter = Gutter(lambda path: BreakableLines(source_of(path) or "", is_actor))
         self.breakpoints = BreakpointRequests(ranks, self.gutter, name)
         self.inspection = InspectionRequests(ranks, self.focus, source_of, named_here)
+        own: dict[str, Callable[[Message], Message]] = {
+            "initialize": self._initialize,
+            "attach": self._attach,
+            "configurationDone": self._configuration_done,
+            "disconnect": self._disconnect,
+            "monarchThreads": self._monarch_threads,
+            "monarchFocus": self._monarch_focus,
+            "continue": self._continue,
+            "next": self._next,
+            "stepIn": self._step_in,
+            "stepOut": self._step_out,
+            "pause": self._pause,
+        }
+        self._requests = own | self.breakpoints.requests | self.inspection.requests
 
     @property
     def attached(self) -> bool:
@@ -145,24 +165,23 @@ class Adapter:
 
     def answer(self, command: str, arguments: Message) -> Message:
         """Body of the response. Raises RequestRefused, LookupError and ValueError with texts for people."""
-        for part in (self, self.breakpoints, self.inspection):
-            method: Callable[[Message], Message] | None = getattr(part, f"_do_{command}", None)
-            if method is not None:
-                return method(arguments)
-        raise RequestRefused(f"the debugger of the mesh does not support the request {command!r}")
+        method = self._requests.get(command)
+        if method is None:
+            raise RequestRefused(f"the debugger of the mesh does not support the request {command!r}")
+        return method(arguments)
 
-    def _do_initialize(self, arguments: Message) -> Message:
+    def _initialize(self, arguments: Message) -> Message:
         self.inspection.client = str(arguments.get("clientID") or "")
         return dict(CAPABILITIES)
 
-    def _do_attach(self, arguments: Message) -> Message:
+    def _attach(self, arguments: Message) -> Message:
         self.breakpoints.switch_on()
         return {}
 
-    def _do_configurationDone(self, arguments: Message) -> Message:  # noqa: N802 - a request's name
+    def _configuration_done(self, arguments: Message) -> Message:
         return {}
 
-    def _do_disconnect(self, arguments: Message) -> Message:
+    def _disconnect(self, arguments: Message) -> Message:
         """Removes breakpoints and resumes all ranks. `attached` turns false only then: before that, a cell that
         waits for a stopped rank would open its own prompt.
         """
@@ -172,7 +191,7 @@ class Adapter:
 
     # -- focus ---------------------------------------------------------------------------------------------------------
 
-    def _do_monarchThreads(self, arguments: Message) -> Message:  # noqa: N802
+    def _monarch_threads(self, arguments: Message) -> Message:
         """Groups of stopped ranks that can be selected, with their ranks."""
         records = self.ranks.records()
         lead = self.focus.lead(records)
@@ -186,7 +205,7 @@ class Adapter:
         ]
         return {"threads": rows, "pinned": self.focus.pinned, "lead": lead.session if lead is not None else ""}
 
-    def _do_monarchFocus(self, arguments: Message) -> Message:  # noqa: N802
+    def _monarch_focus(self, arguments: Message) -> Message:
         """Moves the focus to another rank: by its session, or to the first of the ranks that `ranks` selects."""
         records = self.ranks.records()
         session = arguments.get("session")
@@ -222,7 +241,7 @@ class Adapter:
             raise RequestRefused(errors[0])
         return meant, [answers[record.session] for record in meant]
 
-    def _do_continue(self, arguments: Message) -> Message:
+    def _continue(self, arguments: Message) -> Message:
         self.go("continue", arguments)
         return {"allThreadsContinued": False}
 
@@ -230,16 +249,16 @@ class Adapter:
         self.go(command, arguments)
         return {}
 
-    def _do_next(self, arguments: Message) -> Message:
+    def _next(self, arguments: Message) -> Message:
         return self._step("next", arguments)
 
-    def _do_stepIn(self, arguments: Message) -> Message:  # noqa: N802
+    def _step_in(self, arguments: Message) -> Message:
         return self._step("stepIn", arguments)
 
-    def _do_stepOut(self, arguments: Message) -> Message:  # noqa: N802
+    def _step_out(self, arguments: Message) -> Message:
         return self._step("stepOut", arguments)
 
-    def _do_pause(self, arguments: Message) -> Message:
+    def _pause(self, arguments: Message) -> Message:
         why = self.ranks.pause()
         if why:
             raise RequestRefused(why)

@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,10 +28,9 @@ from .adapter import Adapter
 from .announcer import Announcer
 from .cluster import ClusterRanks
 from .handles import is_ours
-from .inspection import CellSources, RequestRefused
+from .inspection import CellSources, Message, RequestRefused
 
 logger = logging.getLogger(__name__)
-Message = dict[str, Any]
 ANSWER_S = 8.0  # for an answer: the kernel takes no other control message while it waits
 _MOTIONS = ("continue", "next", "stepIn", "stepOut")
 _OF_A_THREAD = (*_MOTIONS, "stackTrace", "exceptionInfo")
@@ -198,6 +197,16 @@ class DebugBridge:
         self._handing = asyncio.Lock()
         self._seq = 0
         self._undo: list[Callable[[], None]] = []
+        self._requests: dict[str, Callable[[Message, Message], Awaitable[Message]]] = {
+            "debugInfo": self._debug_info,
+            "monarchAlive": self._monarch_alive,
+            "dumpCell": self._dump_cell,
+            "attach": self._attach,
+            "disconnect": self._disconnect,
+            "setBreakpoints": self._set_breakpoints,
+            "setExceptionBreakpoints": self._set_exception_breakpoints,
+            "pause": self._pause,
+        }
 
     # -- install and uninstall -----------------------------------------------------------------------------------------
 
@@ -276,9 +285,9 @@ class DebugBridge:
 
     async def _route(self, command: str, arguments: Message, message: Message) -> Message:
         assert self._own is not None
-        handler = getattr(self, f"_do_{command}", None)
+        handler = self._requests.get(command)
         if handler is not None:
-            return dict(await handler(arguments, message))
+            return await handler(arguments, message)
         if self._is_own(command, arguments) and self._own.exists:
             return await self._own.request(message) or {}
         if command in _MOTIONS:
@@ -311,7 +320,7 @@ class DebugBridge:
                 self.announcer.stepped(meant, answers)
         return {"allThreadsContinued": False} if command == "continue" else {}
 
-    async def _do_debugInfo(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+    async def _debug_info(self, arguments: Message, message: Message) -> Message:
         by_file: dict[str, list[Message]] = {}
         for path, mark in self.adapter.gutter:
             by_file.setdefault(path, []).append({"line": mark.line.number})
@@ -331,7 +340,7 @@ class DebugBridge:
     def _own_stopped(self) -> bool:
         return self._own is not None and self._own.stopped
 
-    async def _do_monarchAlive(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+    async def _monarch_alive(self, arguments: Message, message: Message) -> Message:
         """Heartbeat of the page, due again within `seconds` for as long as a rank is stopped."""
         return {"seconds": self._presence.beat()}
 
@@ -350,17 +359,17 @@ class DebugBridge:
         message = {"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}
         asyncio.run_coroutine_threadsafe(self.handle(message), self._loop)
 
-    async def _do_dumpCell(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+    async def _dump_cell(self, arguments: Message, message: Message) -> Message:
         return {"sourcePath": self._sources.dump(str(arguments.get("code") or ""))}
 
-    async def _do_attach(self, arguments: Message, message: Message) -> Message:
+    async def _attach(self, arguments: Message, message: Message) -> Message:
         self._undo.append(keep_empty_lines(self._shell))
         body = await self._ours("attach", arguments)
         self._send({"event": "initialized"})
         self.announcer.wake()
         return body
 
-    async def _do_disconnect(self, arguments: Message, message: Message) -> Message:
+    async def _disconnect(self, arguments: Message, message: Message) -> Message:
         assert self._own is not None
         try:
             return await self._ours("disconnect", arguments)
@@ -375,7 +384,7 @@ class DebugBridge:
             self.announcer.forget()
             self._send({"event": "terminated"})
 
-    async def _do_setBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+    async def _set_breakpoints(self, arguments: Message, message: Message) -> Message:
         assert self._own is not None
         body = await self._ours("setBreakpoints", arguments)
         self.announcer.wake()
@@ -385,13 +394,13 @@ class DebugBridge:
             await self._hand_over()
         return body
 
-    async def _do_setExceptionBreakpoints(self, arguments: Message, message: Message) -> Message:  # noqa: N802
+    async def _set_exception_breakpoints(self, arguments: Message, message: Message) -> Message:
         body = await self._ours("setExceptionBreakpoints", arguments)
         if self._own is not None and self._own.started:
             await self._own.request(message)
         return body
 
-    async def _do_pause(self, arguments: Message, message: Message) -> Message:
+    async def _pause(self, arguments: Message, message: Message) -> Message:
         if self._own is not None and self._own.started:
             return await self._own.request(message) or {}
         return await self._ours("pause", arguments)

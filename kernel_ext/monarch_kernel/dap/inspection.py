@@ -49,12 +49,24 @@ class InspectionRequests:
         self.handles = Handles()
         self.client = ""
         self._edition = 0
+        self.requests: dict[str, Callable[[Message], Message]] = {
+            "threads": self._threads,
+            "stackTrace": self._stack_trace,
+            "scopes": self._scopes,
+            "variables": self._variables,
+            "setVariable": self._set_variable,
+            "evaluate": self._evaluate,
+            "copyToGlobals": self._copy_to_globals,
+            "richInspectVariables": self._rich_inspect_variables,
+            "exceptionInfo": self._exception_info,
+            "source": self._source,
+        }
 
-    def _do_threads(self, arguments: Message) -> Message:
+    def _threads(self, arguments: Message) -> Message:
         threads = self._focus.threads(self._ranks.records())
         return {"threads": [{"id": thread.number, "name": thread.name} for thread in threads]}
 
-    def _do_stackTrace(self, arguments: Message) -> Message:  # noqa: N802
+    def _stack_trace(self, arguments: Message) -> Message:
         meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
         if not meant:
             return {"stackFrames": [], "totalFrames": 0}
@@ -93,7 +105,7 @@ class InspectionRequests:
             raise RequestRefused(answer.error)
         return answer
 
-    def _do_scopes(self, arguments: Message) -> Message:
+    def _scopes(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("frameId"))
         answer = self._asked(record, m.GetScopes(session="", frame=handle.frame))
         scopes = answer.scopes if isinstance(answer, m.Scopes) else ()
@@ -114,7 +126,7 @@ class InspectionRequests:
             return 0
         return self.handles.number(FrameHandle(handle.session, handle.stop, handle.frame, reference))
 
-    def _do_variables(self, arguments: Message) -> Message:
+    def _variables(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("variablesReference") or 0)
         start, count = int(arguments.get("start") or 0), int(arguments.get("count") or 0)
         command = m.GetVariables(
@@ -131,7 +143,7 @@ class InspectionRequests:
             rows.append(_rest(left))
         return {"variables": rows}
 
-    def _do_setVariable(self, arguments: Message) -> Message:  # noqa: N802
+    def _set_variable(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("variablesReference") or 0)
         name, text = str(arguments.get("name") or ""), str(arguments.get("value") or "")
         command = m.Assign(session="", frame=handle.frame, name=name, text=text, reference=handle.reference)
@@ -147,7 +159,7 @@ class InspectionRequests:
             "indexedVariables": answer.indexed,
         }
 
-    def _do_evaluate(self, arguments: Message) -> Message:
+    def _evaluate(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("frameId"))
         types = str(arguments.get("context") or "repl") in ("repl", "clipboard")
         text = str(arguments.get("expression") or "")
@@ -163,7 +175,7 @@ class InspectionRequests:
         del body["value"]
         return body
 
-    def _do_copyToGlobals(self, arguments: Message) -> Message:  # noqa: N802
+    def _copy_to_globals(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("srcFrameId"))
         source, target = (str(arguments.get(f"{end}VariableName") or "") for end in ("src", "dst"))
         if not (source.isidentifier() and target.isidentifier()):
@@ -172,7 +184,7 @@ class InspectionRequests:
         self._asked(record, m.Evaluate(session="", frame=handle.frame, text=text, statement=True, limit=EVALUATE_S))
         return {"value": target}
 
-    def _do_richInspectVariables(self, arguments: Message) -> Message:  # noqa: N802
+    def _rich_inspect_variables(self, arguments: Message) -> Message:
         record, handle = self._at(arguments.get("frameId"))
         name = str(arguments.get("variableName") or "")
         if not name.isidentifier():
@@ -190,14 +202,14 @@ class InspectionRequests:
             return {"data": {}, "metadata": {}}
         return _rich(name, pairs)
 
-    def _do_exceptionInfo(self, arguments: Message) -> Message:  # noqa: N802
+    def _exception_info(self, arguments: Message) -> Message:
         meant = self._focus.meant(self._ranks.records(), int(arguments.get("threadId") or LEAD))
         if not meant:
             raise RequestRefused("no rank is stopped")
         note = meant[0].note or meant[0].reason
         return {"exceptionId": note.partition(":")[0], "description": note, "breakMode": "always"}
 
-    def _do_source(self, arguments: Message) -> Message:
+    def _source(self, arguments: Message) -> Message:
         path = str((arguments.get("source") or {}).get("path") or "")
         text = self._source_of(path)
         if text is not None:

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch_nb.runtime import Runtime
@@ -67,7 +68,7 @@ class Views:
         else:
             stop()
         for view in tuple(self._views):
-            self._inbox.put(lambda view=view: view.attach(runtime))  # type: ignore[misc]
+            self._inbox.put(partial(view.attach, runtime))
 
     def _serve(self, runtime: Runtime) -> None:
         """Serves `monarch-nb top`, also while a cell blocks."""

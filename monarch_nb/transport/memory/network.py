@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -358,4 +359,4 @@ class MemoryNetwork:
     def _mended(self, which: Callable[[frozenset[str]], bool]) -> None:
         for pair in [pair for pair in self._redials if which(pair) and not self._apart(*sorted(pair))]:
             for node, end in self._redials.pop(pair):
-                self.clock.later(self.redial, lambda node=node, end=end: node._redial(end))  # type: ignore[misc]
+                self.clock.later(self.redial, partial(node._redial, end))

@@ -1,6 +1,7 @@
 """A process's place on the network in memory."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,4 +183,4 @@ class MemoryTransport:
 
     def _failed(self, dst: str, reason: str, items: list[_Item]) -> None:
         for header, parcel in items:
-            self._time.call_soon(lambda header=header, parcel=parcel: self._on_link_failed(header, parcel, reason))  # type: ignore[misc]
+            self._time.call_soon(partial(self._on_link_failed, header, parcel, reason))
