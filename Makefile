@@ -98,6 +98,11 @@ test-clusters: setup ## the tests of jobs on real servers, which it installs wit
 	$(PY) scripts/check-kubernetes
 	$(PY) -m pytest -m clusters --timeout 600 $(if $(KINDS),$(wildcard $(foreach kind,$(KINDS),tests/cluster*/test_*$(kind)*.py)),tests) $(PYTEST_ARGS)
 
+test-loggers: setup ## metrics in TensorBoard, Weights & Biases and MLflow, which it installs
+	$(PY) -m pip install --quiet --disable-pip-version-check '.[loggers]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(PY) -m pytest tests/cluster/test_metrics_export.py $(PYTEST_ARGS)
+
 test-verbs: setup ## RDMABuffer over RDMA verbs, in a guest with a soft device where this machine has none (minutes)
 	scripts/test-verbs $(PY)
 

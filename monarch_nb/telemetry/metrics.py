@@ -5,21 +5,28 @@ from typing import Any
 
 from monarch_nb.mesh import region_of, state_of
 from monarch_nb.mesh.text_table import text_table
+from monarch_nb.telemetry.exports import MetricsExport
 from monarch_nb.telemetry.series import ByName
 
 
 class Metrics:
     """Values that the actors of a mesh (or of the procs of one) have reported with `monarch.telemetry.log`.
 
-    `series_of` returns the stored values of a mesh by its uid; `fetch` brings those that are on their way.
+    `series_of` returns the stored values of a mesh by its uid; `fetch` brings those that are on their way; `export`
+    begins to write them elsewhere.
     """
 
     def __init__(
-        self, mesh: Any, series_of: Callable[[str], ByName], fetch: Callable[[Any], None] = lambda mesh: None
+        self,
+        mesh: Any,
+        series_of: Callable[[str], ByName],
+        fetch: Callable[[Any], None] = lambda mesh: None,
+        export: Callable[[Any, str, dict[str, Any]], MetricsExport] | None = None,
     ) -> None:
         self._mesh = mesh
         self._series_of = series_of
         self._fetch = fetch
+        self._export = export
 
     @property
     def mesh(self) -> Any:
@@ -62,6 +69,18 @@ class Metrics:
         return {
             name: {rank: samples[-1].value for rank, samples in ranks.items()} for name, ranks in self._read().items()
         }
+
+    def export(self, target: str, **options: Any) -> MetricsExport:
+        """Writes these values, and all that follow, to "tensorboard", "wandb" or "mlflow". Does not block afterwards.
+
+        The controller writes; the ranks need none of these packages. `options` are `folder` of TensorBoard (by default
+        `runs/NAME`), those of `wandb.init`, or `experiment` and those of `mlflow.start_run`. It ends with the mesh, the
+        program, or `close()` of the result. What cannot be written later is reported once, and tried again. Raises
+        ValueError for another target, ImportError if its package is not installed, and what the package raises.
+        """
+        if self._export is None:
+            raise ValueError("only metrics of a mesh can be exported")
+        return self._export(self._mesh, target, options)
 
     def __repr__(self) -> str:
         by_name = self._read()

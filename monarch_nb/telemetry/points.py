@@ -3,17 +3,19 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
 
 from monarch_nb.mesh import region_of, state_of
-from monarch_nb.mesh.mesh_events import Event, MeshEvents, OwnerChanged
+from monarch_nb.mesh.mesh_events import Event, MeshEvents, MeshStopped, OwnerChanged
 from monarch_nb.mesh.registry import MeshRegistry
 from monarch_nb.mesh.requests import RequestError, request
 from monarch_nb.runtime import Feature, Runtime, current, started
+from monarch_nb.shape import places_of
 from monarch_nb.store import describe
+from monarch_nb.telemetry.exports import MetricsExport
 from monarch_nb.telemetry.metrics import Metrics
 from monarch_nb.telemetry.series import ByName, MetricPoint, Series
 from monarch_nb.telemetry.verbs import REPORT, TAKE, MetricPoints
@@ -66,6 +68,7 @@ class Points:
         self._series = Series()
         self._steps: dict[tuple[str, int, str], Iterator[int]] = {}
         self._listeners: list[Listener] = []
+        self._exports: list[tuple[Any, MetricsExport]] = []  # with the state of the mesh
         runtime.verbs.handle(TAKE, self._taken)
         runtime.verbs.handle(REPORT, self._arrived)
         runtime.part(MeshEvents).listeners.append(self._happened)
@@ -112,6 +115,10 @@ class Points:
     def _happened(self, event: Event) -> None:
         if isinstance(event, OwnerChanged) and event.owner and self._waiting:
             self._runtime.later(0.0, self._send)
+        elif isinstance(event, MeshStopped) and event.mesh.stopped is not None:
+            for state, export in tuple(self._exports):
+                if event.mesh.uid == state.uid or state.uid in _actors(event.mesh):
+                    threading.Thread(target=export.close, name="monarch-metrics-end").start()
 
     # -- where they were spawned from -------------------------------------------------------------------------------
 
@@ -160,13 +167,43 @@ class Points:
 
     def of_mesh(self, mesh: Any) -> Metrics:
         """Stored values of a mesh or slice, for people."""
-        return Metrics(mesh, self.of, self._fetch)
+        return Metrics(mesh, self.of, self._fetch, self._export)
+
+    def _export(self, mesh: Any, target: str, options: dict[str, Any]) -> MetricsExport:
+        """Begins to write the values of a mesh or slice elsewhere, from the first one that is stored."""
+        state, region = state_of(mesh), region_of(mesh)
+        texts = {base: places_of(region, [base]) if len(region) > 1 else "" for base in region.ranks()}
+
+        def rank_of(point: MetricPoint) -> str | None:
+            return texts.get(point.rank) if point.mesh == state.uid or point.mesh in _actors(state) else None
+
+        export = MetricsExport(state.name, target, options, rank_of, lambda export: self._end_export(mesh, export))
+        with self._lock:
+            for uid in (state.uid, *_actors(state)):
+                for name, ranks in self._series.of(uid).items():
+                    for rank, samples in ranks.items():
+                        export.put([MetricPoint(uid, rank, name, *sample) for sample in samples])
+            self._listeners.append(export.put)
+            self._exports.append((state, export))
+        return export
+
+    def _end_export(self, mesh: Any, export: MetricsExport) -> None:
+        if not self._runtime.closed:
+            self._fetch(mesh)
+        with self._lock:
+            self._listeners.remove(export.put)
+            self._exports = [each for each in self._exports if each[1] is not export]
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(points)` with what comes; the result ends that. It must not block."""
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+
+def _actors(state: Any) -> Collection[str]:
+    """The actor meshes on processes."""
+    return getattr(state, "actors", {})
 
 
 METRICS: Feature[Points] = Feature("metrics")
