@@ -23,7 +23,16 @@ from monarch_nb.host import protocol as p
 from monarch_nb.host.folders import run_folder_for
 from monarch_nb.host.mesh_files import KEEPERS, HostRoute, MeshFile, clock
 from monarch_nb.lifecycle.proc_spawn import ProcSpawnSpec, python_version
-from monarch_nb.mesh.mesh_events import Event, HostLost, MeshEvents, MeshHealed, MeshResized, MeshStarting, MeshStopped
+from monarch_nb.mesh.mesh_events import (
+    Event,
+    HostLost,
+    MeshEvents,
+    MeshHealed,
+    MeshResized,
+    MeshStarting,
+    MeshStopped,
+    RanksStarting,
+)
 from monarch_nb.mesh.requests import RequestError, UnansweredError, inform_ranks, request
 from monarch_nb.runtime import ActorState, Future, MeshState, ProcState, Runtime
 from monarch_nb.runtime.stored_answers import UnreadCalls
@@ -53,6 +62,7 @@ class Detacher:
         self._notes: dict[str, bytes] = {}
         self._grants: dict[str, tuple[int, int]] = {}  # grant and turn of each attached mesh
         self._unread: dict[str, UnreadCalls] = {}  # by mesh, where answers are stored
+        self._holding: dict[str, set[str]] = {}  # the hosts of each mesh whose agents were asked to hold it
         # Add notes of the notebook to the record of a mesh, given the uids of the mesh and of its actors.
         self.note_sources: list[Callable[[tuple[str, ...]], bytes]] = []
         # Meshes whose records host agents have, with the last message to each host that stores no full record.
@@ -63,7 +73,7 @@ class Detacher:
         self._due: dict[str, set[str]] = {}  # meshes to be sent to their hosts, and hosts that get all of it again
         self._unwritten: dict[str, str] = {}  # why, by the names of meshes
         self._lock = threading.Lock()
-        self._holding = threading.Lock()
+        self._recording = threading.Lock()
         self._description = f"the program {Path(sys.argv[0]).name or 'python'}"  # for other controllers
         self.hosts: set[str] = set()  # whose agents are to outlive this process
         runtime.verbs.handle(verbs.STOLEN, self._on_stolen)
@@ -288,7 +298,7 @@ class Detacher:
             self._runtime.later(_SOON_S, lambda: _in_background(self._hold_due))
 
     def _hold_due(self) -> dict[str, str]:
-        with self._holding:
+        with self._recording:
             with self._lock:
                 due, self._due = self._due, {}
             return self._hold(due)
@@ -324,6 +334,7 @@ class Detacher:
                 continue
             sent.pop(host, None)
             self._runtime.post(agent_of(host), verbs.HOLD, hold)
+            self._holding.setdefault(uid, set()).add(host)
             if not hold.parts:
                 sent[host] = plain
 
@@ -341,11 +352,18 @@ class Detacher:
 
     def _forget_calls(self, state: ProcState) -> None:
         state.unread = None
+        self._holding.pop(state.uid, None)
         if known := self._unread.pop(state.uid, None):
             known.close()
 
     def _on_mesh_event(self, event: Event) -> None:
         match event:
+            case RanksStarting(
+                state, hosts
+            ):  # the agent of a new host, or a new agent, is to hold the mesh before that
+                unheld = hosts - self._holding.get(state.uid, set())
+                if unheld and self._is_kept(state):
+                    self._hold({state.uid: set(unheld)})
             case MeshHealed(ProcState() as state, back):  # a host may have a new agent, which knows nothing
                 self._on_change(state, {state.layout.host_of(rank) for rank, _ in back})
             case MeshStarting(state) | MeshHealed(state) | MeshResized(state):
@@ -353,6 +371,8 @@ class Detacher:
             case MeshStopped(ActorState() as state):
                 self._on_change(state)
             case HostLost(host):
+                for each in tuple(self._holding.values()):
+                    each.discard(host)
                 for state in self._own_meshes():
                     if ranks := state.layout.ranks_on(host):
                         self._lost[host, state.uid] = {rank: state.incarnation(rank) for rank in ranks}
@@ -366,12 +386,13 @@ class Detacher:
 
     def _on_change(self, state: MeshState, hosts: Iterable[str] = ()) -> None:
         procs = state.procs if isinstance(state, ActorState) else state
-        if (
-            procs.spawn_spec is not None
-            and procs.stopped is None
-            and (settings.mesh_keep > 0 or procs.uid in self._held)
-        ):
+        if self._is_kept(procs):
             self._schedule_holds(procs.uid, hosts)
+
+    def _is_kept(self, procs: MeshState) -> bool:
+        """Whether a mesh is to outlive this process, or was attached."""
+        here = procs.spawn_spec is not None and procs.stopped is None
+        return here and (settings.mesh_keep > 0 or procs.uid in self._held)
 
     # -- hosts that were lost -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from monarch_nb.lifecycle.stopping import MeshStopper
 from monarch_nb.lifecycle.updates import ReferenceUpdates
 from monarch_nb.mesh.arguments import encode_arguments
 from monarch_nb.mesh.host_record import giver_of
-from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshResized
+from monarch_nb.mesh.mesh_events import Event, MeshHealed, MeshResized, RanksStarting
 from monarch_nb.mesh.operations import operations
 from monarch_nb.mesh.requests import request, settle
 from monarch_nb.mesh.sending import send_each
@@ -159,6 +159,7 @@ class MeshHealer:
         self._check_hosts(state, hosts)
         _renew(state, incarnations)
         choose_master(state)
+        self._publish(RanksStarting(state, frozenset(hosts)))
         try:
             ready = start(self._runtime, state, incarnations)
         finally:  # a stop in between makes it fail when some agents have been asked already

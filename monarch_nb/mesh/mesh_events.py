@@ -35,6 +35,13 @@ class MeshStopped(Struct, frozen=True):
     mesh: MeshState
 
 
+class RanksStarting(Struct, frozen=True):
+    """Hosts are about to be asked for ranks of a mesh, other than when it is spawned. A listener may block."""
+
+    mesh: MeshState
+    hosts: frozenset[str]
+
+
 class MeshHealed(Struct, frozen=True):
     """Ranks of a mesh are back."""
 
@@ -142,6 +149,7 @@ Event = (
     | MeshStarting
     | MeshStopping
     | MeshStopped
+    | RanksStarting
     | MeshHealed
     | MeshResized
     | ProcStarted

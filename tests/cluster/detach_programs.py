@@ -365,6 +365,23 @@ def fall(_: str = "") -> None:
     monarch.heal_mesh(procs.slice(gpus=1), kill=True)
 
 
+def fall_on_hosts(key: str, *endpoints: str) -> None:
+    """Spawns on hosts of others, and is killed by the first thing that a heal brings back on one of them."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    procs, _ = spawn(attach_hosts(endpoints, key=key).spawn_procs(name="trainers"))
+    procs.spawn("deadly", Deadly, os.getpid(), os.environ["GATE"]).initialized.get()
+    current_runtime().part(Detacher).flush_holds()
+    say("holds")
+    signal.sigtimedwait({signal.SIGUSR1}, 90)
+    Path(os.environ["GATE"]).touch()
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            monarch.heal_mesh(procs, timeout=5)
+        except (RuntimeError, TimeoutError):  # the host is not back yet
+            time.sleep(0.05)
+
+
 def pick_up(_: str = "") -> None:
     """Attaches what was left in the middle of a heal."""
     monarch.actor.unhandled_fault_hook = lambda failure: None
@@ -402,6 +419,7 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
         leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold,
-        hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend, fall, pick_up, again,
+        hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend, fall, fall_on_hosts,
+        pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

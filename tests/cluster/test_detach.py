@@ -386,6 +386,27 @@ def test_attaching_to_a_restarted_agent_works_and_its_ranks_are_healed(
 
 
 @pytest.mark.slow
+def test_ranks_that_came_to_a_new_agent_outlive_a_controller_killed_then(
+    place: Path, agents: tuple[Path, Callable[..., list[Any]]]
+) -> None:
+    key, start = agents
+    mine = [start("--tcp", f"tcp://127.0.0.1:{free_port()}", count=1)[0] for _ in range(2)]
+    endpoints = [agent["endpoint"] for agent in mine]
+    first = Controller(place, "fall_on_hosts", str(key), *endpoints, MONARCH_NB_MESH_KEEP="60s")
+    before = first.until("pids")
+    first.until("holds")
+    os.kill(mine[1]["pid"], signal.SIGKILL)
+    wait(lambda: not alive(int(before[1])))
+    start("--tcp", mine[1]["endpoint"], "--host", mine[1]["host"], count=1)
+    first.process.send_signal(signal.SIGUSR1)
+    assert first.process.wait(SOON) == -signal.SIGKILL
+    first.kill()
+    second = Controller(place, "look").done()
+    assert second.said("lives") == [["0", "1"]], second.lines
+    swept()
+
+
+@pytest.mark.slow
 def test_a_mesh_behind_a_gateway_is_attached_through_the_gateway(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
