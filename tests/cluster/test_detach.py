@@ -386,7 +386,7 @@ def test_attaching_to_a_restarted_agent_works_and_its_ranks_are_healed(
 
 
 @pytest.mark.slow
-def test_ranks_that_came_to_a_new_agent_outlive_a_controller_killed_then(
+def test_ranks_healed_on_a_new_agent_outlive_a_controller_killed_then(
     place: Path, agents: tuple[Path, Callable[..., list[Any]]]
 ) -> None:
     key, start = agents
