@@ -331,8 +331,7 @@ class Node:
 
     def _listen_with(self, old: Keys, new: Keys) -> None:
         if self._tcp is not None and self._tcp.keys == old:
-            self._tcp.use(new)
-            self._links.cut_inbound()
+            self._tcp.use(new, self._links.cut_inbound)
 
     def connected(self, where: str) -> bool:
         """Whether the TCP connection on which urgent messages reach a process stands, by libzmq's heartbeats.

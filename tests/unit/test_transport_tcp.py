@@ -16,7 +16,7 @@ from monarch_nb.transport.tcp import sockets
 from monarch_nb.wire.header import Kind
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.unit.transport_tools import End, ends, reader_threads, wait_until
+from tests.unit.transport_tools import End, ends, reader_threads, starved, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -226,6 +226,29 @@ def test_loopback_may_do_without_a_key_only_when_asked_for() -> None:
                 b.node.learn("h3", elsewhere)
         b.node.learn("h4", "tcp://[::1]:5")
         b.node.learn("h4", "tcp://127.3.2.1:5")
+
+
+def test_a_listener_keeps_its_key_while_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    old, new, newest = Keys.create(), Keys.create(), Keys.create()
+    listener, controller, stranger = agent("h1", old), End("h0/c", keys=old), End("h2/c", keys=old)
+    for end in (controller, stranger):
+        end.node.learn("h1", listener.node.tcp_endpoint)
+    with ends(listener, controller, stranger):
+        controller.send("h1/agent", b"before")
+        listener.get()
+        with starved(0):
+            for former, next_one in ((old, new), (new, newest)):
+                for end in (listener, controller):
+                    end.node.change_keys("expect", former, next_one)
+                    end.node.change_keys("use", former, next_one)
+            wait_until(lambda: "still lets in those with the former key" in caplog.text)
+            controller.send("h1/agent", b"meanwhile")
+            assert listener.get()[1] == [b"meanwhile"]
+        assert controller.get_connection(False) == "h1/agent"
+        controller.send("h1/agent", b"after")
+        assert listener.get()[1] == [b"after"]
+        stranger.send("h1/agent", b"with the former key")
+        assert stranger.connections.get(timeout=20) == ("h1/agent", False, "refused")
 
 
 def test_a_port_in_use_is_said() -> None:

@@ -1,6 +1,7 @@
 """Where the processes of other hosts connect to this one: a ROUTER on TCP."""
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,8 @@ from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 
 __all__ = ["Received", "TcpListener"]
 
+log = logging.getLogger("monarch_nb.transport")
+_AGAIN_S = 1.0  # between attempts to listen with another key
 _AT_ONCE = 256  # messages read before timers and calls are looked at
 
 Received = Callable[[Socket, bytes, Sequence[Message]], None]
@@ -138,7 +141,9 @@ class TcpListener:
         for an endpoint that cannot be had.
         """
         self._received, self._context, self._reader, self._limits = received, context, reader, limits
-        self.keys = keys
+        self.keys = keys  # those that it is to have
+        self._used: Callable[[], None] | None = None  # to call once it has them
+        self._next_try = 0.0
         self._checker = KeyChecker(context, reader, keys) if keys is not None else None
         try:
             self._listen(bind, bound)
@@ -150,31 +155,65 @@ class TcpListener:
 
     def _listen(self, bind: str, bound: int | None) -> None:
         router = sockets.listener(self._context, bind, self.keys, self._limits)
-        limiter = HandshakeLimiter(router, self._reader, self._limits)
         try:
-            sockets.listen(router, bind, self._limits, bound)
+            limiter = HandshakeLimiter(router, self._reader, self._limits)
+            try:
+                sockets.listen(router, bind, self._limits, bound)
+            except BaseException:
+                limiter.close()
+                raise
         except BaseException:
-            limiter.close()
             router.close(0)
             raise
         self._router, self._limiter = router, limiter
         self._reader.watch(int(router.FD), self._read)
         self._reader.read_again(int(router.FD))
 
-    def use(self, keys: Keys) -> None:
-        """Lets in only those who have these keys, and cuts all connections. On the reading thread.
+    def use(self, keys: Keys, used: Callable[[], None]) -> None:
+        """Lets in only those who have these keys, cuts all connections, and calls `used`. On the reading thread.
 
-        The socket on which the kernel listens stays, so that nobody else can take the port. Raises TransportError.
+        The socket on which the kernel listens stays, so that nobody else can take the port. As long as no ROUTER with
+        these keys can be opened, the former one goes on, and it is tried again every second.
         """
-        if self._checker is None or self._limiter.bound is None:
-            raise TransportError(f"{self.endpoint} cannot get another key: it has none, or was opened a moment ago")
-        router, limiter, bound = self._router, self._limiter, os.dup(self._limiter.bound)
-        self.keys = keys
-        self._checker.allow(keys)
+        waits = self._used is not None
+        self.keys, self._used, self._next_try = keys, used, 0.0
+        if not waits and self.tick(time.monotonic()):
+            self._reader.busy(self)
+
+    def tick(self, now: float) -> bool:
+        """Opens the ROUTER with the keys that `use` was given, if it is time to try; whether it will try again."""
+        if self._used is None:
+            return False
+        if now < self._next_try:
+            return True
+        router, limiter = self._router, self._limiter
+        try:
+            self._listen_again()
+        except (TransportError, zmq.ZMQError, OSError) as error:
+            if not self._next_try:
+                log.warning("%s still lets in those with the former key, and tries again: %s", self.endpoint, error)
+            self._next_try = now + _AGAIN_S
+            return True
+        assert self._checker is not None
+        assert self.keys is not None
+        self._checker.allow(self.keys)
         self._reader.unwatch(int(router.FD))
-        self._listen(self.endpoint, bound)
         limiter.close()
         router.close(0)
+        used, self._used = self._used, None
+        used()
+        return False
+
+    def _listen_again(self) -> None:
+        if self._limiter.bound is None:
+            raise TransportError("its socket was opened a moment ago")
+        sockets.spare_descriptors("another key")
+        bound = os.dup(self._limiter.bound)
+        try:
+            self._listen(self.endpoint, bound)
+        except BaseException:
+            os.close(bound)
+            raise
 
     def _read(self) -> bool:
         """Hand on what has come, together what came on one connection."""
