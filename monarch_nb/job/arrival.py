@@ -130,21 +130,22 @@ class Arrival:
 
     def _run(self) -> None:
         pause = _LOOK_S
-        while not self._over() and (missing := self._missing()):
+        while not self._over() and (missing := self.missing()):
             try:
                 self._take(self._adapter.look(self._job), missing)
             except EngineError as error:
                 self._describe(dict.fromkeys(missing, f"its engine cannot be asked: {error}"))
             except Exception as error:
                 self._fail(dict.fromkeys(missing, f"could not be looked at: {type(error).__name__}: {error}"))
-            if self._missing():
+            if self.missing():
                 self._ended.wait(pause)
                 pause = min(_LOOK_MAX_S, 1.3 * pause)
         self._watch()
         if self._adapter.watch_s or self._over():
             self._adapter.hold(self._job, False)
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
+        """The names of hosts that may still join."""
         return [name for name in self._job.agents if name not in self._joined and not self.hosts[mesh_of(name)].done()]
 
     def _take(self, seen: Mapping[str, Seen], names: Iterable[str]) -> None:

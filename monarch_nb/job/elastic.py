@@ -22,7 +22,7 @@ from monarch_nb.lifecycle.elastic import run_in_background
 from monarch_nb.lifecycle.notices import show_host_message
 from monarch_nb.mesh.host_record import Fate, NoMoreHostsError
 from monarch_nb.runtime import Future, current_runtime, fail_future, pending_future, resolve_future
-from monarch_nb.transport import held_back
+from monarch_nb.transport import TrustError, held_back
 from monarch_nb.wire import host_name
 
 logger = logging.getLogger("monarch_nb.job")
@@ -184,8 +184,12 @@ class JobHosts:
         """Nobody else changes the job within, in this process or another one that has it."""
         return locked(self._job.running({}).folder, check)
 
-    def key_file(self) -> Path | None:
-        """The file with the job's key, if its hosts have one."""
+    def key_file(self, force: bool) -> Path | None:
+        """The file with the job's key, if any. Raises TrustError while hosts have not joined yet, unless `force`."""
+        missing = [name for each in (*self._job.arrivals, *self.spares.arrivals) for name in each.missing()]
+        if missing and not force:
+            late = ", ".join(missing)
+            raise TrustError(f"{self}: the key was not changed: {late} could not join. Wait for all, or use force=True")
         folder = self._job.running({}).folder
         file = Path(folder, "key")
         return file if folder and file.exists() else None

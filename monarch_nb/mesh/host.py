@@ -250,12 +250,15 @@ class HostMesh(MeshTrait):
         made anew; calls under way go on. Blocks until all have it, at most `timeout` seconds: a host that becomes
         unreachable meanwhile gets it when it is back. Raises ValueError for hosts without a key, or with different
         ones, and TrustError, after which all have the former key, if an agent does not agree, if the file cannot be
-        written, or if other programs use a host and would be cut off, unless `force`. Only for the whole mesh, by its
-        owner.
+        written, or, unless `force`, if other programs use a host and would be cut off, or if hosts of the job have not
+        joined yet. Only for the whole mesh, by its owner.
         """
         self._check_owned("change the key of")
         hosts, source = self._used_hosts(), self._record.source
-        file = Path(key) if key is not None else source.key_file() if source is not None else None
+        file = source.key_file(force) if source is not None else None
+        if file is not None and key is not None:
+            raise ValueError(f"{self.name}: the key of its job is in {file}: call rotate_key() without a file")
+        file = Path(key) if key is not None else file
         if file is None:
             raise ValueError(f"{self.name}: name the file on this machine that gets the key: rotate_key('job.key')")
         operations().rotate_key(self.name, hosts, file, force, timeout)

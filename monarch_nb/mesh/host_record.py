@@ -55,8 +55,8 @@ class HostSource(Protocol):
     def refill(self) -> None:
         """Asks for the spares that are missing; does not block."""
 
-    def key_file(self) -> Path | None:
-        """The file with the key of its hosts on this machine, if they have one."""
+    def key_file(self, force: bool) -> Path | None:
+        """The file with its hosts' key here, if any. Raises TrustError while some have not joined, unless `force`."""
 
     def key_changed(self) -> None:
         """The key file has another key, which hosts that are started from now on need. Raises RuntimeError."""
@@ -111,9 +111,9 @@ class RecordedSource:
         """Asks for the spares that are missing."""
         self.opened().refill()
 
-    def key_file(self) -> Path | None:
+    def key_file(self, force: bool) -> Path | None:
         """The file with the key of its hosts on this machine."""
-        return self.opened().key_file()
+        return self.opened().key_file(force)
 
     def key_changed(self) -> None:
         """The key file has another key."""

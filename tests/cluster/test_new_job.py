@@ -33,6 +33,7 @@ from monarch_nb.job import (
     unregister_job,
 )
 from monarch_nb.runtime import current_runtime
+from monarch_nb.transport import TrustError
 from tests.cluster.fault_tools import SOON, until
 from tests.cluster.worker_tools import light_host  # noqa: F401 - a fixture
 from tests.processes import alive
@@ -164,6 +165,26 @@ def test_missing_hosts_are_named_with_the_reason_until_they_come(racks: Racks) -
         assert job.wait(SOON, lambda progress: told.append(str(progress))).missing == {}
         assert told[-1] == "3/3 hosts joined"
         assert len(state.loaders.host_ids) == 2
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_job_keeps_its_key_until_all_hosts_have_it(racks: Racks) -> None:
+    racks.full = True
+    job = AdapterJob("racks", {"trainers": 1, "loaders": 1}, env={"MONARCH_JOB_MARK": "r"})
+    try:
+        state = job.state(cached_path=None)
+        assert state.trainers.initialized.get(SOON) is True
+        with pytest.raises(TrustError, match=r"not changed: loaders_0 could not join"):
+            state.trainers.rotate_key()
+        with pytest.raises(ValueError, match=r"is in .*/key: call rotate_key\(\) without"):
+            state.trainers.rotate_key("other.key", force=True)
+        racks.full = False
+        assert state.loaders.initialized.get(SOON) is True
+        state.trainers.rotate_key()
+        meshes = [mesh.spawn_procs().spawn("where", Where) for mesh in (state.trainers, state.loaders)]
+        assert [mesh.mark.call_one().get(SOON) for mesh in meshes] == ["r", "r"]
     finally:
         job.kill()
 

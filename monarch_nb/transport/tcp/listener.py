@@ -182,7 +182,8 @@ class TcpListener:
 
     def tick(self, now: float) -> bool:
         """Opens the ROUTER with the keys that `use` was given, if it is time to try; whether it will try again."""
-        if self._used is None:
+        checker, keys, used = self._checker, self.keys, self._used
+        if checker is None or keys is None or used is None:
             return False
         if now < self._next_try:
             return True
@@ -194,13 +195,11 @@ class TcpListener:
                 log.warning("%s still lets in those with the former key, and tries again: %s", self.endpoint, error)
             self._next_try = now + _AGAIN_S
             return True
-        assert self._checker is not None
-        assert self.keys is not None
-        self._checker.allow(self.keys)
+        checker.allow(keys)
         self._reader.unwatch(int(router.FD))
         limiter.close()
         router.close(0)
-        used, self._used = self._used, None
+        self._used = None
         used()
         return False
 
