@@ -1,8 +1,23 @@
-"""Actors of the tests with real servers."""
+"""Actors of the tests with real servers, and what is done to them on each."""
 
 import os
+import signal
+from pathlib import Path
 
 from monarch_nb.actor import Actor, endpoint
+from tests.cluster.fault_tools import until
+from tests.clusters.console import Console
+
+COUNTS = "counters.add.call().get(90).values()"
+SPAWN = f"""
+from pathlib import Path
+from tests.clusters.actors import Counter
+from monarch_nb.actor import heal_mesh
+hosts = job.state(None).trainers
+procs = hosts.spawn_procs(name='pair')
+counters = procs.spawn('counters', Counter)
+{COUNTS}
+"""
 
 
 class Counter(Actor):
@@ -16,3 +31,29 @@ class Counter(Actor):
         """How often it was called, and its process."""
         self.count += 1
         return self.count, os.getpid()
+
+
+def get_another_key(console: Console) -> None:
+    """The two hosts of `job` get another key while they work, and so does an agent that is started again."""
+    first = console.ask(SPAWN)
+    console.ask("file = Path(job._folder, 'key')\nformer = file.read_bytes()\nhosts.rotate_key()")
+    assert console.ask("file.read_bytes() != former")
+    assert console.ask(COUNTS) == [[2, pid] for _, pid in first]
+    rank = first[1][1]
+    os.kill(int(Path(f"/proc/{rank}/status").read_text().partition("PPid:")[2].split()[0]), signal.SIGKILL)
+
+    def healed() -> bool:
+        try:
+            console.ask("heal_mesh(counters, timeout=90)")
+            return bool(console.ask(COUNTS)[1][1] != rank)
+        except RuntimeError:  # the death was reported after the heal
+            return False
+
+    until(healed, "the agent that was started again is met by the new key", 90)
+
+
+def grow_with_another_key(console: Console) -> None:
+    """The same, and then a third host joins."""
+    get_another_key(console)
+    assert console.ask("procs.grow(hosts=1, timeout=90).sizes['hosts']", 90) == 3
+    assert len(console.ask(COUNTS)) == 3

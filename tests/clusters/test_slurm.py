@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import until
+from tests.clusters.actors import grow_with_another_key
 from tests.clusters.console import Console
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
@@ -162,4 +163,10 @@ def test_hosts_that_slurm_ends_have_notice_and_their_grace(slurm: SlurmCluster, 
     assert len(notices) == 1, "one notice"
     assert all("its owner" not in text for text in failures), "who owns them lives"
     until(lambda: console.ask("len(job.progress.missing)") == 2, "the progress has none any more")
+    console.ask("job.kill()", 60)
+
+
+def test_hosts_of_slurm_get_another_key_while_they_work(slurm: SlurmCluster, console: Console) -> None:
+    console.ask(f"from monarch_nb.job import SlurmJob\njob = SlurmJob({{'trainers': 2}}, {PYTHON!r})")
+    grow_with_another_key(console)
     console.ask("job.kill()", 60)

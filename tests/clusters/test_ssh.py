@@ -10,6 +10,7 @@ import pytest
 from tests.chaos.network import objection
 from tests.cluster.engine_tools import needs
 from tests.cluster.fault_tools import until
+from tests.clusters.actors import COUNTS, SPAWN, get_another_key
 from tests.clusters.console import Console
 from tests.clusters.machines import Machines
 
@@ -21,12 +22,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(objection()), reason=f"NOT TESTED HERE: {objection()}"),
 ]
-SPAWN = (
-    "from tests.clusters.actors import Counter\n"
-    "hosts = job.state(None).trainers\n"
-    "counters = hosts.spawn_procs(name='pair').spawn('counters', Counter)\n"
-    "counters.add.call().get(60).values()"
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,6 @@ LOST = (
     "from monarch_nb.runtime import current_runtime\n"
     "[remote.lost for remote in current_runtime().part(HostRoutes).attached.values() if remote.lost]"
 )
-COUNTS = "counters.add.call().get(90).values()"
 
 
 def test_a_tunnel_cut_for_25_seconds_costs_only_time(machines: Machines, console: Console) -> None:
@@ -161,21 +155,6 @@ def test_another_kernel_attaches_behind_tunnels_and_its_tunnels_heal(machines: M
 
 @pytest.mark.parametrize("reach", ["direct", "tunnel"])
 def test_a_job_gets_another_key_while_it_works(machines: Machines, console: Console, reach: str) -> None:
-    first = console.ask(machines.job(f"reach={reach!r}") + SPAWN)
-    console.ask("from pathlib import Path\nfile = Path(job._folder, 'key')\nformer = file.read_bytes()")
-    console.ask("hosts.rotate_key()")
-    assert console.ask("file.read_bytes() != former")
-    assert console.ask(COUNTS) == [[2, pid] for _, pid in first]
-    [agent] = machines.agents(2)
-    os.kill(agent, signal.SIGKILL)
-    console.ask("from monarch_nb.actor import heal_mesh")
-
-    def healed() -> bool:
-        try:
-            console.ask("heal_mesh(counters, timeout=90)")
-            return bool(console.ask(COUNTS)[1][1] != first[1][1])
-        except RuntimeError:  # the death was reported after the heal
-            return False
-
-    until(healed, "the agent that was started again is met by the new key", 90)
+    console.ask(machines.job(f"reach={reach!r}"))
+    get_another_key(console)
     console.ask("job.kill()")
