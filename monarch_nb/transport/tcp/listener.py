@@ -21,7 +21,7 @@ from monarch_nb.transport.tcp.sockets import Context, Limits, Socket
 
 __all__ = ["Received", "TcpListener"]
 
-log = logging.getLogger("monarch_nb.transport")
+log = logging.getLogger(__name__)
 _AGAIN_S = 1.0  # between attempts to listen with another key
 _AT_ONCE = 256  # messages read before timers and calls are looked at
 
@@ -172,8 +172,8 @@ class TcpListener:
     def use(self, keys: Keys, used: Callable[[], None]) -> None:
         """Lets in only those who have these keys, cuts all connections, and calls `used`. On the reading thread.
 
-        The socket on which the kernel listens stays, so that nobody else can take the port. As long as no ROUTER with
-        these keys can be opened, the former one goes on, and it is tried again every second.
+        The kernel's socket stays, so that nobody else can take the port. While no ROUTER can be opened, the former goes
+        on, and it is tried again every second.
         """
         waits = self._used is not None
         self.keys, self._used, self._next_try = keys, used, 0.0
@@ -181,12 +181,10 @@ class TcpListener:
             self._reader.busy(self)
 
     def tick(self, now: float) -> bool:
-        """Opens the ROUTER with the keys that `use` was given, if it is time to try; whether it will try again."""
+        """Opens the ROUTER for `use`, if it is time to try; whether it will try again."""
         checker, keys, used = self._checker, self.keys, self._used
-        if checker is None or keys is None or used is None:
-            return False
-        if now < self._next_try:
-            return True
+        if checker is None or keys is None or used is None or now < self._next_try:
+            return used is not None
         router, limiter = self._router, self._limiter
         try:
             self._listen_again()
