@@ -115,8 +115,8 @@ class HostRoutes:
 
     @property
     def gateway(self) -> "Gateway | None":
-        """The host that dials, for this process, the hosts that it attaches."""
-        return self._gateway
+        """The host that dials, for this process, the hosts that it attaches; until it is shut down or given up."""
+        return self._gateway if self._gateway is not None and self._gateway.remote.host in self.attached else None
 
     def set_gateway(self, gateway: "Gateway") -> None:
         """Has hosts that are attached from now on dialled by a gateway."""
@@ -136,7 +136,7 @@ class HostRoutes:
 
         `coming` is a lost host that is to be announced as present.
         """
-        runtime, gateway = self._runtime, self._gateway
+        runtime, gateway = self._runtime, self.gateway
         living = [remote for remote in tuple(self.attached.values()) if not remote.lost or remote is coming]
         incarnations = {**self.local, **{remote.host: remote.incarnation for remote in living}}
         here = {host: f"ipc://{run_folder_for(host)}" for host in self.local}

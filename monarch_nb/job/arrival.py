@@ -65,6 +65,7 @@ class Arrival:
         self._silent_since: dict[str, float] = {}  # agents that run and do not answer
         self._dialled: dict[str, tuple[str, ...]] = {}  # addresses at which they were last tried
         self._foreign_addresses: set[str] = set()  # at which another agent answers
+        self._unreached: set[str] = set()  # addresses that the gateway has just tried
         self._gateways: dict[str, str] = {}  # the address of the agent that leads to the others
         self._watched = 0.0  # monotonic: the last wait for changes of the progress
         self._warned: set[str] = set()  # descriptions
@@ -216,6 +217,7 @@ class Arrival:
         except AttachError as error:
             with self._changed:
                 self._parts = [each for each in self._parts if each is not part]
+            self._unreached.update(error.errors)
             for address, why in error.errors.items():
                 name = names.get(address)
                 if name is not None and (isinstance(why, TrustError) or not isinstance(why, TransportError)):
@@ -277,14 +279,17 @@ class Arrival:
         """Returns the first of an agent's addresses at which something listens."""
         if name in self._gateways:
             return self._gateways[name]
-        self._dialled[name] = tuple(self._adapter.join(self._job, name, seen.joins))
-        for address in self._dialled[name]:
+        self._dialled[name] = addresses = tuple(self._adapter.join(self._job, name, seen.joins))
+        gateway = self._runtime.part(HostRoutes).gateway
+        if gateway is not None and self._unreached.issuperset(addresses):
+            self._unreached.difference_update(addresses)
+        for address in addresses:
             if address in self._foreign_addresses:
                 continue
             if not address.startswith("tcp://"):
                 if os.path.exists(address.rpartition("ipc://")[2]):
                     return address
-            elif self._runtime.part(HostRoutes).gateway is not None or knock(address, _KNOCK_S):
+            elif address not in self._unreached if gateway is not None else knock(address, _KNOCK_S):
                 return address
         return ""
 

@@ -205,9 +205,13 @@ def test_processes_of_a_client_behind_the_gateway_end_with_it(tmp_path: Path, ke
 
 
 @pytest.mark.slow
-def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(mortal: list[HostProcess], key: Path) -> None:
+def test_shutting_hosts_down_ends_those_behind_the_gateway_and_then_it(
+    mortal: list[HostProcess], tmp_path: Path, key: Path
+) -> None:
     workers_of(mortal, key).shutdown().get(SOON)
     assert [agent.process.wait(SOON) for agent in mortal] == [0, 0, 0]
+    with user_hosts(tmp_path, 1, key=key) as [another]:  # reached without the gateway, which has ended
+        assert attach_hosts([another.endpoint], key=key, timeout=SOON).sizes == {"hosts": 1}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import until
-from tests.clusters.actors import grow_with_another_key
+from tests.clusters.actors import SPAWN, grow_with_another_key
 from tests.clusters.console import Console
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
@@ -170,3 +170,10 @@ def test_hosts_of_slurm_get_another_key_while_they_work(slurm: SlurmCluster, con
     console.ask(f"from monarch_nb.job import SlurmJob\njob = SlurmJob({{'trainers': 2}}, {PYTHON!r})")
     grow_with_another_key(console)
     console.ask("job.kill()", 60)
+
+
+def test_nodes_behind_the_first_one_are_reached_until_their_job_ends(slurm: SlurmCluster, console: Console) -> None:
+    for options in ("out_of_cluster=True", ""):  # the names of nodes, which are tried first, lead nowhere here
+        console.ask(f"from monarch_nb.job import SlurmJob\njob = SlurmJob({{'trainers': 2}}, {PYTHON!r}, {options})")
+        assert console.ask(SPAWN, 90) != []
+        console.ask("job.kill()", 60)

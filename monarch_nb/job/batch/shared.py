@@ -40,7 +40,7 @@ def seen_of(job: Running, name: str, where: str) -> Seen:
     """Returns the state of an agent that its scheduler lists as running, with its own report."""
     report = read_report(Path(job.folder, f"{name}.json"))
     if report is None:
-        return Seen("running", f"runs{where}, and has not reported yet where it listens")
+        return Seen("running", f"runs{where}, without a report yet of where it listens")
     if report.ended:
         return Seen("ended", f"is gone, on {report.machine}{where}: {report.ended}")
     return Seen("running", f"on {report.machine}{where}", report.joins, report.gpus, report.host)
