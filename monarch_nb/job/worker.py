@@ -121,8 +121,8 @@ def _work(address: str, key: bytes | Path | None, report_file: Path | None, know
     try:
         run_worker_until_killed(address, key, ready=ready, unused_s=keep, find_out=_of_engine)
     except RuntimeError as error:  # its scheduler knows only once all of the batch job has ended
-        before = None if report_file is None else read_report(report_file)
-        if report_file is not None and before is not None:
+        if report_file is not None:
+            before = read_report(report_file) or report("", ())
             write_report(report_file, msgspec.structs.replace(before, ended=str(error)))
         raise
 

@@ -13,6 +13,7 @@ from tests.cluster.engine_tools import PYTHON, SlurmCluster, needs, none_alive
 from tests.cluster.fault_tools import until
 from tests.clusters.actors import SPAWN, grow_with_another_key
 from tests.clusters.console import Console
+from tests.ports import free_port
 
 needs("slurmctld", "slurmd", "munged", "sbatch", package="slurmctld slurmd slurm-client munge")
 pytestmark = [
@@ -177,3 +178,11 @@ def test_nodes_behind_the_first_one_are_reached_until_their_job_ends(slurm: Slur
         console.ask(f"from monarch_nb.job import SlurmJob\njob = SlurmJob({{'trainers': 2}}, {PYTHON!r}, {options})")
         assert console.ask(SPAWN, 90) != []
         console.ask("job.kill()", 60)
+
+
+def test_agents_that_cannot_listen_are_reported_with_the_reason(slurm: SlurmCluster, console: Console) -> None:
+    port = free_port()  # for two agents, since all nodes are this machine
+    console.ask(f"from monarch_nb.job import SlurmJob\njob = SlurmJob({{'two': 2}}, {PYTHON!r}, monarch_port={port})")
+    with pytest.raises(RuntimeError, match=rf"(?s)two_[01] is gone, on .*:{port}.*[Aa]ddress already in use"):
+        console.ask("job.state(None)\njob.wait(60)", 90)
+    console.ask("job.kill()", 60)
