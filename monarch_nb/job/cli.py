@@ -100,7 +100,8 @@ def _all_running() -> list[AdapterJob]:
         try:
             jobs += running_jobs(kind)
         except EngineError as error:
-            sys.stderr.write(f"{kind}: {error}\n")
+            if not isinstance(error.__cause__, ModuleNotFoundError):  # without its package there is none of this kind
+                sys.stderr.write(f"{kind}: {error}\n")
     return jobs
 
 
@@ -229,7 +230,8 @@ def _logs(options: argparse.Namespace) -> int:
     for name in names:
         if name not in job._agents:
             raise LookupError(f"there is no host {name!r}: there are {', '.join(job._agents)}")
-        for line in job._adapter.lines(job._job, name, options.count):
+        lines = job._adapter.lines(job._job, name, options.count) or ["(its agent has written nothing)"]
+        for line in lines:
             sys.stdout.write(f"{f'[{name}] ' if len(names) > 1 else ''}{line}\n")
     return 0
 

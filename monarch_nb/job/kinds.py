@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, JobAdapter, Running, Seen
+from monarch_nb.job.adapter import HERE, Agent, Agents, AgentsWanted, EngineError, JobAdapter, Running, Seen
 
 # One line each: what gives the adapter of a kind of jobs, called when such a job is first made.
 _LOADERS: dict[str, Callable[[], JobAdapter]] = {
@@ -40,11 +40,17 @@ def kinds() -> list[str]:
 
 
 def adapter_of(kind: str) -> JobAdapter:
-    """The adapter of a kind of jobs, one for this process. Raises LookupError, which names those there are."""
+    """The adapter of a kind of jobs, one for this process.
+
+    Raises LookupError, which names those there are, and EngineError where a package is missing that it needs.
+    """
     if kind not in _LOADERS:
         raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
     if kind not in _adapters:
-        _adapters[kind] = _LOADERS[kind]()
+        try:
+            _adapters[kind] = _LOADERS[kind]()
+        except ModuleNotFoundError as error:
+            raise EngineError(f"{kind} jobs need the package {error.name}: install monarch-nb[{kind}]") from error
     return _adapters[kind]
 
 

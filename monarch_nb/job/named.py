@@ -14,6 +14,7 @@ import msgspec
 
 from monarch_nb._about import more
 from monarch_nb.job.adapted import AdapterJob
+from monarch_nb.job.adapter import EngineError
 from monarch_nb.job.batch import MPIJob, SlurmJob
 from monarch_nb.job.kinds import kinds
 from monarch_nb.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
@@ -112,7 +113,7 @@ def _job_of(name: str, table: Any, file: Path | None) -> JobTrait:
     arguments = dict(table)
     try:
         return make_job(arguments.pop("kind"), arguments.pop("meshes"), **arguments)
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, EngineError) as error:
         message = error.args[0] if isinstance(error, LookupError) and error.args else error
         raise JobsFileError(f"{file}: [jobs.{name}]: {message}") from None
 
