@@ -113,6 +113,8 @@ def attach_found(
         old = runtime.part(HostRoutes).attached.get(state.host)
         if isinstance(old, RemoteHost) and old.is_still(endpoint, state.incarnation, keys):
             continue
+        if (leads := runtime.part(HostRoutes).gateway) and leads.remote is old and old.incarnation == state.incarnation:
+            continue  # the gateway itself, by a name of its own for it
         if isinstance(old, RemoteHost):
             old.retire(state.incarnation)
         elif old is not None:

@@ -50,7 +50,7 @@ class GatewayService:
         return p.Introduced(error=str(answer), nobody=knock(request.endpoint, _KNOCK_S) is False)
 
     def _found(self, asker: Asker[p.Introduced], endpoint: str, introduced: p.Introduced) -> None:
-        if introduced.state is not None:
+        if introduced.state is not None and introduced.state.host != self._node.host:
             self._node.learn(introduced.state.host, endpoint, incarnation=introduced.state.incarnation)
             self._behind.setdefault(asker.src, set()).add(introduced.state.host)
         asker.reply(introduced)

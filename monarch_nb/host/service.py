@@ -266,12 +266,13 @@ class AgentService:
         self._end(request.reason, request.timeout_s, lambda exits: asker.reply(p.StopReply(tuple(exits))))
 
     def _hosts(self, request: p.Hosts, asker: Asker[Done]) -> Done:
-        former = {before for host, via in request.vias.items() if (before := self._vias.get(host)) and before != via}
-        self._vias.update(request.vias)
-        for host in {**request.endpoints, **request.vias}:
+        vias = {host: via for host, via in request.vias.items() if via != self._sender.address}  # it has asked itself
+        former = {before for host, via in vias.items() if (before := self._vias.get(host)) and before != via}
+        self._vias.update(vias)
+        for host in {**request.endpoints, **vias}:
             if host != self._host:
                 self._learn(
-                    host, request.endpoints.get(host, ""), request.vias.get(host, ""), request.incarnations.get(host, 0)
+                    host, request.endpoints.get(host, ""), vias.get(host, ""), request.incarnations.get(host, 0)
                 )
         for relay in former:
             alive = [child.address for child in self._children.alive()]

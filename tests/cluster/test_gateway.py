@@ -105,6 +105,16 @@ def test_hosts_reached_only_through_the_gateway_form_an_ordinary_mesh(cluster: l
     near.stop().get(SOON)
 
 
+def test_a_gateway_may_be_one_of_the_workers_by_another_name(cluster: list[HostProcess], key: Path) -> None:
+    itself = (
+        f"tcp://localhost:{cluster[0].port}"  # it was attached as 127.0.0.1, as a name outside differs from one inside
+    )
+    hosts = attach_to_workers(ca=key, workers=[itself, cluster[1].endpoint])
+    assert hosts.initialized.get(SOON) is True
+    members = hosts.spawn_procs(name="far").spawn("members", Member)
+    assert [rank for rank, _ in members.where.call().get(SOON).values()] == [0, 1]
+
+
 def test_hosts_behind_a_gateway_get_another_key_with_it(tmp_path: Path) -> None:
     own = tmp_path / "own.key"
     Keys.load_or_create(own)
