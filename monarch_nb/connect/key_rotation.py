@@ -87,7 +87,7 @@ class _KeyRotation:
             self._runtime.node.change_keys("done", self._old, self._new)
             return
         names = ", ".join(map(host_name, late))
-        logger.warning("%s: the key is changed; %s is out of touch, and gets it when it is back", self._name, names)
+        logger.warning("%s: the key is changed; out of touch, and to get it once back: %s", self._name, names)
 
         def wait() -> None:
             for answer in late.values():

@@ -26,7 +26,7 @@ print(f"Forwarding from 127.0.0.1:{{door.getsockname()[1]}} -> {{port}}", flush=
 def pump(a, b):
     while data := a.recv(65536):
         b.sendall(data)
-    b.close()
+    b.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the other direction
 while True:
     near, _ = door.accept()
     try:

@@ -210,8 +210,11 @@ def test_from_outside_one_forwarded_port_leads_to_all_pods(
     job.add_mesh("trainers", 2, image_spec=IMAGE, port=26612)
     try:
         state = job.state(cached_path=None)
-        found = state.trainers.spawn_procs().spawn("where", Where).where.call().get(SOON).values()
+        there = state.trainers.spawn_procs().spawn("where", Where)
+        found = there.where.call().get(SOON).values()
         assert [mark for mark, _ in found] == ["far", "far"]
+        state.trainers.rotate_key()
+        assert there.where.call().get(SOON).values() == found
     finally:
         job.kill()
     assert cluster.pods == {}

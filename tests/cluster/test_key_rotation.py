@@ -168,7 +168,7 @@ def test_a_host_that_is_silent_gets_the_new_key_later(
 
     monkeypatch.setattr(Keys, "save", stopped)
     hosts.rotate_key(here, timeout=1)
-    assert "out of touch, and gets it when it is back" in caplog.text
+    assert "out of touch, and to get it once back: " in caplog.text
     assert members.slice(hosts=0).where.call().get(SOON)
     os.kill(agents[1].pid, signal.SIGCONT)
     assert members.where.call().get(SOON)
