@@ -126,7 +126,9 @@ def test_guides_install_from_git_and_howto_links_every_chapter() -> None:
     for page, text in PAGES.items():
         install = re.search(r"^## Install\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
         if page.startswith("docs/guides/") and install:
-            assert re.findall(r"pip install (?:-q )?'(?!monarch-nb\[\w+\] @ git\+https)[^']*'", install[1]) == [], page
+            assert re.findall(r"pip install (?:-q )?'(?!monarch-nb\[[\w,]+\] @ git\+https)[^']*'", install[1]) == [], (
+                page
+            )
     chapters = set(re.findall(r"\d+\. \[[^\]]+\]\(([\w-]+)\.md\)", PAGES["docs/manual/README.md"]))
     led = set(re.findall(r"\(manual/(\w+)\.md", PAGES["docs/howto.md"] + PAGES["docs/concepts.md"]))
     assert {name for name in chapters if not name.startswith("examples")} - led == set()
