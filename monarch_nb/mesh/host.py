@@ -260,7 +260,9 @@ class HostMesh(MeshTrait):
             raise ValueError(f"{self.name}: the key of its job is in {file}: call rotate_key() without a file")
         file = Path(key) if key is not None else file
         if file is None:
-            raise ValueError(f"{self.name}: name the file on this machine that gets the key: rotate_key('job.key')")
+            no_key = "the hosts of its job are reached without a key, and have none to change"
+            why = "name the file on this machine that gets the key: rotate_key('job.key')" if source is None else no_key
+            raise ValueError(f"{self.name}: {why}")
         operations().rotate_key(self.name, hosts, file, force, timeout)
         if source is not None:
             source.key_changed()

@@ -16,6 +16,7 @@ from monarch_nb.actor import ProcMesh, accept_hosts, attach_hosts
 from monarch_nb.config import configured
 from monarch_nb.connect import AttachError
 from monarch_nb.host import mesh_files
+from monarch_nb.job import ProcessJob
 from monarch_nb.lifecycle import heal_mesh
 from monarch_nb.transport import Keys, TrustError
 from tests.cluster.fault_tools import ROOT
@@ -147,6 +148,10 @@ def test_a_file_that_cannot_be_written_changes_nothing(agents: list[HostProcess]
     assert spawned(hosts).where.call().get(SOON)
     with pytest.raises(ValueError, match="name the file"):
         hosts.rotate_key()
+    job = ProcessJob({"keyless": 1})
+    with pytest.raises(ValueError, match="reached without a key, and have none to change"):
+        job.state(None).keyless.rotate_key()
+    job.kill()
 
 
 def test_a_host_that_is_silent_gets_the_new_key_later(
