@@ -230,8 +230,7 @@ def _logs(options: argparse.Namespace) -> int:
     for name in names:
         if name not in job._agents:
             raise LookupError(f"there is no host {name!r}: there are {', '.join(job._agents)}")
-        lines = job._adapter.lines(job._job, name, options.count) or ["(its agent has written nothing)"]
-        for line in lines:
+        for line in job._adapter.lines(job._job, name, options.count) or ["(its agent has written nothing)"]:
             sys.stdout.write(f"{f'[{name}] ' if len(names) > 1 else ''}{line}\n")
     return 0
 

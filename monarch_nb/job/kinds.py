@@ -40,10 +40,7 @@ def kinds() -> list[str]:
 
 
 def adapter_of(kind: str) -> JobAdapter:
-    """The adapter of a kind of jobs, one for this process.
-
-    Raises LookupError, which names those there are, and EngineError where a package is missing that it needs.
-    """
+    """The adapter of a kind of jobs, one for this process. Raises LookupError, and EngineError without its package."""
     if kind not in _LOADERS:
         raise LookupError(f"there is no kind of jobs {kind!r} here: there are {', '.join(kinds())}")
     if kind not in _adapters:
