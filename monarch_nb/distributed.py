@@ -134,7 +134,7 @@ def checkpoint(
     optimizer: "torch.optim.Optimizer | None" = None,
     *,
     every: int | None = None,
-    folder: str = "checkpoints",
+    folder: str | None = "checkpoints",
     keep: int = 2,
 ) -> "Checkpoints":
     """Checkpoints of a model on a mesh, or of a dictionary of tensors and values, and of its optimizer.
@@ -143,6 +143,9 @@ def checkpoint(
     latest back, also on a mesh of another shape, and gives its step. `folder` is on the workers' disks: with several
     hosts, one that all of them see. The `keep` latest stay. Does not block, and neither does a save. Raises ValueError
     where nothing of it is sharded.
+
+    With `folder=None`, the latest is a copy in the memory of the processes: a heal brings it back where each part of it
+    is also on a rank that lives. A save waits for the step then.
     """
     from monarch_nb.tensor.checkpoints import Checkpoints
 

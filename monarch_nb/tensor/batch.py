@@ -1,13 +1,25 @@
 """Batches of commands, and the interfaces between a stream and its observers."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from monarch_nb.runtime import Future
 from monarch_nb.tensor.origin import CallSite
 
+NEVER = -1  # the number of the last write to a tensor that no operation has written to
+UNSENT = sys.maxsize  # the same where the operation was not sent, so that it never runs
+
+
+class Written(Protocol):
+    """What keeps the number of the last operation that writes to a tensor."""
+
+    written: int
+
+
 # A command, and the call site that issued it. The object of an `OBJECT` command is part of it until it is sent.
-Item = tuple[tuple[Any, ...], "CallSite | CallSites | None"]
+# Last, what keeps the numbers of writes, for each tensor that the command writes to.
+Item = tuple[tuple[Any, ...], "CallSite | CallSites | None", Sequence[Written]]
 
 
 class CommandBatch:
@@ -48,14 +60,3 @@ class OperationGroup(Protocol):
 
     def revive(self, stream: Any) -> None:
         """Resumes a lost stream if the mesh was healed, else raises ContentsLostError. Blocks."""
-
-
-def flat(sites: Iterable[CallSite | CallSites | None]) -> list[CallSite | None]:
-    """One call site for each operation."""
-    flattened: list[CallSite | None] = []
-    for site in sites:
-        if type(site) is CallSites:
-            flattened += site
-        else:
-            flattened.append(cast("CallSite | None", site))
-    return flattened

@@ -66,8 +66,8 @@ def stopped_text(reason: str) -> str:
 def lost_text(mesh: str, reason: str) -> str:
     """Error text for tensors of a mesh that lost a process, with the remedy."""
     return (
-        f"the tensors of {mesh} are gone: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back; then "
-        "restore them" + more("manual/tensors.md#failures-and-what-is-lost")
+        f"{mesh} has lost tensors: {reason}. mesh = monarch.heal_mesh(mesh) brings its processes back, and the tensors "
+        "that other ranks hold as well; restore the others" + more("manual/tensors.md#failures-and-what-is-lost")
     )
 
 

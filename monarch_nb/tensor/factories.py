@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monarch_nb.supervision import DeviceMeshError
+from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.commands import Making, Revive
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import call_site
@@ -64,6 +65,7 @@ def refill(tensor: MeshTensor) -> None:
     may_be_lost = stream.has_failed and stream.watcher is None  # a captured step must not contain it
     if number in stream.held.lost or (may_be_lost and stream.held.is_alone(reference)):
         stream.issue_object(Revive(tensor.meta, number))
+        (reference.memory or reference).written = UNSENT  # until it is overwritten
         stream.held.lost.pop(number, None)
 
 

@@ -1,4 +1,7 @@
-"""Report of an operation that failed on one rank. Does not import torch, since it is part of runtime messages."""
+"""Report of an operation that failed on one rank, and what stands for its results there.
+
+Does not import torch, since it is part of runtime messages.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -33,3 +36,18 @@ def ranks_text(ranks: Sequence[int]) -> str:
         return f"rank {distinct[0]}"
     shown = ", ".join(map(str, distinct[:4]))
     return f"ranks {shown}" + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+
+
+class LostTensor:
+    """Placeholder of a tensor that an operation failed to make or to change."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class LostInputError(Exception):
+    """An operation needs the result of a failed operation, which is reported instead."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.line)
+        self.failure = failure

@@ -1,6 +1,6 @@
 """Handles of sharded tensors: tensors on the controller that hold no values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
+from monarch_nb.tensor.batch import Written
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.notices import check_notices
@@ -287,8 +288,10 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: li
         check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
+    targets: Sequence[Written] = ()
     if plan.writes:
         references = [tensor.reference for tensor in given]
+        targets = [references[index].memory or references[index] for index in plan.writes]
         check_writes(plan, references, where)
         if any(tensor.requires_grad for tensor in given):
             check_gradients(plan, references)
@@ -308,9 +311,9 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: li
         made.append(tensor)
         results.append(reference.number)
     if plan.program.seeded is None:
-        stream.issue((plan.number, *numbers, *floats, *results), where)
+        stream.issue((plan.number, *numbers, *floats, *results), where, targets)
     else:
-        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where)
+        stream.issue((plan.number, stream.draw(), *numbers, *floats, *results), where, targets)
     if plan.collectives:
         stream.table.moved(where, plan)
     if plan.views:

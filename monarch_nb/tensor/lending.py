@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from monarch_nb.supervision import DeviceMeshError
+from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.commands import RunFunction, TensorOf
 from monarch_nb.tensor.errors import TensorError
 from monarch_nb.tensor.handle import MeshTensor, current
@@ -33,11 +34,14 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
         with rewriting(tensor.reference for tensor in tensors.values()):
             for stream, references in by_mesh.items():
                 stream.run_everywhere(RunFunction(_lend, (references,), {}))
+            for tensor in tensors.values():  # a rank may be lost while the cell writes
+                (tensor.reference.memory or tensor.reference).written = UNSENT
             yield
     finally:
         for stream, references in by_mesh.items():
             with suppress(DeviceMeshError, TensorError):  # which the next operation reports, too
-                stream.run_everywhere(RunFunction(_take_back, (list(references),), {}))
+                written = [tensors[name].reference for name in references]
+                stream.run_everywhere(RunFunction(_take_back, (list(references),), {}), written)
 
 
 def _lend(tensors: dict[str, Any]) -> None:

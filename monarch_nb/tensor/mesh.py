@@ -269,7 +269,7 @@ class Mesh(MeshTrait):
         written: list[MeshTensor] = []
         sent = RunFunction(function, _as_references(args, written), _as_references(kwargs, written))
         with rewriting(tensor.reference for tensor in written):
-            return self.stream.run_everywhere(sent)
+            return self.stream.run_everywhere(sent, [tensor.reference for tensor in written])
 
     def synchronise(self) -> None:
         """Blocks until all issued operations have run. Raises TensorError for one that failed."""

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from monarch_nb.tensor.commands import Open
 from monarch_nb.tensor.errors import ContentsLostError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
+from monarch_nb.tensor.replicas import Contents
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import held_back
@@ -37,6 +38,7 @@ class MeshProcesses:
         self._context: Context = current_runtime().context()  # one sender keeps its messages in order
         self._members = tuple(region_of(procs).ranks())
         self.left_out = frozenset(self._state.ranks) - set(self._members)
+        self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text
         current_runtime().part(Driver).raised_in_use(self._state.uid)
         workers: Any = procs.spawn(f"{procs.name}_workers", TensorWorker)
@@ -73,7 +75,7 @@ class MeshProcesses:
 
     # -- generations ------------------------------------------------------------------------------------------------
 
-    def _group(self, streams: Mapping[int, tuple[Open, int, int]]) -> None:
+    def _group(self, streams: Mapping[int, tuple[Open, int, int]], *, heals: bool = False) -> None:
         """Makes a process group of all workers, in which these streams continue from where all ranks are."""
         layout = self._state.layout
         workers: ActorMesh[TensorWorker] = self.workers
@@ -83,13 +85,13 @@ class MeshProcesses:
         spec = GroupSpec(
             self._state.uid, current_runtime().address, number, self._members, layout.per_host, self.device
         )
-        held_back(self._join, store, spec, dict(streams)).get()
+        held_back(self._join, store, spec, dict(streams), heals).get()
 
     def _join(
-        self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]]
+        self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]], heals: bool
     ) -> Future[ValueMesh[Any]]:
-        self._coordinator.generation = spec.generation
-        joined = self._send(self.workers.join, store, spec, streams)
+        self._coordinator.begin(spec.generation)
+        joined = self._send(self.workers.join, store, spec, streams, heals)
         self.generation = spec.generation  # workers continue in it whether or not the caller waits
         return joined
 
@@ -114,10 +116,12 @@ class MeshProcesses:
 
     def _going_on(self) -> dict[int, tuple[Open, int, int]]:
         """The progress of each stream once all that was sent is done."""
-        reached = self._all(self.workers.reached)
+        return self._progress(list(self._all(self.workers.reached).values()))
+
+    def _progress(self, reached: Sequence[Mapping[int, tuple[int, int]]]) -> dict[int, tuple[Open, int, int]]:
         going_on: dict[int, tuple[Open, int, int]] = {}
         for number in sorted(self._streams):
-            of_ranks = [streams[number] for streams in reached.values() if number in streams] or [(0, 0)]
+            of_ranks = [streams[number] for streams in reached if number in streams] or [(0, 0)]
             start, stop = min(done for done, _ in of_ranks), max(begun for _, begun in of_ranks)
             going_on[number] = (self._openings[number], start, stop)
         return going_on
@@ -142,7 +146,7 @@ class MeshProcesses:
             return True
 
     def revive(self, stream: Stream) -> None:
-        """Resumes a stream after the mesh was healed; the contents of its tensors are lost.
+        """Resumes a stream after the mesh was healed, with the tensors of which each part is on a surviving rank.
 
         Blocks. Raises ContentsLostError if the mesh has not been healed.
         """
@@ -153,13 +157,32 @@ class MeshProcesses:
             over = self._over or self._state.stopped is not None or self._has_shrunk
             if over or not failed.isdisjoint(self._members):
                 raise ContentsLostError(stream.lost)
-            self.regroup(self.generation)
-            for lost_stream in tuple(self._streams.values()):
-                lost_stream.reset_after_heal()
+            self._restore()
+
+    def _restore(self) -> None:
+        """Makes the group anew, and gives new processes what others hold of the contents of lost streams. Blocks."""
+        held = list(self._all(self.workers.held).values())  # in the order of `_members`
+        streams = {number: stream for number, stream in sorted(self._streams.items()) if stream.lost is not None}
+        going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
+        contents: dict[int, Contents] = {}
+        for number, stream in streams.items():
+            ranks = enumerate(self._openings[number].ranks)
+            there = {index: held[member][number][1] for index, member in ranks if number in held[member]}
+            contents[number] = stream.contents_after_heal(going_on[number][1], there, self._loss)
+        self._group(going_on, heals=True)
+        wrong = next(filter(None, self._all(self.workers.restore, contents).values()), "")
+        if wrong:  # on a living rank: out of memory, for example
+            self._coordinator.cut(f"contents could not be restored: {wrong}")
+            for number, stream in streams.items():
+                stream.held.lose(contents[number].moved, f"it could not be restored from other ranks: {wrong}")
+            self._restore()
+            return
+        for stream in streams.values():
+            stream.reset_after_heal()
 
     def _lose(self, reason: str) -> None:
         """Marks all streams as lost, since a process and its shards are lost. Called on a runtime thread."""
-        state = self._state
+        self._loss, state = reason, self._state
         if state.stopped is not None:
             why = stopped_text(state.stopped)
         elif self._has_shrunk:

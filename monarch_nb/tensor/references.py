@@ -3,13 +3,13 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.weak import TensorWeakRef
 
-from monarch_nb.tensor.batch import Item
+from monarch_nb.tensor.batch import NEVER, Item
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
 from monarch_nb.tensor.origin import CallSite, origin_of
@@ -24,10 +24,10 @@ class Reference:
 
     `number` identifies the tensor in its stream. `memory` is shared with its views and its base, None without them.
     `copied` says how to make a view again that has memory of its own on the workers. `offset` is the offset in the
-    shared memory in bytes, as it would be if nothing were sharded.
+    shared memory in bytes, as it would be if nothing were sharded. `written` is the last operation that writes to it.
     """
 
-    __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "offset", "stream")
+    __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "offset", "stream", "written")
 
     def __init__(self, stream: "Stream", number: int) -> None:
         self.stream, self.number = stream, number
@@ -35,17 +35,20 @@ class Reference:
         self.offset = 0
         self.memory: LogicalMemory | None = None
         self.copied: Copied | None = None
+        self.written = NEVER
 
 
 class LogicalMemory:
     """Logical memory of a tensor and its views.
 
-    `copies` are views with memory of their own on the workers. `reshaped` had their shape changed in place.
+    `copies` are views with memory of their own on the workers. `reshaped` had their shape changed in place. `written`
+    is the last operation that writes to any of them.
     """
 
-    __slots__ = ("__weakref__", "copies", "reshaped")
+    __slots__ = ("__weakref__", "copies", "reshaped", "written")
 
     def __init__(self) -> None:
+        self.written = NEVER
         self.copies: weakref.WeakSet[Reference] = weakref.WeakSet()
         self.reshaped: weakref.WeakSet[Reference] = weakref.WeakSet()
 
@@ -55,6 +58,13 @@ class Copied(NamedTuple):
 
     base: Reference
     steps: tuple[tuple[OperationPlan, int], ...]
+
+
+class StepWrites:
+    """The tensors, by number, that a compiled step writes to and that are not its arguments."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers, self.written = tuple(numbers), NEVER
 
 
 class LiveEntry(weakref.ref[Reference]):
@@ -90,6 +100,7 @@ class HeldObjects:
         self.lost: dict[int, str] = {}  # tensors whose contents are lost, with the reason
         self.stale: dict[int, Copied] = {}  # views that have to be made again before use
         self.leaves: dict[int, TensorWeakRef] = {}  # handles that accumulate gradients, from their first operation on
+        self.steps: set[StepWrites] = set()  # of compiled steps since the last heal
         self.next = count(1).__next__  # next number
         self._freeing = threading.RLock()  # a finalizer may issue operations
 
@@ -133,7 +144,7 @@ class HeldObjects:
             while ended:
                 entry = ended[0]
                 number = entry.number
-                issue(((FREE, number), None))
+                issue(((FREE, number), None, ()))
                 if self.entries.pop(number, None) is None:
                     self.objects.pop(number, None)
                 self.lost.pop(number, None)
@@ -142,11 +153,23 @@ class HeldObjects:
                 if ended and ended[0] is entry:
                     ended.popleft()
 
-    def mark_all_lost(self, why: str, issue: Callable[[Item], None]) -> None:
-        """Marks the contents of all tensors as lost, and frees the rest of them on the workers."""
-        self.lost = dict.fromkeys(tuple(self.entries), why)
-        for number in self.lost:
-            issue(((FREE, number), None))
+    def written_from(self, start: int) -> set[int]:
+        """Returns the tensors that operations from `start` on write to, also through other tensors of their memory."""
+        numbers = {number for step in self.steps if step.written >= start for number in step.numbers}
+        references = [known for entry in tuple(self.entries.values()) if (known := entry()) is not None]
+        memories = {known.memory for known in references if known.number in numbers and known.memory is not None}
+        return {
+            known.number
+            for known in references
+            if known.number in numbers
+            or known.written >= start
+            or (known.memory is not None and (known.memory in memories or known.memory.written >= start))
+        }
+
+    def lose(self, numbers: Iterable[int], why: str) -> None:
+        """Marks the contents of tensors as lost, for this reason unless they are lost already."""
+        for number in numbers:
+            self.lost.setdefault(number, why)
 
     def require_contents(self, numbers: Iterable[int]) -> None:
         """Raises ContentsLostError if the contents of one of these tensors are lost."""

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, Protocol, cast
 
@@ -19,7 +19,7 @@ import torch
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, current_runtime
 from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.batch import CallSites, CommandBatch, CommandObserver, Item, OperationGroup, flat
+from monarch_nb.tensor.batch import UNSENT, CallSites, CommandBatch, CommandObserver, Item, OperationGroup, Written
 from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
@@ -39,6 +39,7 @@ from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference
+from monarch_nb.tensor.replicas import Contents, contents_of
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -51,6 +52,13 @@ NAMED_FAILURES, REMEMBERED_FAILURES = 3, 256  # further failures that an error n
 logger = logging.getLogger(__name__)
 WAIT_S = 0.001
 TICK_S = 0.5  # after which released tensors are freed on workers although nothing else is sent
+
+
+def _mark_unsent(items: Iterable[Item]) -> None:
+    """Notes that these commands do not run."""
+    for _, _, written in items:
+        for each in written:
+            each.written = UNSENT
 
 
 class Flushable(Protocol):
@@ -149,8 +157,8 @@ class Stream:
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[Any, ...], where: CallSite | None) -> None:
-        """Appends an operation. Blocks, interruptibly, only while the window is exceeded.
+    def issue(self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[Written] = ()) -> None:
+        """Appends an operation, which writes to these. Blocks, interruptibly, only while the window is exceeded.
 
         Raises ContentsLostError if the mesh is lost.
         """
@@ -160,7 +168,7 @@ class Stream:
             self.held.free(self.queue.append)
         if self.watcher is not None:
             self.watcher.issued(command, where)
-        self.queue.append((command, where))
+        self.queue.append((command, where, written))
         if self.quiet or len(self.queue) >= BATCH_SIZE:
             self._schedule_flush()
 
@@ -183,7 +191,7 @@ class Stream:
         """Starts the records of another cell; sent with the next command."""
         self.table.clear()
         if self.lost is None:
-            self.queue.append(((OBJECT, Cell(self.table.cell)), None))
+            self.queue.append(((OBJECT, Cell(self.table.cell)), None, ()))
 
     def define(self, plan: Define | Making) -> None:
         """Appends the definition of a plan unless the workers have it."""
@@ -217,7 +225,7 @@ class Stream:
         with self._lock:
             held_back(self._send_batch)
 
-    def repeat(self, command: tuple[Any, ...], sites: CallSites) -> None:
+    def repeat(self, command: tuple[Any, ...], sites: CallSites, written: Sequence[Written]) -> None:
         """Sends a command that runs many operations, after what was issued before. Does not wait for the window.
 
         Raises ContentsLostError if the mesh is lost.
@@ -225,7 +233,7 @@ class Stream:
         if self.lost is not None:
             raise ContentsLostError(self.lost)
         with self._lock:
-            self.queue.append((command, sites))
+            self.queue.append((command, sites, written))
             self._send_batch()
 
     def wait_for_window(self) -> None:
@@ -265,21 +273,35 @@ class Stream:
         self.free()
         queue = self.queue
         items = [queue.popleft() for _ in range(len(queue))]
-        if not items or self.lost is not None:
+        if not items:
             return None
-        commands, objects = [command for command, _ in items], list[Any]()
+        if self.lost is not None:
+            _mark_unsent(items)
+            return None
+        commands, objects = [command for command, _, _ in items], list[Any]()
         for index, command in enumerate(commands):
             if command[0] == OBJECT:
                 objects.append(command[1])
                 commands[index] = (OBJECT,)
         first_byte = self._bytes
         self._bytes += sum(map(nbytes_of, objects))
-        sites = flat(where for command, where in items if command[0] != FREE)
-        first, self._issued = self._issued, self._issued + len(sites)
+        sites: list[CallSite | None] = []
+        first = self._issued
+        for command, where, written in items:
+            if command[0] == FREE:
+                continue
+            for each in written:
+                each.written = first + len(sites)
+            if type(where) is CallSites:
+                sites += where
+            else:
+                sites.append(cast("CallSite | None", where))
+        self._issued += len(sites)
         numbers, token = encode_numbers([*chain.from_iterable(commands)]), current.set(self._context)
         try:
             future = self._send(self.number, next(self._batch_numbers), first, numbers, tuple(objects))
         except BaseException as error:
+            _mark_unsent(items)  # on some ranks at least
             self.lose(lost_text(self.title, f"a batch could not be sent ({error})"))
             raise
         finally:
@@ -374,36 +396,48 @@ class Stream:
         """Marks all tensors as lost, and drops what is queued and in flight."""
         if self.lost is None:
             self.lost = reason
-        self.queue.clear()
-        self._batches.clear()
+        self._drop()
 
     def resume_if_healed(self) -> None:
         """Resumes a lost stream, which blocks. Raises ContentsLostError if the mesh has not been healed."""
         if self.lost is not None:
             self._group.revive(self)
 
+    def _drop(self) -> None:
+        """Drops what is queued, but for the release of tensors, and the batches in flight."""
+        self._batches.clear()
+        queue = self.queue
+        items = [queue.popleft() for _ in range(len(queue))]
+        _mark_unsent(items)
+        queue.extend(item for item in items if item[0][0] == FREE)
+
+    def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], why: str) -> Contents:
+        """Returns which tensors have contents after a heal, and marks the others as lost, since `why`.
+
+        All surviving ranks have done the operations before `start`; `ranks` are the tensors that each of them holds.
+        """
+        with self._lock:  # the flusher may be about to send
+            self._drop()
+            self.free()
+            return contents_of(self.held, self.layout, start, ranks, why)._replace(operations=self._issued)
+
     def reset_after_heal(self) -> None:
-        """Starts anew after a heal; the contents of earlier tensors are lost until they are restored."""
-        if self.lost is None:
-            return
-        with self._lock:  # the flusher may have been about to send
-            self._batches.clear()
-            self.queue.clear()
-            why, self.lost = self.lost, None
+        """Starts anew after a heal, with the tensors whose contents were restored."""
+        with self._lock:
+            self._drop()
+            self.lost = None
             self.heals += 1
             self.defined.clear()
+            self.held.steps.clear()
             self.makings = Makings()
-            self.held.stale.clear()
-            self.free()
-            self.held.mark_all_lost(why, self.queue.append)
 
     # -- synchronising ----------------------------------------------------------------------------------------------
 
-    def run_everywhere(self, command: RunFunction) -> ValueMesh[Any]:
-        """Runs a function on each rank and returns the results; blocks and raises as `ask`."""
-        return self.ask((OBJECT, command), "execute")
+    def run_everywhere(self, command: RunFunction, written: Iterable[Reference] = ()) -> ValueMesh[Any]:
+        """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
+        return self.ask((OBJECT, command), "execute", [reference.memory or reference for reference in written])
 
-    def ask(self, command: tuple[Any, ...], what: str) -> ValueMesh[Any]:
+    def ask(self, command: tuple[Any, ...], what: str, written: Sequence[Written] = ()) -> ValueMesh[Any]:
         """Returns the value of a command by rank; blocks until all that was issued before has run.
 
         `what` names the request in records. Raises TensorError for an operation that failed, DeviceMeshError if the
@@ -414,7 +448,7 @@ class Stream:
         if self.watcher is not None:
             self.watcher.asked(what, where)
         self.resume_if_healed()
-        replies = self._settle_up_to(self._send_request(command, where))
+        replies = self._settle_up_to(self._send_request(command, where, written))
         self.raise_failures()
         values = ValueMesh(replies.extent, [values[-1] for _, (_, values, _) in replies])
         lost = [value for _, value in values if isinstance(value, Failure)]
@@ -440,11 +474,13 @@ class Stream:
         self.held.require_contents(command[1:])
         return self.ask(command, what)
 
-    def _send_request(self, command: tuple[Any, ...], where: CallSite | None) -> CommandBatch:
+    def _send_request(
+        self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[Written]
+    ) -> CommandBatch:
         """Sends what was issued and a command, whose value is the last of the batch."""
         self.wait_for_window()
         with self._lock:
-            self.queue.append((command, where))
+            self.queue.append((command, where, written))
             batch = held_back(self._send_batch)
         if batch is None:
             raise ContentsLostError(self.lost or f"{self.title} was lost")

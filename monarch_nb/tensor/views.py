@@ -55,9 +55,10 @@ def make_again(stream: Stream, numbers: Iterable[int], where: CallSite | None) -
             if step == len(copied.steps):
                 results[result] = number
             left += [spare for spare in results if spare != number]
-            _issue(stream, plan, (source, *results), where)
+            again = stream.held.references((number,)) if results[result] == number else ()
+            _issue(stream, plan, (source, *results), where, again)
             source = results[result]
-        stream.queue.extend(((FREE, spare), None) for spare in left)
+        stream.queue.extend(((FREE, spare), None, ()) for spare in left)
 
 
 def check_writes(plan: OperationPlan, given: Sequence[Reference], where: CallSite | None) -> None:
@@ -250,7 +251,7 @@ def rewritten(reference: Reference, where: CallSite | None) -> None:
     """
     if reference.copied is not None:
         numbers = (reference.copied.base.number, reference.number)
-        _issue(reference.stream, _way_back(reference), numbers, where)
+        _issue(reference.stream, _way_back(reference), numbers, where, (reference.copied.base,))
     if reference.memory is not None:
         make_stale(reference.stream, reference.memory, but=reference)
 
@@ -259,7 +260,8 @@ def rewritten(reference: Reference, where: CallSite | None) -> None:
 def rewriting(references: Iterable[Reference]) -> Iterator[None]:
     """Surrounds code that may write to these tensors, and propagates the writes, also after an error.
 
-    Raises ViewWriteError if one is a copy of a part of another, since it is unknown which of them is written to.
+    The command that writes to them names them, too. Raises ViewWriteError if one is a copy of a part of another, since
+    it is unknown which of them is written to.
     """
     distinct = tuple(dict.fromkeys(references))
     if _overlap(distinct):
@@ -326,9 +328,15 @@ def _warn_of_write(stream: Stream, operation: str, back: OperationPlan, where: C
     warn_once(stream, PlanNotice(f"{operation} through a view", text), where)
 
 
-def _issue(stream: Stream, plan: OperationPlan, numbers: Sequence[int], where: CallSite | None) -> None:
+def _issue(
+    stream: Stream,
+    plan: OperationPlan,
+    numbers: Sequence[int],
+    where: CallSite | None,
+    written: Iterable[Reference | None],
+) -> None:
     if plan.number not in stream.defined:
         stream.define(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
-    stream.issue((plan.number, *numbers), where)
+    stream.issue((plan.number, *numbers), where, [known.memory or known for known in written if known is not None])
     if plan.collectives:
         stream.table.moved(where, plan)

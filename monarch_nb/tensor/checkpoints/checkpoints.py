@@ -5,7 +5,7 @@ import pickle
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -78,15 +78,25 @@ def _joined(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+@dataclass(frozen=True)
+class Copies:
+    """A checkpoint in the memory of the processes: copies of the shards, and the rest of the state."""
+
+    number: int
+    rest: bytes
+    tensors: dict[str, MeshTensor]
+
+
 class Checkpoints:
-    """Checkpoints of one training run in a folder; made by `monarch.checkpoint`."""
+    """Checkpoints of one training run in a folder, or in memory if `folder` is None; made by `monarch.checkpoint`."""
 
     def __init__(
-        self, state: Any, optimizer: torch.optim.Optimizer | None, every: int | None, folder: str, keep: int
+        self, state: Any, optimizer: torch.optim.Optimizer | None, every: int | None, folder: str | None, keep: int
     ) -> None:
         if (every is not None and every < 1) or keep < 1:
             raise ValueError("checkpoint: every and keep have to be 1 or more")
-        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self.folder = None if folder is None else os.path.abspath(os.path.expanduser(folder))
+        self._copies: Copies | None = None
         self._state, self._optimizer, self._every, self._keep = state, optimizer, every, keep
         _ = self._stream  # an error is results here
 
@@ -121,7 +131,8 @@ class Checkpoints:
 
     def save(self, number: int) -> None:
         """Saves now, as step `number`. Does not block: workers copy their shards in order with the operations, and
-        write the copies while they go on.
+        write the copies while they go on. Those in memory replace the last ones, once all ranks have made them, which
+        blocks.
 
         Raises ContentsLostError where contents are gone.
         """
@@ -130,12 +141,20 @@ class Checkpoints:
         stream.resume_if_healed()
         stream.held.require_contents(tensor.reference.number for tensor in tensors.values())
         about = {"state": rest, "random": (stream.seed, stream.drawn)}
+        if self.folder is None:
+            with torch.no_grad():
+                copies = {name: cast(MeshTensor, tensor.clone()) for name, tensor in tensors.items()}
+            self._await(stream, copies)
+            self._copies = Copies(number, pickle.dumps(about), copies)
+            return
         state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)
         stream.issue_object(RunFunction(workers.save, arguments, {}))
 
     def wait(self) -> None:
         """Blocks until all saves are on disk. Raises CheckpointError if one failed."""
+        if self.folder is None:
+            return
         results = self._stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))
         wrong = {rank: text for rank, text in enumerate(results.values()) if text}
         if wrong:
@@ -148,12 +167,10 @@ class Checkpoints:
         """Brings the latest complete checkpoint back, or that of a step; gives its step, None where there is none.
 
         The mesh may have another shape than the one it was saved from. Blocks. Raises CheckpointError where it does not
-        fit, DeviceMeshError where the mesh is broken: heal it first.
+        fit, DeviceMeshError where the mesh is broken: heal it first; ContentsLostError where copies in memory are lost.
         """
         stream = self._stream
-        stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # one that was cut off is none
-        found = stream.run_everywhere(RunFunction(workers.find, (self.folder, step), {})).values()
-        first = next(iter(found))
+        first = self._found(stream, step)
         if first is None:
             return None
         number: int = first[0]
@@ -177,6 +194,22 @@ class Checkpoints:
         if self._optimizer is not None and "optimizer" in state:
             self._optimizer.load_state_dict(state["optimizer"])
         return number
+
+    def _found(self, stream: Stream, step: int | None) -> tuple[int, bytes] | None:
+        """The step of the checkpoint to restore, and what of it is no sharded tensor."""
+        copies = self._copies
+        if self.folder is not None:
+            stream.run_everywhere(RunFunction(workers.finished, (self.folder,), {}))  # one that was cut off is none
+            found = stream.run_everywhere(RunFunction(workers.find, (self.folder, step), {})).values()
+            first: tuple[int, bytes] | None = next(iter(found))
+            return first
+        return (copies.number, copies.rest) if copies is not None and step in (None, copies.number) else None
+
+    @staticmethod
+    def _await(stream: Stream, tensors: dict[str, MeshTensor]) -> None:
+        """Blocks until all ranks have made these tensors. Raises TensorError if one failed."""
+        made = {name: TensorOf(tensor.reference.number) for name, tensor in tensors.items()}
+        stream.run_everywhere(RunFunction(workers.ready, (made,), {}))
 
     def _place(self, stream: Stream, kept: TensorPlaceholder, there: MeshTensor | None) -> MeshTensor:
         """Returns the tensor to read a saved one into."""
@@ -205,10 +238,19 @@ class Checkpoints:
             yield parameters[at]
 
     def _load(self, stream: Stream, tensors: dict[str, MeshTensor], number: int) -> None:
+        if self._copies is not None:
+            stream.resume_if_healed()
+            stream.held.require_contents(copy.reference.number for copy in self._copies.tensors.values())
+            with torch.no_grad(), refilling(stream, tensors.values()):
+                for name, tensor in tensors.items():
+                    tensor.copy_(self._copies.tensors[name])
+                self._await(stream, tensors)
+            return
         try:
             with rewriting(tensor.reference for tensor in tensors.values()), refilling(stream, tensors.values()):
                 state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
-                stream.run_everywhere(RunFunction(workers.load, (state, self.folder, number), {}))
+                command = RunFunction(workers.load, (state, self.folder, number), {})
+                stream.run_everywhere(command, [tensor.reference for tensor in tensors.values()])
         except DeviceMeshError:
             raise
         except Exception as error:

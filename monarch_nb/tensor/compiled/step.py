@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._about import more
 from monarch_nb.tensor import device
-from monarch_nb.tensor.batch import CallSites
+from monarch_nb.tensor.batch import CallSites, Written
 from monarch_nb.tensor.commands import REPLAY
 from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters, shared_memory
 from monarch_nb.tensor.compiled.difference import RunDifference
@@ -26,7 +26,7 @@ from monarch_nb.tensor.compiled.recording import is_recording, recorded
 from monarch_nb.tensor.handle import MeshTensor
 from monarch_nb.tensor.origin import origin_of
 from monarch_nb.tensor.propagation import Meta
-from monarch_nb.tensor.references import Copied, Reference
+from monarch_nb.tensor.references import Copied, Reference, StepWrites
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.views import make_again, make_stale, share
@@ -81,6 +81,10 @@ class Variant:
         self._reference = self.stream.hold_object()
         inputs = len(program.inputs) - len(capture.fixed)
         self._head = (REPLAY, self._reference.number, len(program.operations), inputs, len(program.results))
+        constant = [capture.fixed[register - inputs] for register in program.written if register >= inputs]
+        self._written = [register for register in program.written if register < inputs]
+        self._writes = StepWrites(constant)
+        self.stream.held.steps.add(self._writes)
         self.stream.issue_object(Trace(self._reference.number, program, capture.fixed, backend))
 
     def unfit(self, leaves: Sequence[Any] | None = None) -> str:
@@ -137,7 +141,13 @@ class Variant:
             if leaf is not None:
                 leaf.grad = None
         seed = seed_number(stream.seed, stream.drawn)
-        stream.repeat((*self._head, seed, *given, *outputs), self._sites)
+        written: list[Written] = [self._writes]
+        if self._written or self._made:
+            arguments = stream.held.references(
+                [*(given[register] for register in self._written), *outputs[self._results :]]
+            )
+            written += [known.memory or known for known in arguments if known is not None]
+        stream.repeat((*self._head, seed, *given, *outputs), self._sites, written)
         if inputs:
             self._update_views(inputs, stream.held.references(outputs))
         stream.drawn += self.capture.recording.drawn

@@ -93,6 +93,7 @@ class GroupCoordinator:
     ) -> None:
         self._runtime, self._state, self._members, self._on_loss = runtime, state, members, on_loss
         self.generation = -1
+        self._addresses: list[str] = []  # of its processes; a heal gives ranks others
         self._failing: dict[tuple[int, int], FailedOperation] = {}  # by stream and operation
         self._cut = -1  # the last generation that was ended
         self._closed = False
@@ -113,6 +114,11 @@ class GroupCoordinator:
     def add_members(self, members: tuple[int, ...]) -> None:
         """Extends the group; existing members keep their ranks."""
         self._members = members
+
+    def begin(self, generation: int) -> None:
+        """Begins a generation, whose members are the processes that the ranks have now."""
+        self.generation = generation
+        self._addresses = [self._address(rank) for rank in range(len(self._members))]
 
     @property
     def over(self) -> int:
@@ -230,9 +236,8 @@ class GroupCoordinator:
 
     def _on_mesh_event(self, event: Event) -> None:
         if isinstance(event, ProcExited):
-            addresses = [self._address(rank) for rank in range(len(self._members))]
-            if event.address in addresses:
-                rank = self._members[addresses.index(event.address)]
+            if event.address in self._addresses:
+                rank = self._members[self._addresses.index(event.address)]
                 self._on_member_lost(f"rank {rank}, on host {host_of(event.address)}, {event.reason}")
         elif isinstance(event, HostLost):
             hosts = [host_of(self._address(rank)) for rank in range(len(self._members))]

@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def load(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     stream = _stream(state_dict)
     tensors = tuple(all_of(MeshTensor, state_dict))
     with rewriting(tensor.reference for tensor in tensors), refilling(stream, tensors):
-        loaded = _run(stream, state_dict, files.read, os.path.abspath(path))
+        loaded = _run(stream, state_dict, files.read, os.path.abspath(path), written=tensors)
     _take(state_dict, loaded)
 
 
@@ -52,8 +53,9 @@ def _stream(state: dict[str, Any]) -> Stream:
     return stream
 
 
-def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any) -> Any:
-    return stream.run_everywhere(RunFunction(function, (_as_references(state), *args), {})).get(0)
+def _run(stream: Stream, state: dict[str, Any], function: Any, *args: Any, written: Iterable[MeshTensor] = ()) -> Any:
+    command = RunFunction(function, (_as_references(state), *args), {})
+    return stream.run_everywhere(command, [tensor.reference for tensor in written]).get(0)
 
 
 def _as_references(value: Any) -> Any:

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
 from monarch_nb.tensor.commands import Open, decode_numbers
-from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.failure import Failure, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
+from monarch_nb.tensor.replicas import Contents
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
-from monarch_nb.tensor.workers.lost import LostTensor
 from monarch_nb.tensor.workers.session import WorkerSession
 
 # Reply to a batch: operations that failed on this rank, requested values, and the generation of process groups that
@@ -137,15 +137,37 @@ class TensorWorker(Actor):
 
     @endpoint
     def reached(self) -> dict[int, tuple[int, int]]:
-        """Numbers of operations done and begun, by stream."""
-        return {stream: session.reached for stream, session in self._sessions.items()}
+        """Numbers of operations done and begun, by stream, without streams whose tensors this process lacks."""
+        return {stream: session.reached for stream, session in self._sessions.items() if session.is_whole}
 
     @endpoint
-    def join(self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]]) -> None:
+    def held(self) -> dict[int, tuple[tuple[int, int], list[int]]]:
+        """As `reached`, each with the tensors whose shards are here."""
+        return {
+            stream: (session.reached, session.held()) for stream, session in self._sessions.items() if session.is_whole
+        }
+
+    @endpoint
+    def restore(self, contents: dict[int, Contents]) -> str:
+        """Exchanges the contents of streams with other ranks after a heal; blocks. Returns what failed here, or ""."""
+        try:
+            with self._running():
+                for stream, session in sorted(self._sessions.items()):
+                    if stream in contents:
+                        session.restore(contents[stream])
+        except Exception as error:
+            self._member.world.connections.cut()  # frees ranks that wait for this one
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    @endpoint
+    def join(
+        self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]], heals: bool = False
+    ) -> None:
         """Joins the next generation.
 
         `streams` has for each stream that continues: its mesh, the first operation that some rank has not done, and the
-        first that none has begun. Other streams end.
+        first that none has begun. Other streams end. With `heals`, those that are opened here receive their tensors.
         """
         for stream in self._sessions.keys() - streams.keys():
             self._close(stream)
@@ -156,7 +178,7 @@ class TensorWorker(Actor):
             self._member.join(store, spec, rank)
         for stream, (opening, _, _) in sorted(streams.items()):
             if stream not in self._sessions and rank in opening.ranks:
-                self._open(stream, opening)
+                self._open(stream, opening, is_whole=not heals)
 
     @endpoint
     def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
@@ -200,13 +222,15 @@ class TensorWorker(Actor):
         receipt = self._last[stream] = (failures, values, over)
         return receipt
 
-    def _open(self, stream: int, opening: Open) -> WorkerSession:
+    def _open(self, stream: int, opening: Open, *, is_whole: bool = True) -> WorkerSession:
         member = self._member
         mesh = member.world.mesh(_mesh_name(stream), opening.layout, opening.ranks)
         rank = opening.ranks.index(member.world.rank)
         cell = self._instance().cell
         assert cell is not None
-        session = self._sessions[stream] = WorkerSession(stream, mesh, opening.ranks, rank, member, cell.interruptible)
+        session = self._sessions[stream] = WorkerSession(
+            stream, mesh, opening.ranks, rank, member, cell.interruptible, is_whole=is_whole
+        )
         return session
 
     def _progress(self, stream: int) -> int:

@@ -31,11 +31,11 @@ from monarch_nb.tensor.commands import (
 )
 from monarch_nb.tensor.compiled.program import Trace
 from monarch_nb.tensor.compiled.replay import Replay
-from monarch_nb.tensor.failure import Failure
+from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
+from monarch_nb.tensor.replicas import Contents, receive, send
 from monarch_nb.tensor.verbs import MemoryUsed
-from monarch_nb.tensor.workers.lost import LostInputError, LostTensor
 from monarch_nb.tensor.workers.making import distributed, empty, held, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
 from monarch_nb.tensor.workers.randomness import BORROWED
@@ -130,7 +130,7 @@ class WorkerSession:
     """Executes batches. `ranks` are the members of the mesh, `rank` is the index of this process among them.
 
     Only functions of the program, which run in `interruptible`, can be interrupted: a rank must not stop at an
-    operation that others complete.
+    operation that others complete. A session that is not `is_whole` has yet to receive its tensors from other ranks.
     """
 
     def __init__(
@@ -141,9 +141,12 @@ class WorkerSession:
         rank: int,
         member: Membership,
         interruptible: Callable[[], AbstractContextManager[None]],
+        *,
+        is_whole: bool = True,
     ) -> None:
         self._stream, self._mesh, self._ranks, self._rank, self._member = stream, mesh, ranks, rank, member
         self._interruptible = interruptible
+        self.is_whole = is_whole  # it has the tensors of the stream
         self.env: Env = TensorEnv()
         self._plans: dict[Number, Executable | Unusable] = {}
         self._journal = BatchJournal(self._plans)
@@ -173,6 +176,22 @@ class WorkerSession:
         done, begun = self._reached if self._halted is not None else (self._number + 1, self._number + 1)
         return (done if self._computed is None else min(done, self._computed)), begun
 
+    def held(self) -> list[int]:
+        """Returns the tensors whose shards are here, by number."""
+        return [int(number) for number, value in self.env.items() if isinstance(value, DTensor)]
+
+    def restore(self, contents: Contents) -> None:
+        """Sends shards to new processes or receives them; blocks. Everything but these contents is dropped."""
+        kept: Env = {number: self.env[number] for number in contents.kept if number in self.env}
+        for source, target, numbers in contents.transfers:
+            if self._rank == source:
+                send([kept[number] for number in numbers], self._ranks[target])
+            elif self._rank == target:
+                kept.update(zip(numbers, receive(self._mesh, self._ranks[source]), strict=True))
+        self.env.clear()
+        self.env.update(kept)
+        self._number, self.is_whole = contents.operations - 1, True
+
     def settle(self) -> None:
         """Notes what the device has computed so far, before pending collectives are ended: others are lost. Any thread.
 
@@ -195,7 +214,7 @@ class WorkerSession:
 
     def run(self, first: int, numbers: Sequence[Number], objects: Sequence[Any]) -> tuple[list[Failure], list[Any]]:
         """Runs a batch from operation `first` on; returns failures and requested values."""
-        self._number, self._failures, self._first, self._runs = first - 1, [], first, True
+        self._number, self._failures, self._first, self._runs, self.is_whole = first - 1, [], first, True, True
         self._journal.note(first, numbers, objects)
         values: list[Any] = []
         try:

@@ -1,0 +1,212 @@
+"""Contents of tensors after a heal: which are lost, and which a new process receives from a rank that holds the same.
+
+Surviving ranks agree on a tensor if they have done all operations that make it or write to it, and hold it. A part of
+it that was on a lost rank is there if the placement puts the same part on a survivor.
+"""
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from monarch_nb.tensor.failure import ranks_text
+from monarch_nb.tensor.propagation import MeshLayout, Placements
+from monarch_nb.tensor.references import HeldObjects
+
+__all__ = ["Contents", "Transfer", "contents_of", "receive", "send", "transfers"]
+
+_PACKED = 32 << 20  # bytes of storages that are sent together
+
+
+class Transfer(NamedTuple):
+    """Tensors, by number, that one rank of a mesh sends to another."""
+
+    source: int
+    target: int
+    numbers: tuple[int, ...]
+
+
+class Contents(NamedTuple):
+    """The tensors of a stream that have contents after a heal, and the transfers that bring them to new processes.
+
+    `operations` have been issued before.
+    """
+
+    kept: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+    operations: int = 0
+
+    @property
+    def moved(self) -> set[int]:
+        """The tensors that are transferred."""
+        return {number for transfer in self.transfers for number in transfer.numbers}
+
+
+def contents_of(
+    held: HeldObjects, layout: MeshLayout, start: int, ranks: Mapping[int, Collection[int]], why: str
+) -> Contents:
+    """Returns which tensors have contents, and marks the others as lost.
+
+    `ranks` are the tensors that each surviving rank holds, which has done all operations before `start`.
+    """
+    fresh = [rank for rank in range(prod(layout.shape)) if rank not in ranks]
+    common = set.intersection(*map(set, ranks.values())) if ranks else set[int]()
+    unfinished = held.written_from(start)
+    groups: dict[object, set[int]] = {}
+    dims: dict[object, set[int]] = {}
+    for number, entry in tuple(held.entries.items()):
+        reference = entry()
+        if reference is None or number in held.lost:
+            continue
+        if number in unfinished or (number not in common and number not in held.stale):
+            held.lose([number], f"an operation that makes it, or writes to it, has not run on all ranks: {why}")
+        elif number not in held.stale:
+            # Memory that tensors share has to arrive as one.
+            key = reference.memory if reference.memory is not None and reference.copied is None else reference
+            groups.setdefault(key, set()).add(number)
+            dims.setdefault(key, set()).update(_divided(entry.meta.placements))
+    divided = {key: frozenset(found) for key, found in dims.items()}
+    found, missing = transfers(layout.shape, fresh, [(divided[key], tuple(groups[key])) for key in groups])
+    for number, rank in missing.items():
+        held.lose([number], f"its part on {ranks_text([rank])} of the mesh was on no other rank: {why}")
+    for number, copied in tuple(held.stale.items()):
+        if copied.base.number in held.lost:
+            held.lose([number], held.lost[copied.base.number])
+    kept = {number for numbers in groups.values() for number in numbers} - held.lost.keys()
+    return Contents(tuple(sorted(kept)), tuple(found))
+
+
+def _divided(placements: Placements) -> Iterable[int]:
+    """The dimensions of a mesh along which ranks hold different parts, or different summands."""
+    return (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
+
+
+def transfers(
+    shape: Sequence[int], fresh: Collection[int], groups: Sequence[tuple[frozenset[int], tuple[int, ...]]]
+) -> tuple[list[Transfer], dict[int, int]]:
+    """Returns the transfers that fill `fresh` ranks of a mesh, and the tensors without a source, with the rank.
+
+    Each group has the dimensions along which its tensors differ between ranks, and comes from one source.
+    """
+    points = list(product(*map(range, shape)))
+    by_dims: dict[frozenset[int], list[int]] = {}
+    for dims, numbers in groups:
+        by_dims.setdefault(dims, []).extend(numbers)
+    sources: dict[tuple[int, frozenset[int]], int] = {}
+    missing: dict[int, int] = {}
+    load: Counter[int] = Counter()
+    for target in sorted(fresh):
+        candidates = {
+            dims: {
+                rank
+                for rank, point in enumerate(points)
+                if rank not in fresh and all(point[dim] == points[target][dim] for dim in dims)
+            }
+            for dims in by_dims
+        }
+        for dims in [dims for dims, ranks in candidates.items() if not ranks]:
+            missing = dict.fromkeys(by_dims[dims], target) | missing
+        open_dims = [dims for dims, ranks in candidates.items() if ranks]
+        while open_dims:
+            serves = Counter(rank for dims in open_dims for rank in candidates[dims])
+            source = min(serves, key=lambda rank: (-serves[rank], load[rank], rank))
+            load[source] += 1
+            for dims in [dims for dims in open_dims if source in candidates[dims]]:
+                sources[target, dims] = source
+                open_dims.remove(dims)
+    numbers_of: dict[tuple[int, int], list[int]] = {}
+    for (target, dims), source in sources.items():
+        numbers_of.setdefault((source, target), []).extend(n for n in by_dims[dims] if n not in missing)
+    found = [Transfer(*ends, tuple(sorted(numbers))) for ends, numbers in sorted(numbers_of.items()) if numbers]
+    return found, missing
+
+
+# -- on the workers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The shard of one tensor: where it lies in a storage, and how the whole is placed."""
+
+    storage: int
+    dtype: torch.dtype
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_conj: bool
+    is_neg: bool
+    placements: Placements
+    whole: torch.Size
+    whole_stride: tuple[int, ...]
+
+    def tensor(self, bytes_: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+        """The tensor in a storage that has been received."""
+        local = torch.empty(0, dtype=self.dtype, device=bytes_.device)
+        local.set_(bytes_.untyped_storage(), self.offset, self.size, self.stride)
+        local = local.conj() if self.is_conj else local
+        local = torch._neg_view(local) if self.is_neg else local
+        return DTensor.from_local(
+            local, mesh, self.placements, run_check=False, shape=self.whole, stride=self.whole_stride
+        )
+
+
+def send(tensors: Sequence[Any], rank: int) -> None:
+    """Sends the shards of tensors to a rank of the group, with the memory that they share. Blocks."""
+    storages: dict[int, tuple[int, torch.Tensor]] = {}
+    parts = []
+    for tensor in tensors:
+        local = torch.ops._c10d_functional.wait_tensor(tensor._local_tensor)
+        storage = local.untyped_storage()
+        if storage._cdata not in storages:
+            bytes_ = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage)
+            storages[storage._cdata] = (len(storages), bytes_)
+        index, _ = storages[storage._cdata]
+        parts.append(
+            _Part(index, local.dtype, local.storage_offset(), tuple(local.shape), local.stride(), local.is_conj(),
+                  local.is_neg(), tuple(tensor.placements), tensor.shape, tensor.stride())
+        )  # fmt: skip
+    sizes = [bytes_.numel() for _, bytes_ in storages.values()]
+    about = bytearray(pickle.dumps((parts, sizes)))
+    dist.send(torch.tensor([len(about)]), rank)
+    dist.send(torch.frombuffer(about, dtype=torch.uint8), rank)
+    held = [bytes_ for _, bytes_ in storages.values()]
+    _packed(sizes, lambda first, stop: dist.send(torch.cat([each.cpu() for each in held[first:stop]]), rank))
+
+
+def receive(mesh: DeviceMesh, rank: int) -> list[DTensor]:
+    """Receives the tensors that a rank of the group sends. Blocks."""
+    length = torch.empty(1, dtype=torch.int64)
+    dist.recv(length, rank)
+    about = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(about, rank)
+    parts, sizes = pickle.loads(about.numpy().tobytes())
+    storages: list[torch.Tensor] = []
+
+    def take(first: int, stop: int) -> None:
+        packed = torch.empty(sum(sizes[first:stop]), dtype=torch.uint8)
+        dist.recv(packed, rank)
+        # Storages of their own, so that each is freed with its tensors.
+        storages.extend(each.to(mesh.device_type, copy=True) for each in torch.split(packed, sizes[first:stop]))
+
+    _packed(sizes, take)
+    return [part.tensor(storages[part.storage], mesh) for part in parts]
+
+
+def _packed(sizes: Sequence[int], call: Callable[[int, int], object]) -> None:
+    """Calls with the bounds of runs of storages that are sent together."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and total + size > _PACKED:
+            call(first, index)
+            first, total = index, 0
+        total += size
+    if first < len(sizes):
+        call(first, len(sizes))
