@@ -33,9 +33,9 @@ def heal_mesh(
 
     Lost processes are started again, with their set-up; their actors are re-created with the newest class and their
     original arguments; all references to them, anywhere, work again. Calls that were under way have failed and are not
-    repeated; tensors of a mesh for tensors are lost. With `kill` the processes of living ranks are killed first, with
-    all that runs on them, for ranks that do not react to an interrupt. Raises HealError if ranks fail again, or have
-    been healed too often (3 times in 60 s).
+    repeated; tensors of a mesh for tensors come back where each part of them is on a living rank. With `kill` the
+    processes of living ranks are killed first, with all that runs on them, for ranks that do not react to an interrupt.
+    Raises HealError if ranks fail again, or have been healed too often (3 times in 60 s).
 
     A spare host of the job replaces a lost one at once. If there is no spare, and the job reports that the host has
     ended, the job is asked for another one, which is announced first; with `replace` also for hosts that may come back,
