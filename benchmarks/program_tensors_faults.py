@@ -15,13 +15,26 @@ from benchmarks.measure import leave, plan_of, times
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError
 
+_REPLACED_S = 6.0  # after which a spare has been replaced and is ready
+
 
 def main() -> None:
     plan = plan_of(sys.argv)
-    mesh = Mesh(shape=(4,), mesh_dim_names=("rank",))
+    kills = max(2, plan.kills // 3)
+    told, healed = measured(Mesh(shape=(4,), mesh_dim_names=("rank",)), kills, 0.0)
+    times("tensors: kill told", told)
+    times("tensors: kill healed", healed)
+    _, healed = measured(Mesh(shape=(4,), mesh_dim_names=("rank",), name="spared", spares=1), kills, _REPLACED_S)
+    times("tensors: kill healed by a spare", healed)
+    leave()
+
+
+def measured(mesh: Mesh, kills: int, pause: float) -> tuple[list[float], list[float]]:
+    """Seconds until the program knows of a death, and from then until the healed mesh computes."""
     told: list[float] = []
     healed: list[float] = []
-    for number in range(max(2, plan.kills // 3)):
+    for number in range(kills):
+        time.sleep(pause)
         t = monarch.distribute(torch.ones(64, 64), mesh, ["rank", None])
         assert t.sum().item() == 64 * 64
         pids = list(mesh.execute(os.getpid).values())
@@ -36,10 +49,8 @@ def main() -> None:
         monarch.heal_mesh(mesh)
         assert mesh.ones(8, sharding_spec=["rank"]).sum().item() == 8
         healed.append(time.perf_counter() - began)
-    times("tensors: kill told", told)
-    times("tensors: kill healed", healed)
     mesh.stop().get(20)
-    leave()
+    return told, healed
 
 
 if __name__ == "__main__":

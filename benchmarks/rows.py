@@ -97,6 +97,7 @@ ROWS = (
     Row("operations while a display shows the tensors, of those without", "×", "tensors: with a face", "ratio", 1.05),
     Row("a rank of 4 is killed in a step: DeviceMeshError p50", "ms", "tensors: kill told", "p50", 100),
     Row("the mesh is healed and computes p50", "ms", "tensors: kill healed", "p50", 1000),
+    Row("the same with a spare process p50", "ms", "tensors: kill healed by a spare", "p50", 100),
     Row(
         "256 MB of weights pulled by 4 generators, of memcpys as many",
         "×",

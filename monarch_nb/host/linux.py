@@ -199,6 +199,12 @@ def close_other_fds(keep: set[int]) -> None:
         os.closerange(low + 1, high)
 
 
+def open_fds() -> set[int]:
+    """Returns the descriptors from 3 up that are open."""
+    listed = [int(fd) for fd in os.listdir("/proc/self/fd")]  # with one for the list, which is closed now
+    return {fd for fd in listed if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}")}
+
+
 def watch_folder(path: str) -> int | None:
     """An inotify descriptor that becomes readable when a file in `path` is written to; None where there is none."""
     if portable():

@@ -67,6 +67,18 @@ class SpawnProcs(msgspec.Struct, frozen=True, kw_only=True):
     runner: str = ""  # what it runs, as `module:function`
 
 
+class KeepSpares(msgspec.Struct, frozen=True, kw_only=True):
+    """agent.spares: keeps `count` processes started for later starts of a mesh, with its last process or its owner.
+
+    They call `prepare`, given as `module:function`.
+    """
+
+    mesh: str
+    owner: str
+    count: int
+    prepare: str
+
+
 class Spawning(msgspec.Struct, frozen=True):
     """Reply to agent.spawn: the procs that are being started; proc.started or proc.exited follows for each."""
 
@@ -84,7 +96,7 @@ class StartedProc(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     pid: int
-    how: str  # "fork" or "cold"
+    how: str  # "fork", "spare" or "cold"
     why: str = ""  # why not "fork"
     seconds: float = 0.0  # from the request to the process's first message
     log: str = ""  # the file on its host with all it writes

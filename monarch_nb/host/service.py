@@ -111,6 +111,7 @@ class AgentService:
         self._end = end
         self._verbs = takes = Handlers("host agents", sender.answer)
         takes.handle(verbs.SPAWN, self._spawn)
+        takes.handle(verbs.SPARES, lambda wanted, asker: children.spares.keep(wanted))
         takes.handle(verbs.WATCH, self._watch)
         takes.handle(verbs.STOP, self._stop)
         takes.handle(verbs.KILL, self._kill)
@@ -210,6 +211,7 @@ class AgentService:
         """Stops what a dead owner had, except what is to be kept."""
         self._leases.end(owner)
         self.keeper.owner_gone(owner, why)
+        self._children.spares.owner_gone(owner)
         self._gateway.gone(owner, why)
         owned = [child for child in self._children.alive() if child.spec.owner == owner]
         if owned:

@@ -5,6 +5,7 @@ from monarch_nb.wire import Done, Lane, Verb
 
 # To an agent.
 SPAWN = Verb("agent.spawn", p.SpawnProcs, p.Spawning, doc="starts ranks of a proc mesh on its host")
+SPARES = Verb("agent.spares", p.KeepSpares, doc="processes that are started ahead for a mesh")
 WATCH = Verb(
     "agent.watch", p.Addresses, Done, doc="notifies the sender when procs end, at once for those that have ended"
 )

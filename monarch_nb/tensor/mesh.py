@@ -39,6 +39,9 @@ class Mesh(MeshTrait):
 
     `Mesh(shape=(4, 2), mesh_dim_names=("data_parallel", "model_parallel"))` spawns eight processes on this host;
     `Mesh.of(procs)` uses those of a proc mesh. Blocks until they are ready. A slice is a mesh with tensors of its own.
+
+    With `spares`, each host keeps so many additional processes started: they run nothing, and `heal_mesh` puts one of
+    them into the position of a lost rank, faster than it starts a process.
     """
 
     def __init__(
@@ -48,23 +51,31 @@ class Mesh(MeshTrait):
         *,
         device: str = "cpu",
         name: str = "tensors",
+        spares: int = 0,
     ) -> None:
         names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim_{n}" for n in range(len(shape)))
         if len(names) != len(shape) or not shape:
             raise ValueError(f"mesh_dim_names={names!r} for a shape of {len(shape)} dimensions: give one name for each")
+        if spares < 0:
+            raise ValueError(f"spares={spares}: a number of processes, 0 or more")
         procs = this_host().spawn_procs(dict(zip(names, shape, strict=True)), name=name)
         self._begin(procs, device)
+        self._processes.keep_spares(spares)
 
     @classmethod
-    def of(cls, procs: ProcMesh, mesh_dim_names: Sequence[str] | None = None, *, device: str = "cpu") -> Self:
+    def of(
+        cls, procs: ProcMesh, mesh_dim_names: Sequence[str] | None = None, *, device: str = "cpu", spares: int = 0
+    ) -> Self:
         """Makes a tensor mesh on the processes of a proc mesh, with its dimensions; blocks until they are ready.
 
-        `mesh_dim_names` renames the dimensions. Raises RuntimeError if the processes are in a torch.distributed group.
+        `mesh_dim_names` renames the dimensions; `spares` is as for `Mesh`. Raises RuntimeError if the processes are in
+        a torch.distributed group.
         """
         if mesh_dim_names is not None:
             procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
         mesh = cls.__new__(cls)
         mesh._begin(procs, device)
+        mesh._processes.keep_spares(spares)
         return mesh
 
     def _begin(self, procs: ProcMesh, kind: str) -> None:

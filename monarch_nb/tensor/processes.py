@@ -1,5 +1,6 @@
 """The processes of a proc mesh as tensor meshes use them: one worker in each, all in one process group."""
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 
+from monarch_nb.host.protocol import KeepSpares
+from monarch_nb.host.verbs import SPARES
 from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, as_it_is, part_of, region_of, state_of
 from monarch_nb.runtime import Context, Future, ProcState, current, current_runtime, reported_elsewhere
 from monarch_nb.shape import NDSlice, Region
@@ -19,8 +22,10 @@ from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
 from monarch_nb.tensor.replicas import Contents
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
-from monarch_nb.transport import held_back
+from monarch_nb.transport import UnreachableError, held_back
+from monarch_nb.wire import agent_of
 
+_WARM_UP = "monarch_nb.tensor.workers.actor:warm_up"
 _registry: "dict[str, MeshProcesses]" = {}  # by uid of the proc mesh; the group lasts as long as the processes
 _making = threading.Lock()
 
@@ -38,6 +43,7 @@ class MeshProcesses:
         self._context: Context = current_runtime().context()  # one sender keeps its messages in order
         self._members = tuple(region_of(procs).ranks())
         self.left_out = frozenset(self._state.ranks) - set(self._members)
+        self._spares = 0
         self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text
         current_runtime().part(Driver).raised_in_use(self._state.uid)
@@ -103,6 +109,16 @@ class MeshProcesses:
                 self._send(self.workers.close, number)
         self._streams[stream.number] = stream
         self._openings[stream.number] = opening
+
+    def keep_spares(self, count: int) -> None:
+        """Has each host keep at least so many processes started for ranks that are lost. Does not block."""
+        self._spares = max(count, self._spares)
+        if not self._spares:
+            return
+        wanted = KeepSpares(mesh=self._state.uid, owner=self._runtime.address, count=self._spares, prepare=_WARM_UP)
+        for host in self._state.layout.hosts:
+            with contextlib.suppress(UnreachableError):
+                self._runtime.post(agent_of(host), SPARES, wanted)
 
     def regroup(self, over: int) -> None:
         """Makes the generation after `over`, whose collectives were stopped_text, unless it exists. Blocks.
@@ -179,6 +195,7 @@ class MeshProcesses:
             return
         for stream in streams.values():
             stream.reset_after_heal()
+        self.keep_spares(0)  # on hosts that have replaced others
 
     def _lose(self, reason: str) -> None:
         """Marks all streams as lost, since a process and its shards are lost. Called on a runtime thread."""

@@ -13,12 +13,13 @@ from monarch_nb.host.protocol import ProcSpec
 from monarch_nb.wire import encode_body, msgpack_decoder
 
 PING = b"?"
+_AHEAD = 1 << 31  # in the length of a message: it has a call to make before the spec arrives
 
 
 class ProcChannel:
     """The channel of one process. `on_line` gets words such as `["pid", "123"]`, and `on_end` one call at the end."""
 
-    def __init__(self, loop: Loop, spec: ProcSpec, on_line: Callable[[list[str]], None],
+    def __init__(self, loop: Loop, spec: ProcSpec | None, on_line: Callable[[list[str]], None],
                  on_end: Callable[[], None]) -> None:  # fmt: skip
         self._loop = loop
         self._on_line = on_line
@@ -26,15 +27,30 @@ class ProcChannel:
         self._own, self._far = socket.socketpair()
         self._own.setblocking(False)
         self._incoming = bytearray()
-        body = encode_body(spec)
-        self._outgoing = bytearray(len(body).to_bytes(4, "big") + body)
+        self._outgoing = bytearray()
         self._fd = self._own.fileno()
-        self._loop.register(self._fd, READ | WRITE, self._ready)
+        self._loop.register(self._fd, READ, self._ready)
+        if spec is not None:
+            self.give(spec)
 
     @property
     def far_fd(self) -> int:
         """The end meant for the proc; valid until `handed_over()`."""
         return self._far.fileno()
+
+    def give(self, spec: ProcSpec) -> None:
+        """Sends the spec, with which the process begins."""
+        if self._fd >= 0:
+            body = encode_body(spec)
+            self._send(len(body).to_bytes(4, "big") + body)
+
+    def prepare(self, call: str) -> None:
+        """Has the process make a call, `module:function`, while it waits for its spec."""
+        self._send((len(call) | _AHEAD).to_bytes(4, "big") + call.encode())
+
+    def attach(self, on_line: Callable[[list[str]], None], on_end: Callable[[], None]) -> None:
+        """Replaces what is called from now on."""
+        self._on_line, self._on_end = on_line, on_end
 
     def handed_over(self) -> None:
         """Closes this copy of the far end, once the process (or its starter) has its own."""
@@ -111,10 +127,17 @@ class AgentChannel:
         except OSError:
             pass
 
-    def read_spec(self) -> ProcSpec:
-        """Waits for the spec. Raises EOFError if the agent is gone."""
-        length = int.from_bytes(self._exactly(4), "big")
-        return msgpack_decoder(ProcSpec).decode(self._exactly(length))
+    def read_spec(self, prepare: Callable[[str], None]) -> ProcSpec:
+        """Waits for the spec, and makes calls before as the agent wishes. Raises EOFError if the agent is gone."""
+        is_spare = False
+        while (length := int.from_bytes(self._exactly(4), "big")) & _AHEAD:
+            is_spare = True
+            prepare(self._exactly(length - _AHEAD).decode())
+            self.say("ready")
+        spec = msgpack_decoder(ProcSpec).decode(self._exactly(length))
+        if is_spare:
+            self.say("pid", os.getpid())  # it begins now
+        return spec
 
     def serve(self, on_end: Callable[[], None]) -> None:
         """Answers pings until the agent is gone, then call `on_end`."""

@@ -20,6 +20,7 @@ from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.environment import overlaid, reason_for_cold_start
 from monarch_nb.host.procs.forker import DIED, Forker
 from monarch_nb.host.procs.reaper import Reaper, kill_group
+from monarch_nb.host.procs.spares import Spares
 from monarch_nb.host.procs.template import EarlyTemplates
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.logs.last_lines import spool_size
@@ -59,6 +60,7 @@ class Children:
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
         self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
+        self.spares = Spares(loop, self.forker, self.reaper)
         if early is not None:
             if early.light is not None:
                 self._light.adopt(early.light, early.pid)
@@ -91,6 +93,8 @@ class Children:
             child = Child(start.spec, set(watchers))
             self._children[child.address] = self._alive[child.address] = child
             child.why = self._why_cold(start)
+            if not child.why and self._take_spare(child, start):
+                continue
             try:
                 channel = child.channel = self._channel(child)
             except OSError as error:
@@ -107,6 +111,38 @@ class Children:
                 self._starts[channel][0].light = forker is self._light
             forker.fork(forks)
         self._forget_old()
+
+    def _take_spare(self, child: Child, start: Start) -> bool:
+        """Has a spare of the mesh become this process, if there is one."""
+        spare = self.spares.take(start.spec.mesh)
+        if spare is None:
+            return False
+        channel = child.channel = spare.channel
+        child.pid, child.how = spare.pid, "spare"
+        self._starts[channel] = (child, start)
+        channel.attach(lambda words: self._on_words(channel, child, words), lambda: None)
+        spare.died = lambda status: self._spare_died(child, channel, status)
+        channel.give(start.spec)
+        return True
+
+    def _spare_died(self, child: Child, channel: ProcChannel, status: int) -> None:
+        """Starts a process in the place of a spare that has ended before it began as this one."""
+        if child.state != "starting":
+            self._died(child, status)
+            return
+        _, start = self._starts.pop(channel)
+        channel.close()
+        child.pid, child.how = 0, ""
+        if child.stop_wanted:
+            self._failed(child, "it was stopped before it started")
+            return
+        try:
+            child.channel = self._channel(child)
+        except OSError as error:
+            self._failed(child, explain(error))
+            return
+        self._starts[child.channel] = (child, start)
+        self.forker.fork([child.channel])
 
     def _forker_for(self, count: int, heavy: bool) -> Forker:
         """Returns the template or, while that still imports, the light one for a few processes without heavy modules.
@@ -192,6 +228,8 @@ class Children:
 
     def _refused(self, channel: ProcChannel, why: str) -> None:
         """Starts by the cold path, with a new channel, what the template refused."""
+        if self.spares.refused(channel, why):
+            return
         child, start = self._starts.pop(channel)
         channel.close()
         if child.stop_wanted:
@@ -250,6 +288,8 @@ class Children:
         if child.channel is not None:
             child.channel.close()
         self._listener.exited(child)
+        if exit.expected and not any(other.spec.mesh == child.spec.mesh for other in self._alive.values()):
+            self.spares.end(child.spec.mesh)
         child.discard()
 
     def _forget_old(self) -> None:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from monarch_nb.host.linux import close_other_fds, die_first_for_memory, die_with_pipe, name_process
+from monarch_nb.host.linux import close_other_fds, die_first_for_memory, die_with_pipe, name_process, open_fds
 from monarch_nb.host.procs.channel import AgentChannel
 from monarch_nb.host.procs.environment import QUIET, install, overlaid, wanted_threads
 from monarch_nb.host.protocol import ProcSpec
@@ -44,10 +44,11 @@ def run(fd: int, cord: int, *, forked: bool) -> int:
     die_first_for_memory()  # the agent, its template and the kernel matter more than a rank, which can be healed
     channel = AgentChannel(fd)
     try:
-        spec = channel.read_spec()
+        keep = {fd} if lifeline is None else {fd, lifeline}
+        spec = channel.read_spec(lambda path: _prepare(path, keep))
     except EOFError:
         return 1
-    _settle(spec, forked=forked, keep={fd} if lifeline is None else {fd, lifeline})
+    _settle(spec, forked=forked, keep=keep)
     threading.Thread(target=channel.serve, args=(_end_with_agent,), name="monarch-agent-channel", daemon=True).start()
     try:
         return _runner(spec.runner)(spec) or 0
@@ -191,6 +192,21 @@ def _runner(path: str) -> Callable[[ProcSpec], int | None]:
     module, _, name = path.partition(":")
     found: Callable[[ProcSpec], int | None] = getattr(importlib.import_module(module), name)
     return found
+
+
+def _prepare(path: str, keep: set[int]) -> None:
+    """Makes a call in a process that has no rank yet; it is as good a process if that fails.
+
+    Descriptors that it opens are added to those to keep: threads of libraries may use them.
+    """
+    name_process("mnb-spare")
+    close_other_fds(keep)
+    module, _, name = path.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)()
+    except Exception:
+        traceback.print_exc()
+    keep |= open_fds()
 
 
 def _end_with_agent() -> None:

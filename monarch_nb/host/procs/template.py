@@ -35,6 +35,7 @@ QUICK = frozenset({"numpy"})  # takes a tenth of a second, so nobody waits for i
 WORTH_IMPORTING_LATER = (
     "sympy",
     "torch.distributed.tensor",
+    "monarch_nb.tensor.workers.actor",
     "torch._inductor.config",
     "torch._functorch.aot_autograd",
     "torch._dynamo",

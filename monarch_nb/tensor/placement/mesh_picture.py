@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from monarch_nb.shape import spans
 from monarch_nb.tensor.placement.picture import BlockStyle, Drawing, Label, Piece, fits, looks
-from monarch_nb.tensor.placement.placement import Placement
-from monarch_nb.tensor.placement.sizes import size_text
+from monarch_nb.tensor.placement.placement import Placement, size_text
 from monarch_nb.tensor.placement.words import mesh_text
 
 _MOST = 512  # cells; of more ranks, those of the last dimensions are one cell together

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from monarch_nb.tensor.placement.cutting import length
 from monarch_nb.tensor.placement.kinds import Replicate, Shard
-from monarch_nb.tensor.placement.placement import Placement
-from monarch_nb.tensor.placement.sizes import shape_text, size_text
+from monarch_nb.tensor.placement.placement import Placement, shape_text, size_text
 
 _LISTED = 8  # different sizes of pieces that are listed
 

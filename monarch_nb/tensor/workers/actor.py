@@ -2,15 +2,21 @@
 
 import logging
 import math
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import count
 from typing import Any
 
 import msgspec
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from monarch_nb.runtime import Actor, Instance, current, current_runtime, endpoint
 from monarch_nb.tensor.commands import Open, decode_numbers
@@ -102,6 +108,19 @@ class _Statistics:
         return Values(
             "there", "", False, shape, corner, self._count, self._least, self._most, mean, self._nan, self._infinite
         )
+
+
+def warm_up() -> None:
+    """Imports and runs once what the first group and the first operation need, in a process that has no rank yet."""
+    import_module("monarch_nb.engine.worker")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"  # until the rank's environment is set
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        mesh = DeviceMesh("cpu", [0], mesh_dim_names=("rank",))
+        with torch.no_grad():
+            distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]).sum().full_tensor()  # type: ignore[attr-defined]
+    finally:
+        dist.destroy_process_group()
 
 
 class TensorWorker(Actor):

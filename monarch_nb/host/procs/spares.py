@@ -1,0 +1,130 @@
+"""Processes that are started ahead for a mesh: one of them takes the position of a rank that has ended."""
+
+import contextlib
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+from monarch_nb.host.loop import Loop
+from monarch_nb.host.procs.channel import ProcChannel
+from monarch_nb.host.procs.forker import Forker
+from monarch_nb.host.procs.reaper import Reaper, kill_group
+from monarch_nb.host.protocol import KeepSpares
+
+log = logging.getLogger(__name__)
+_REPLACE_S = 2.0  # until a spare is replaced, so that it does not slow down a heal
+_ATTEMPTS = 3  # starts of spares that end by themselves
+
+
+class Spare:
+    """A process without a rank. `died` is called with its wait status."""
+
+    def __init__(self, mesh: str, channel: ProcChannel, died: Callable[[int], None]) -> None:
+        self.mesh, self.channel, self.died = mesh, channel, died
+        self.pid = 0  # until it has been forked
+        self.is_ready = False  # it has made its calls, which take longer than a fork
+
+
+class Spares:
+    """The spares of the meshes of a host. Their environment, folder and devices are those of the rank they become.
+
+    A spare that ends by itself is replaced, a few times, and nothing else happens. Everything happens on the loop's
+    thread.
+    """
+
+    def __init__(self, loop: Loop, forker: Forker, reaper: Reaper) -> None:
+        self._loop, self._forker, self._reaper = loop, forker, reaper
+        self._wanted: dict[str, KeepSpares] = {}  # by mesh
+        self._spares: dict[ProcChannel, Spare] = {}
+        self._attempts: Counter[str] = Counter()
+
+    def keep(self, wanted: KeepSpares) -> None:
+        """Starts the spares of a mesh, and replaces them from now on."""
+        if wanted.count < 1:
+            self.end(wanted.mesh)
+            return
+        self._wanted[wanted.mesh] = wanted
+        del self._attempts[wanted.mesh]
+        self._fill(wanted.mesh)
+
+    def take(self, mesh: str) -> Spare | None:
+        """Returns a spare of a mesh, which is one no more."""
+        spare = next((each for each in self._spares.values() if each.mesh == mesh and each.is_ready), None)
+        if spare is not None:
+            del self._spares[spare.channel]
+            del self._attempts[mesh]
+            self._loop.call_later(_REPLACE_S, lambda: self._fill(mesh))
+        return spare
+
+    def refused(self, channel: ProcChannel, why: str) -> bool:
+        """Returns whether the channel is that of a spare, which the template has not forked."""
+        spare = self._spares.get(channel)
+        if spare is None:
+            return False
+        channel.close()
+        self._gone(spare, why)
+        return True
+
+    def end(self, mesh: str) -> None:
+        """Ends the spares of a mesh."""
+        self._wanted.pop(mesh, None)
+        for spare in [each for each in self._spares.values() if each.mesh == mesh]:
+            del self._spares[spare.channel]
+            spare.channel.close()  # which ends one that waits, or is yet to be forked
+            if spare.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    kill_group(spare.pid)
+                    os.kill(spare.pid, signal.SIGKILL)
+
+    def owner_gone(self, owner: str) -> None:
+        """Ends the spares of an owner's meshes."""
+        for mesh in [mesh for mesh, wanted in self._wanted.items() if wanted.owner == owner]:
+            self.end(mesh)
+
+    def _fill(self, mesh: str) -> None:
+        wanted = self._wanted.get(mesh)
+        if wanted is None:
+            return
+        missing = wanted.count - sum(spare.mesh == mesh for spare in self._spares.values())
+        channels: list[ProcChannel] = []
+        for _ in range(missing):
+            try:
+                channel = ProcChannel(self._loop, None, lambda words: None, lambda: None)
+            except OSError as error:
+                log.warning("a spare process of %s could not be started: %s", mesh, error)
+                break
+            spare = self._spares[channel] = Spare(mesh, channel, lambda status: None)
+            channel.attach(lambda words, spare=spare: self._on_words(spare, words),  # type: ignore[misc]
+                           lambda spare=spare: self._channel_ended(spare))  # type: ignore[misc]  # fmt: skip
+            channel.prepare(wanted.prepare)
+            channels.append(channel)
+        if channels:
+            self._forker.fork(channels)
+
+    def _on_words(self, spare: Spare, words: list[str]) -> None:
+        match words:
+            case ["pid", number] if not spare.pid:
+                spare.pid = int(number)
+                self._forker.forked()
+                spare.died = lambda status: self._gone(spare, f"it ended with status {status}")
+                self._reaper.watch(spare.pid, lambda status: spare.died(status))
+            case ["ready"]:
+                spare.is_ready = True
+            case ["error", *text]:
+                spare.channel.close()
+                self._gone(spare, " ".join(text))
+
+    def _channel_ended(self, spare: Spare) -> None:
+        if not spare.pid:  # else its death is about to be seen
+            self._gone(spare, "its start failed")
+
+    def _gone(self, spare: Spare, why: str) -> None:
+        if self._spares.pop(spare.channel, None) is None:
+            return
+        spare.channel.close()
+        self._attempts[spare.mesh] += 1
+        log.warning("a spare process of %s is gone: %s", spare.mesh, why)
+        if self._attempts[spare.mesh] < _ATTEMPTS:
+            self._loop.call_later(_REPLACE_S, lambda: self._fill(spare.mesh))
