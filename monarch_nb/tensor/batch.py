@@ -11,7 +11,7 @@ NEVER = -1  # the number of the last write to a tensor that no operation has wri
 UNSENT = sys.maxsize  # the same where the operation was not sent, so that it never runs
 
 
-class Written(Protocol):
+class WriteRecord(Protocol):
     """What keeps the number of the last operation that writes to a tensor."""
 
     written: int
@@ -19,7 +19,7 @@ class Written(Protocol):
 
 # A command, and the call site that issued it. The object of an `OBJECT` command is part of it until it is sent.
 # Last, what keeps the numbers of writes, for each tensor that the command writes to.
-Item = tuple[tuple[Any, ...], "CallSite | CallSites | None", Sequence[Written]]
+Item = tuple[tuple[Any, ...], "CallSite | CallSites | None", Sequence[WriteRecord]]
 
 
 class CommandBatch:

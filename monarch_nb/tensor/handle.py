@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_nb._about import more
 from monarch_nb.mesh import ValueMesh
-from monarch_nb.tensor.batch import Written
+from monarch_nb.tensor.batch import WriteRecord
 from monarch_nb.tensor.commands import Define, PutTensor
 from monarch_nb.tensor.device import mesh_of
 from monarch_nb.tensor.notices import check_notices
@@ -288,7 +288,7 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: li
         check_notices(stream, plan, where)
     if held.stale:
         make_again(stream, numbers, where)
-    targets: Sequence[Written] = ()
+    targets: Sequence[WriteRecord] = ()
     if plan.writes:
         references = [tensor.reference for tensor in given]
         targets = [references[index].memory or references[index] for index in plan.writes]

@@ -19,7 +19,7 @@ from monarch_nb.tensor.commands import Open
 from monarch_nb.tensor.errors import ContentsLostError, lost_text, replaced_text, stopped_text
 from monarch_nb.tensor.groups.coordinator import GroupCoordinator
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
-from monarch_nb.tensor.replicas import Contents
+from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.stream import Stream
 from monarch_nb.tensor.workers.actor import TensorWorker
 from monarch_nb.transport import UnreachableError, held_back
@@ -180,7 +180,7 @@ class MeshProcesses:
         held = list(self._all(self.workers.held).values())  # in the order of `_members`
         streams = {number: stream for number, stream in sorted(self._streams.items()) if stream.lost is not None}
         going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
-        contents: dict[int, Contents] = {}
+        contents: dict[int, StreamContents] = {}
         for number, stream in streams.items():
             ranks = enumerate(self._openings[number].ranks)
             there = {index: held[member][number][1] for index, member in ranks if number in held[member]}

@@ -21,12 +21,12 @@ from monarch_nb.tensor.failure import ranks_text
 from monarch_nb.tensor.propagation import MeshLayout, Placements
 from monarch_nb.tensor.references import HeldObjects
 
-__all__ = ["Contents", "Transfer", "contents_of", "receive", "send", "transfers"]
+__all__ = ["ShardTransfer", "StreamContents", "contents_of", "receive", "send", "transfers"]
 
 _PACKED = 32 << 20  # bytes of storages that are sent together
 
 
-class Transfer(NamedTuple):
+class ShardTransfer(NamedTuple):
     """Tensors, by number, that one rank of a mesh sends to another."""
 
     source: int
@@ -34,14 +34,14 @@ class Transfer(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Contents(NamedTuple):
+class StreamContents(NamedTuple):
     """The tensors of a stream that have contents after a heal, and the transfers that bring them to new processes.
 
     `operations` have been issued before.
     """
 
     kept: tuple[int, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[ShardTransfer, ...]
     operations: int = 0
 
     @property
@@ -52,7 +52,7 @@ class Contents(NamedTuple):
 
 def contents_of(
     held: HeldObjects, layout: MeshLayout, start: int, ranks: Mapping[int, Collection[int]], why: str
-) -> Contents:
+) -> StreamContents:
     """Returns which tensors have contents, and marks the others as lost.
 
     `ranks` are the tensors that each surviving rank holds, which has done all operations before `start`.
@@ -81,7 +81,7 @@ def contents_of(
         if copied.base.number in held.lost:
             held.lose([number], held.lost[copied.base.number])
     kept = {number for numbers in groups.values() for number in numbers} - held.lost.keys()
-    return Contents(tuple(sorted(kept)), tuple(found))
+    return StreamContents(tuple(sorted(kept)), tuple(found))
 
 
 def _divided(placements: Placements) -> Iterable[int]:
@@ -91,7 +91,7 @@ def _divided(placements: Placements) -> Iterable[int]:
 
 def transfers(
     shape: Sequence[int], fresh: Collection[int], groups: Sequence[tuple[frozenset[int], tuple[int, ...]]]
-) -> tuple[list[Transfer], dict[int, int]]:
+) -> tuple[list[ShardTransfer], dict[int, int]]:
     """Returns the transfers that fill `fresh` ranks of a mesh, and the tensors without a source, with the rank.
 
     Each group has the dimensions along which its tensors differ between ranks, and comes from one source.
@@ -125,7 +125,7 @@ def transfers(
     numbers_of: dict[tuple[int, int], list[int]] = {}
     for (target, dims), source in sources.items():
         numbers_of.setdefault((source, target), []).extend(n for n in by_dims[dims] if n not in missing)
-    found = [Transfer(*ends, tuple(sorted(numbers))) for ends, numbers in sorted(numbers_of.items()) if numbers]
+    found = [ShardTransfer(*ends, tuple(sorted(numbers))) for ends, numbers in sorted(numbers_of.items()) if numbers]
     return found, missing
 
 
@@ -133,7 +133,7 @@ def transfers(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SentShard:
     """The shard of one tensor: where it lies in a storage, and how the whole is placed."""
 
     storage: int
@@ -170,7 +170,7 @@ def send(tensors: Sequence[Any], rank: int) -> None:
             storages[storage._cdata] = (len(storages), bytes_)
         index, _ = storages[storage._cdata]
         parts.append(
-            _Part(index, local.dtype, local.storage_offset(), tuple(local.shape), local.stride(), local.is_conj(),
+            _SentShard(index, local.dtype, local.storage_offset(), tuple(local.shape), local.stride(), local.is_conj(),
                   local.is_neg(), tuple(tensor.placements), tensor.shape, tensor.stride())
         )  # fmt: skip
     sizes = [bytes_.numel() for _, bytes_ in storages.values()]

@@ -19,7 +19,7 @@ import torch
 from monarch_nb.mesh import ValueMesh
 from monarch_nb.runtime import Context, Future, current, current_runtime
 from monarch_nb.supervision import SupervisionError
-from monarch_nb.tensor.batch import UNSENT, CallSites, CommandBatch, CommandObserver, Item, OperationGroup, Written
+from monarch_nb.tensor.batch import UNSENT, CallSites, CommandBatch, CommandObserver, Item, OperationGroup, WriteRecord
 from monarch_nb.tensor.commands import (
     FREE,
     NUMBER,
@@ -39,7 +39,7 @@ from monarch_nb.tensor.failure import Failure
 from monarch_nb.tensor.origin import CallSite, call_site, origin_of
 from monarch_nb.tensor.propagation import Meta, Propagator
 from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference
-from monarch_nb.tensor.replicas import Contents, contents_of
+from monarch_nb.tensor.replicas import StreamContents, contents_of
 from monarch_nb.tensor.seeds import seed_number
 from monarch_nb.tensor.table import TensorTable
 from monarch_nb.transport import held_back, uninterrupted
@@ -157,7 +157,7 @@ class Stream:
 
     # -- issuing ----------------------------------------------------------------------------------------------------
 
-    def issue(self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[Written] = ()) -> None:
+    def issue(self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[WriteRecord] = ()) -> None:
         """Appends an operation, which writes to these. Blocks, interruptibly, only while the window is exceeded.
 
         Raises ContentsLostError if the mesh is lost.
@@ -225,7 +225,7 @@ class Stream:
         with self._lock:
             held_back(self._send_batch)
 
-    def repeat(self, command: tuple[Any, ...], sites: CallSites, written: Sequence[Written]) -> None:
+    def repeat(self, command: tuple[Any, ...], sites: CallSites, written: Sequence[WriteRecord]) -> None:
         """Sends a command that runs many operations, after what was issued before. Does not wait for the window.
 
         Raises ContentsLostError if the mesh is lost.
@@ -411,7 +411,7 @@ class Stream:
         _mark_unsent(items)
         queue.extend(item for item in items if item[0][0] == FREE)
 
-    def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], why: str) -> Contents:
+    def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], why: str) -> StreamContents:
         """Returns which tensors have contents after a heal, and marks the others as lost, since `why`.
 
         All surviving ranks have done the operations before `start`; `ranks` are the tensors that each of them holds.
@@ -437,7 +437,7 @@ class Stream:
         """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
         return self.ask((OBJECT, command), "execute", [reference.memory or reference for reference in written])
 
-    def ask(self, command: tuple[Any, ...], what: str, written: Sequence[Written] = ()) -> ValueMesh[Any]:
+    def ask(self, command: tuple[Any, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
         """Returns the value of a command by rank; blocks until all that was issued before has run.
 
         `what` names the request in records. Raises TensorError for an operation that failed, DeviceMeshError if the
@@ -475,7 +475,7 @@ class Stream:
         return self.ask(command, what)
 
     def _send_request(
-        self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[Written]
+        self, command: tuple[Any, ...], where: CallSite | None, written: Sequence[WriteRecord]
     ) -> CommandBatch:
         """Sends what was issued and a command, whose value is the last of the batch."""
         self.wait_for_window()

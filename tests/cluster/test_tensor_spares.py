@@ -87,7 +87,7 @@ def test_a_spare_that_dies_fails_nothing(mesh: Mesh) -> None:
     until(lambda: spares() not in ([], [spare]), "another spare")
 
 
-def test_a_spare_killed_while_it_takes_over_is_replaced_by_a_fork(mesh: Mesh) -> None:
+def test_a_spare_killed_while_it_takes_over_is_replaced(mesh: Mesh) -> None:
     [spare] = spares()
     os.kill(spare, signal.SIGSTOP)
     lose(mesh, 1)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate
 from monarch_nb.tensor.batch import UNSENT
 from monarch_nb.tensor.propagation import MeshLayout, Meta
 from monarch_nb.tensor.references import HeldObjects, LogicalMemory, Reference, StepWrites
-from monarch_nb.tensor.replicas import Contents, Transfer, contents_of, transfers
+from monarch_nb.tensor.replicas import ShardTransfer, StreamContents, contents_of, transfers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,17 +30,17 @@ def test_a_tensor_is_unaliased_before_and_after_a_view_is_held() -> None:
 def test_a_new_rank_receives_each_part_from_one_that_holds_it() -> None:
     both, rows, whole = frozenset({0, 1}), frozenset({0}), frozenset[int]()
     groups = [(whole, (1, 2)), (rows, (3,)), (both, (4,))]
-    assert transfers((2, 3), [4], groups) == ([Transfer(3, 4, (1, 2, 3))], {4: 4})
+    assert transfers((2, 3), [4], groups) == ([ShardTransfer(3, 4, (1, 2, 3))], {4: 4})
     found, missing = transfers((2, 3), [0, 4], groups)  # of two, no rank serves both
-    assert (found, missing) == ([Transfer(1, 0, (1, 2, 3)), Transfer(3, 4, (1, 2, 3))], {4: 0})
+    assert (found, missing) == ([ShardTransfer(1, 0, (1, 2, 3)), ShardTransfer(3, 4, (1, 2, 3))], {4: 0})
     assert transfers((2, 3), [3, 4, 5], groups) == (
-        [Transfer(0, 3, (1, 2)), Transfer(1, 4, (1, 2)), Transfer(2, 5, (1, 2))],
+        [ShardTransfer(0, 3, (1, 2)), ShardTransfer(1, 4, (1, 2)), ShardTransfer(2, 5, (1, 2))],
         {3: 3, 4: 3},
     )
     assert transfers((2,), [0, 1], groups[:2]) == ([], dict.fromkeys((1, 2, 3), 0))
 
 
-def test_contents_are_lost_with_a_write_that_some_rank_has_not_done() -> None:
+def test_contents_are_lost_with_an_unfinished_write() -> None:
     stream: Any = object()
     held = HeldObjects({})
     layout = MeshLayout((2,), ("rank",), "cpu")
@@ -53,6 +53,6 @@ def test_contents_are_lost_with_a_write_that_some_rank_has_not_done() -> None:
     held.steps.add(step)
     numbers = [each.number for each in (base, view, early, late, by_step)]
     contents = contents_of(held, layout, 7, {0: numbers}, "a process died")
-    assert contents == Contents((early.number,), (Transfer(0, 1, (early.number,)),))
+    assert contents == StreamContents((early.number,), (ShardTransfer(0, 1, (early.number,)),))
     assert set(held.lost) == {each.number for each in (base, view, late, unmade, by_step)}
     assert contents_of(held, layout, 10, {0: numbers}, "a process died").kept == (early.number,)  # still lost

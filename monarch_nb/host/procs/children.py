@@ -20,7 +20,7 @@ from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.environment import overlaid, reason_for_cold_start
 from monarch_nb.host.procs.forker import DIED, Forker
 from monarch_nb.host.procs.reaper import Reaper, kill_group
-from monarch_nb.host.procs.spares import Spares
+from monarch_nb.host.procs.spares import SpareProcs
 from monarch_nb.host.procs.template import EarlyTemplates
 from monarch_nb.host.protocol import Exited, Launch, ProcSpec
 from monarch_nb.logs.last_lines import spool_size
@@ -60,7 +60,7 @@ class Children:
         self.reaper = Reaper(loop, self._drain)
         self.forker = Forker(loop, folder, environment, cord, self._refused, self.reaper, self._retire_light)
         self._light = Forker(loop, folder, environment, cord, self._refused, self.reaper, again=False)
-        self.spares = Spares(loop, self.forker, self.reaper)
+        self.spares = SpareProcs(loop, self.forker, self.reaper)
         if early is not None:
             if early.light is not None:
                 self._light.adopt(early.light, early.pid)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from monarch_nb.host.loop import Loop
 from monarch_nb.host.procs.channel import ProcChannel
@@ -18,7 +19,7 @@ _REPLACE_S = 2.0  # until a spare is replaced, so that it does not slow down a h
 _ATTEMPTS = 3  # starts of spares that end by themselves
 
 
-class Spare:
+class SpareProc:
     """A process without a rank. `died` is called with its wait status."""
 
     def __init__(self, mesh: str, channel: ProcChannel, died: Callable[[int], None]) -> None:
@@ -27,7 +28,7 @@ class Spare:
         self.is_ready = False  # it has made its calls, which take longer than a fork
 
 
-class Spares:
+class SpareProcs:
     """The spares of the meshes of a host. Their environment, folder and devices are those of the rank they become.
 
     A spare that ends by itself is replaced, a few times, and nothing else happens. Everything happens on the loop's
@@ -37,7 +38,7 @@ class Spares:
     def __init__(self, loop: Loop, forker: Forker, reaper: Reaper) -> None:
         self._loop, self._forker, self._reaper = loop, forker, reaper
         self._wanted: dict[str, KeepSpares] = {}  # by mesh
-        self._spares: dict[ProcChannel, Spare] = {}
+        self._spares: dict[ProcChannel, SpareProc] = {}
         self._attempts: Counter[str] = Counter()
 
     def keep(self, wanted: KeepSpares) -> None:
@@ -49,7 +50,7 @@ class Spares:
         del self._attempts[wanted.mesh]
         self._fill(wanted.mesh)
 
-    def take(self, mesh: str) -> Spare | None:
+    def take(self, mesh: str) -> SpareProc | None:
         """Returns a spare of a mesh, which is one no more."""
         spare = next((each for each in self._spares.values() if each.mesh == mesh and each.is_ready), None)
         if spare is not None:
@@ -95,15 +96,14 @@ class Spares:
             except OSError as error:
                 log.warning("a spare process of %s could not be started: %s", mesh, error)
                 break
-            spare = self._spares[channel] = Spare(mesh, channel, lambda status: None)
-            channel.attach(lambda words, spare=spare: self._on_words(spare, words),  # type: ignore[misc]
-                           lambda spare=spare: self._channel_ended(spare))  # type: ignore[misc]  # fmt: skip
+            spare = self._spares[channel] = SpareProc(mesh, channel, lambda status: None)
+            channel.attach(partial(self._on_words, spare), partial(self._channel_ended, spare))
             channel.prepare(wanted.prepare)
             channels.append(channel)
         if channels:
             self._forker.fork(channels)
 
-    def _on_words(self, spare: Spare, words: list[str]) -> None:
+    def _on_words(self, spare: SpareProc, words: list[str]) -> None:
         match words:
             case ["pid", number] if not spare.pid:
                 spare.pid = int(number)
@@ -116,11 +116,11 @@ class Spares:
                 spare.channel.close()
                 self._gone(spare, " ".join(text))
 
-    def _channel_ended(self, spare: Spare) -> None:
+    def _channel_ended(self, spare: SpareProc) -> None:
         if not spare.pid:  # else its death is about to be seen
             self._gone(spare, "its start failed")
 
-    def _gone(self, spare: Spare, why: str) -> None:
+    def _gone(self, spare: SpareProc, why: str) -> None:
         if self._spares.pop(spare.channel, None) is None:
             return
         spare.channel.close()

@@ -79,7 +79,7 @@ def _joined(path: str, key: object) -> str:
 
 
 @dataclass(frozen=True)
-class Copies:
+class MemoryCheckpoint:
     """A checkpoint in the memory of the processes: copies of the shards, and the rest of the state."""
 
     number: int
@@ -96,7 +96,7 @@ class Checkpoints:
         if (every is not None and every < 1) or keep < 1:
             raise ValueError("checkpoint: every and keep have to be 1 or more")
         self.folder = None if folder is None else os.path.abspath(os.path.expanduser(folder))
-        self._copies: Copies | None = None
+        self._copies: MemoryCheckpoint | None = None
         self._state, self._optimizer, self._every, self._keep = state, optimizer, every, keep
         _ = self._stream  # an error is results here
 
@@ -145,7 +145,7 @@ class Checkpoints:
             with torch.no_grad():
                 copies = {name: cast(MeshTensor, tensor.clone()) for name, tensor in tensors.items()}
             self._await(stream, copies)
-            self._copies = Copies(number, pickle.dumps(about), copies)
+            self._copies = MemoryCheckpoint(number, pickle.dumps(about), copies)
             return
         state = {name: TensorOf(current(tensor), sharded=True) for name, tensor in tensors.items()}
         arguments = (state, self.folder, number, secrets.token_hex(4), pickle.dumps(about), self._keep)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_nb._about import more
 from monarch_nb.tensor import device
-from monarch_nb.tensor.batch import CallSites, Written
+from monarch_nb.tensor.batch import CallSites, WriteRecord
 from monarch_nb.tensor.commands import REPLAY
 from monarch_nb.tensor.compiled.capture import Capture, GradientSlot, Leaf, captured, parameters, shared_memory
 from monarch_nb.tensor.compiled.difference import RunDifference
@@ -141,7 +141,7 @@ class Variant:
             if leaf is not None:
                 leaf.grad = None
         seed = seed_number(stream.seed, stream.drawn)
-        written: list[Written] = [self._writes]
+        written: list[WriteRecord] = [self._writes]
         if self._written or self._made:
             arguments = stream.held.references(
                 [*(given[register] for register in self._written), *outputs[self._results :]]

@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -23,7 +22,7 @@ from monarch_nb.tensor.commands import Open, decode_numbers
 from monarch_nb.tensor.failure import Failure, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.groups.world import GroupSpec, StoreAddress
-from monarch_nb.tensor.replicas import Contents
+from monarch_nb.tensor.replicas import StreamContents
 from monarch_nb.tensor.verbs import AskValues, MemoryUsed, Values
 from monarch_nb.tensor.workers.session import WorkerSession
 
@@ -112,13 +111,12 @@ class _Statistics:
 
 def warm_up() -> None:
     """Imports and runs once what the first group and the first operation need, in a process that has no rank yet."""
-    import_module("monarch_nb.engine.worker")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"  # until the rank's environment is set
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
         mesh = DeviceMesh("cpu", [0], mesh_dim_names=("rank",))
         with torch.no_grad():
-            distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]).sum().full_tensor()  # type: ignore[attr-defined]
+            cast(DTensor, distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)]).sum()).full_tensor()
     finally:
         dist.destroy_process_group()
 
@@ -167,7 +165,7 @@ class TensorWorker(Actor):
         }
 
     @endpoint
-    def restore(self, contents: dict[int, Contents]) -> str:
+    def restore(self, contents: dict[int, StreamContents]) -> str:
         """Exchanges the contents of streams with other ranks after a heal; blocks. Returns what failed here, or ""."""
         try:
             with self._running():

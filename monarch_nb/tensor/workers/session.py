@@ -34,7 +34,7 @@ from monarch_nb.tensor.compiled.replay import Replay
 from monarch_nb.tensor.failure import Failure, LostInputError, LostTensor
 from monarch_nb.tensor.groups.member import Membership
 from monarch_nb.tensor.propagation import whole
-from monarch_nb.tensor.replicas import Contents, receive, send
+from monarch_nb.tensor.replicas import StreamContents, receive, send
 from monarch_nb.tensor.verbs import MemoryUsed
 from monarch_nb.tensor.workers.making import distributed, empty, held, made_in_parts
 from monarch_nb.tensor.workers.plans import Env, Executable, PlanSignature
@@ -180,7 +180,7 @@ class WorkerSession:
         """Returns the tensors whose shards are here, by number."""
         return [int(number) for number, value in self.env.items() if isinstance(value, DTensor)]
 
-    def restore(self, contents: Contents) -> None:
+    def restore(self, contents: StreamContents) -> None:
         """Sends shards to new processes or receives them; blocks. Everything but these contents is dropped."""
         kept: Env = {number: self.env[number] for number in contents.kept if number in self.env}
         for source, target, numbers in contents.transfers:
