@@ -65,7 +65,7 @@ def refill(tensor: MeshTensor) -> None:
     may_be_lost = stream.has_failed and stream.watcher is None  # a captured step must not contain it
     if number in stream.held.lost or (may_be_lost and stream.held.is_alone(reference)):
         stream.issue_object(Revive(tensor.meta, number))
-        (reference.memory or reference).written = UNSENT  # until it is overwritten
+        reference.writes.written = UNSENT  # until it is overwritten
         stream.held.lost.pop(number, None)
 
 

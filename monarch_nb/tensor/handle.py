@@ -291,7 +291,7 @@ def run(stream: Stream, plan: OperationPlan, given: list[MeshTensor], floats: li
     targets: Sequence[WriteRecord] = ()
     if plan.writes:
         references = [tensor.reference for tensor in given]
-        targets = [references[index].memory or references[index] for index in plan.writes]
+        targets = [references[index].writes for index in plan.writes]
         check_writes(plan, references, where)
         if any(tensor.requires_grad for tensor in given):
             check_gradients(plan, references)

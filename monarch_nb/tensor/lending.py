@@ -35,7 +35,7 @@ def lent(tensors: Mapping[str, MeshTensor]) -> Iterator[None]:
             for stream, references in by_mesh.items():
                 stream.run_everywhere(RunFunction(_lend, (references,), {}))
             for tensor in tensors.values():  # a rank may be lost while the cell writes
-                (tensor.reference.memory or tensor.reference).written = UNSENT
+                tensor.reference.writes.written = UNSENT
             yield
     finally:
         for stream, references in by_mesh.items():

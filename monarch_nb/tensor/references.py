@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.weak import TensorWeakRef
 
-from monarch_nb.tensor.batch import NEVER, Item
+from monarch_nb.tensor.batch import NEVER, Item, WriteRecord
 from monarch_nb.tensor.commands import FREE
 from monarch_nb.tensor.errors import RESTORE, ContentsLostError
 from monarch_nb.tensor.origin import CallSite, origin_of
@@ -24,10 +24,10 @@ class Reference:
 
     `number` identifies the tensor in its stream. `memory` is shared with its views and its base, None without them.
     `copied` says how to make a view again that has memory of its own on the workers. `offset` is the offset in the
-    shared memory in bytes, as it would be if nothing were sharded. `written` is the last operation that writes to it.
+    shared memory in bytes, as it would be if nothing were sharded.
     """
 
-    __slots__ = ("__weakref__", "copied", "is_view", "memory", "number", "offset", "stream", "written")
+    __slots__ = ("__weakref__", "_writes", "copied", "is_view", "memory", "number", "offset", "stream")
 
     def __init__(self, stream: "Stream", number: int) -> None:
         self.stream, self.number = stream, number
@@ -35,6 +35,29 @@ class Reference:
         self.offset = 0
         self.memory: LogicalMemory | None = None
         self.copied: Copied | None = None
+        self._writes: OwnWrites | None = None
+
+    @property
+    def writes(self) -> WriteRecord:
+        """What keeps the number of the last write, and not the tensor: queued commands refer to it."""
+        if self.memory is not None:
+            return self.memory
+        if self._writes is None:
+            self._writes = OwnWrites()
+        return self._writes
+
+    def is_written_from(self, start: int) -> bool:
+        """Returns whether operations from `start` on write to it, or to its memory."""
+        own, memory = self._writes, self.memory
+        return (own is not None and own.written >= start) or (memory is not None and memory.written >= start)
+
+
+class OwnWrites:
+    """The last operation that writes to a tensor while no other one shares its memory."""
+
+    __slots__ = ("written",)
+
+    def __init__(self) -> None:
         self.written = NEVER
 
 
@@ -161,9 +184,7 @@ class HeldObjects:
         return {
             known.number
             for known in references
-            if known.number in numbers
-            or known.written >= start
-            or (known.memory is not None and (known.memory in memories or known.memory.written >= start))
+            if known.number in numbers or known.memory in memories or known.is_written_from(start)
         }
 
     def lose(self, numbers: Iterable[int], why: str) -> None:

@@ -435,7 +435,7 @@ class Stream:
 
     def run_everywhere(self, command: RunFunction, written: Iterable[Reference] = ()) -> ValueMesh[Any]:
         """Runs a function that may write to these on each rank, and returns the results; blocks and raises as `ask`."""
-        return self.ask((OBJECT, command), "execute", [reference.memory or reference for reference in written])
+        return self.ask((OBJECT, command), "execute", [reference.writes for reference in written])
 
     def ask(self, command: tuple[Any, ...], what: str, written: Sequence[WriteRecord] = ()) -> ValueMesh[Any]:
         """Returns the value of a command by rank; blocks until all that was issued before has run.

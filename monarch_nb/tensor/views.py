@@ -337,6 +337,6 @@ def _issue(
 ) -> None:
     if plan.number not in stream.defined:
         stream.define(Define(plan.number, plan.operation, plan.program, 0, plan.made, plan.writes))
-    stream.issue((plan.number, *numbers), where, [known.memory or known for known in written if known is not None])
+    stream.issue((plan.number, *numbers), where, [known.writes for known in written if known is not None])
     if plan.collectives:
         stream.table.moved(where, plan)

@@ -47,7 +47,7 @@ def test_contents_are_lost_with_an_unfinished_write() -> None:
     meta = Meta.of(layout, (4,), torch.float32, (Replicate(),))
     base, view, early, late, unmade, by_step = (held.hold(stream, meta, None) for _ in range(6))
     base.memory = view.memory = LogicalMemory()
-    base.memory.written, early.written, late.written = 7, 6, UNSENT
+    base.writes.written, early.writes.written, late.writes.written = 7, 6, UNSENT
     step = StepWrites([by_step.number])
     step.written = 9
     held.steps.add(step)

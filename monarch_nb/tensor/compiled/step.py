@@ -146,7 +146,7 @@ class Variant:
             arguments = stream.held.references(
                 [*(given[register] for register in self._written), *outputs[self._results :]]
             )
-            written += [known.memory or known for known in arguments if known is not None]
+            written += [known.writes for known in arguments if known is not None]
         stream.repeat((*self._head, seed, *given, *outputs), self._sites, written)
         if inputs:
             self._update_views(inputs, stream.held.references(outputs))
