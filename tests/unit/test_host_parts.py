@@ -3,20 +3,26 @@
 import contextlib
 import itertools
 import os
+import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monarch_nb.host import folders
 from monarch_nb.host.leases import Idleness, OwnerLeases
 from monarch_nb.host.procs import exits
+from monarch_nb.host.procs.channel import ProcChannel
 from monarch_nb.host.procs.cold import binding_prefix
 from monarch_nb.host.procs.environment import HELD_BACK, held_back, overlaid, reason_for_cold_start, wanted_threads
+from monarch_nb.host.procs.spares import SpareProcs
+from monarch_nb.host.protocol import KeepSpares
 from monarch_nb.logs.marks import ERR, TEXT
 
 pytestmark = pytest.mark.timeout(10)
@@ -421,3 +427,82 @@ def test_binding_falls_back_to_taskset_and_knows_its_keys(tmp_path: Path, monkey
         assert binding_prefix({"cpus": "0-3"}) == expected
     with pytest.raises(ValueError, match="unknown proc_bind keys"):
         binding_prefix({"gpus": "1"})
+
+
+@pytest.fixture
+def world() -> "Iterator[SpareWorld]":
+    world = SpareWorld()
+    yield world
+    for channel in world.forks:
+        channel.close()
+
+
+class SpareWorld:
+    """A loop, a template and a reaper that only note what they are asked for."""
+
+    def __init__(self) -> None:
+        self.later: list[Callable[[], None]] = []
+        self.forks: list[ProcChannel] = []
+        self.died: dict[int, Callable[[int], None]] = {}
+        world: Any = self
+        self.spares = SpareProcs(world, world, world)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.later.append(call)
+
+    def fork(self, channels: Sequence[ProcChannel]) -> None:
+        self.forks += channels
+
+    def watch(self, pid: int, died: Callable[[int], None]) -> None:
+        self.died[pid] = died
+
+    def register(self, *_: object) -> None: ...
+
+    modify = unregister = forked = register
+
+    def keep(self, count: int = 1) -> None:
+        self.spares.keep(KeepSpares(mesh="p1", owner="controller", count=count, prepare="module:call"))
+        self.pass_time()
+
+    def pass_time(self) -> None:
+        due, self.later = self.later, []
+        for call in due:
+            call()
+
+    def says(self, text: str) -> None:
+        """Of the process that was forked last."""
+        os.write(self.forks[-1].far_fd, text.encode())
+        self.forks[-1].drain()
+
+
+def test_a_spare_is_taken_when_ready_and_replaced_later(world: SpareWorld) -> None:
+    world.keep()
+    world.says("pid 7\n")
+    assert world.spares.take("p1") is None
+    world.says("ready\n")
+    assert world.spares.take("another") is None
+    spare = world.spares.take("p1")
+    assert spare is not None
+    assert (spare.pid, world.spares.take("p1"), len(world.forks)) == (7, None, 1)
+    world.pass_time()
+    assert len(world.forks) == 2
+    world.spares.owner_gone("controller")
+    with subprocess.Popen(["sleep", "60"]) as other:
+        world.says(f"pid {other.pid}\nready\n")  # it was on its way
+    assert other.returncode == -signal.SIGKILL
+    world.pass_time()
+    assert (world.spares.take("p1"), len(world.forks)) == (None, 2)
+
+
+def test_spares_that_keep_dying_are_given_up_until_the_next_heal(world: SpareWorld) -> None:
+    world.keep()
+    for pid in (7, 8, 9):
+        world.says(f"pid {pid}\nready\n")
+        world.died[pid](9)
+        world.pass_time()
+    assert (len(world.forks), world.spares.take("p1")) == (3, None)
+    world.keep()
+    assert len(world.forks) == 4
+    assert world.spares.refused(world.forks[-1], "no template")
+    world.pass_time()
+    assert len(world.forks) == 5

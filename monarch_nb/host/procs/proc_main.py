@@ -46,7 +46,7 @@ def run(fd: int, cord: int, *, forked: bool) -> int:
     try:
         keep = {fd} if lifeline is None else {fd, lifeline}
         spec = channel.read_spec(lambda path: _prepare(path, keep))
-    except EOFError:
+    except (EOFError, SystemExit):
         return 1
     _settle(spec, forked=forked, keep=keep)
     threading.Thread(target=channel.serve, args=(_end_with_agent,), name="monarch-agent-channel", daemon=True).start()
@@ -197,7 +197,8 @@ def _runner(path: str) -> Callable[[ProcSpec], int | None]:
 def _prepare(path: str, keep: set[int]) -> None:
     """Makes a call in a process that has no rank yet; it is as good a process if that fails.
 
-    Descriptors that it opens are added to those to keep: threads of libraries may use them.
+    Descriptors that it opens are added to those to keep: threads of libraries may use them. Raises SystemExit if it has
+    opened a GPU: which GPUs a process sees is decided when it opens the first, and its rank may have others.
     """
     name_process("mnb-spare")
     close_other_fds(keep)
@@ -207,6 +208,8 @@ def _prepare(path: str, keep: set[int]) -> None:
     except Exception:
         traceback.print_exc()
     keep |= open_fds()
+    if any(os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia") for fd in keep):
+        raise SystemExit(1)
 
 
 def _end_with_agent() -> None:

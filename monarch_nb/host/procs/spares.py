@@ -20,7 +20,7 @@ _ATTEMPTS = 3  # starts of spares that end by themselves
 
 
 class SpareProc:
-    """A process without a rank. `died` is called with its wait status."""
+    """A process without a rank, of a mesh ("" if it is wanted no more). `died` is called with its wait status."""
 
     def __init__(self, mesh: str, channel: ProcChannel, died: Callable[[int], None]) -> None:
         self.mesh, self.channel, self.died = mesh, channel, died
@@ -46,9 +46,10 @@ class SpareProcs:
         if wanted.count < 1:
             self.end(wanted.mesh)
             return
+        is_new = self._wanted.get(wanted.mesh) != wanted
         self._wanted[wanted.mesh] = wanted
         del self._attempts[wanted.mesh]
-        self._fill(wanted.mesh)
+        self._loop.call_later(0.0 if is_new else _REPLACE_S, lambda: self._fill(wanted.mesh))
 
     def take(self, mesh: str) -> SpareProc | None:
         """Returns a spare of a mesh, which is one no more."""
@@ -72,12 +73,16 @@ class SpareProcs:
         """Ends the spares of a mesh."""
         self._wanted.pop(mesh, None)
         for spare in [each for each in self._spares.values() if each.mesh == mesh]:
-            del self._spares[spare.channel]
-            spare.channel.close()  # which ends one that waits, or is yet to be forked
-            if spare.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    kill_group(spare.pid)
-                    os.kill(spare.pid, signal.SIGKILL)
+            spare.mesh = ""
+            if spare.pid:  # else when it has been forked: the template has the channel
+                self._drop(spare)
+
+    def _drop(self, spare: SpareProc) -> None:
+        del self._spares[spare.channel]
+        spare.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            kill_group(spare.pid)
+            os.kill(spare.pid, signal.SIGKILL)
 
     def owner_gone(self, owner: str) -> None:
         """Ends the spares of an owner's meshes."""
@@ -110,6 +115,8 @@ class SpareProcs:
                 self._forker.forked()
                 spare.died = lambda status: self._gone(spare, f"it ended with status {status}")
                 self._reaper.watch(spare.pid, lambda status: spare.died(status))
+                if not spare.mesh:
+                    self._drop(spare)
             case ["ready"]:
                 spare.is_ready = True
             case ["error", *text]:
