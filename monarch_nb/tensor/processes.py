@@ -44,6 +44,7 @@ class MeshProcesses:
         self._members = tuple(region_of(procs).ranks())
         self.left_out = frozenset(self._state.ranks) - set(self._members)
         self._spares = 0
+        self._store: tuple[tuple[str, bool], StoreAddress] | None = None  # by process and whether it has one host only
         self._loss = ""  # the last reason why contents were lost
         self._over = ""  # why these workers were stopped_text
         current_runtime().part(Driver).raised_in_use(self._state.uid)
@@ -81,23 +82,37 @@ class MeshProcesses:
 
     # -- generations ------------------------------------------------------------------------------------------------
 
-    def _group(self, streams: Mapping[int, tuple[Open, int, int]], *, heals: bool = False) -> None:
-        """Makes a process group of all workers, in which these streams continue from where all ranks are."""
+    def _group(
+        self, streams: Mapping[int, tuple[Open, int, int]], contents: Mapping[int, StreamContents] | None = None
+    ) -> str:
+        """Makes a process group of all workers, in which these streams continue from where all ranks are.
+
+        With these contents, after a heal; returns what failed in their restoration, or "".
+        """
         layout = self._state.layout
         workers: ActorMesh[TensorWorker] = self.workers
         first: Any = part_of(workers, Region((), NDSlice(self._members[0], (), ())))
-        [store] = self._all(first.keep_store, len(layout.hosts) == 1).values()
+        process = (self._state.address(self._members[0]), len(layout.hosts) == 1)
+        if self._store is None or self._store[0] != process:  # a heal or growth has changed it
+            [address] = self._all(first.keep_store, len(layout.hosts) == 1).values()
+            self._store = (process, address)
+        store = self._store[1]
         number = self.generation + 1
         spec = GroupSpec(
             self._state.uid, current_runtime().address, number, self._members, layout.per_host, self.device
         )
-        held_back(self._join, store, spec, dict(streams), heals).get()
+        joined = held_back(self._join, store, spec, dict(streams), dict(contents or {})).get()
+        return next(filter(None, joined.values()), "")
 
     def _join(
-        self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]], heals: bool
+        self,
+        store: StoreAddress,
+        spec: GroupSpec,
+        streams: dict[int, tuple[Open, int, int]],
+        contents: dict[int, StreamContents],
     ) -> Future[ValueMesh[Any]]:
         self._coordinator.begin(spec.generation)
-        joined = self._send(self.workers.join, store, spec, streams, heals)
+        joined = self._send(self.workers.join, store, spec, streams, contents)
         self.generation = spec.generation  # workers continue in it whether or not the caller waits
         return joined
 
@@ -177,16 +192,17 @@ class MeshProcesses:
 
     def _restore(self) -> None:
         """Makes the group anew, and gives new processes what others hold of the contents of lost streams. Blocks."""
-        held = list(self._all(self.workers.held).values())  # in the order of `_members`
         streams = {number: stream for number, stream in sorted(self._streams.items()) if stream.lost is not None}
+        for stream in streams.values():
+            stream.end_sending()
+        held = list(self._all(self.workers.held).values())  # in the order of `_members`
         going_on = self._progress([{n: reached for n, (reached, _) in found.items()} for found in held])
         contents: dict[int, StreamContents] = {}
         for number, stream in streams.items():
             ranks = enumerate(self._openings[number].ranks)
             there = {index: held[member][number][1] for index, member in ranks if number in held[member]}
             contents[number] = stream.contents_after_heal(going_on[number][1], there, self._loss)
-        self._group(going_on, heals=True)
-        wrong = next(filter(None, self._all(self.workers.restore, contents).values()), "")
+        wrong = self._group(going_on, contents)
         if wrong:  # on a living rank: out of memory, for example
             self._coordinator.cut(f"contents could not be restored: {wrong}")
             for number, stream in streams.items():

@@ -60,6 +60,7 @@ def contents_of(
     fresh = [rank for rank in range(prod(layout.shape)) if rank not in ranks]
     common = set.intersection(*map(set, ranks.values())) if ranks else set[int]()
     unfinished = held.written_from(start)
+    unmade = f"an operation that makes it, or writes to it, has not run on all ranks: {why}"
     groups: dict[object, set[int]] = {}
     dims: dict[object, set[int]] = {}
     for number, entry in tuple(held.entries.items()):
@@ -67,7 +68,7 @@ def contents_of(
         if reference is None or number in held.lost:
             continue
         if number in unfinished or (number not in common and number not in held.stale):
-            held.lose([number], f"an operation that makes it, or writes to it, has not run on all ranks: {why}")
+            held.lose([number], unmade if ranks else f"all ranks that held it are lost: {why}")
         elif number not in held.stale:
             # Memory that tensors share has to arrive as one.
             key = reference.memory if reference.memory is not None and reference.copied is None else reference

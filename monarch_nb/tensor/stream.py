@@ -404,22 +404,26 @@ class Stream:
             self._group.revive(self)
 
     def _drop(self) -> None:
-        """Drops what is queued, but for the release of tensors, and the batches in flight."""
+        """Drops the batches in flight and what is queued, but for the release of tensors."""
         self._batches.clear()
         queue = self.queue
         items = [queue.popleft() for _ in range(len(queue))]
         _mark_unsent(items)
         queue.extend(item for item in items if item[0][0] == FREE)
 
+    def end_sending(self) -> None:
+        """Blocks while a thread sends a batch, and drops what is queued; the stream is lost."""
+        with self._lock:
+            self._drop()
+
     def contents_after_heal(self, start: int, ranks: Mapping[int, Collection[int]], why: str) -> StreamContents:
         """Returns which tensors have contents after a heal, and marks the others as lost, since `why`.
 
         All surviving ranks have done the operations before `start`; `ranks` are the tensors that each of them holds.
         """
-        with self._lock:  # the flusher may be about to send
-            self._drop()
-            self.free()
-            return contents_of(self.held, self.layout, start, ranks, why)._replace(operations=self._issued)
+        self._drop()
+        self.free()
+        return contents_of(self.held, self.layout, start, ranks, why)._replace(operations=self._issued)
 
     def reset_after_heal(self) -> None:
         """Starts anew after a heal, with the tensors whose contents were restored."""

@@ -21,9 +21,16 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(not Path("/proc").exi
 def mesh() -> Iterator[Mesh]:
     for procs in spawned(2, "spared"):
         mesh = Mesh.of(procs, spares=1)
-        until(spares)
+        ready(others=[])
         yield mesh
     until(lambda: not spares(), "the spare ends with its mesh")
+
+
+def ready(others: list[int]) -> int:
+    """Waits for a spare; its pid."""
+    until(lambda: spares() not in ([], others), "a spare is ready")
+    status()  # its agent has seen it
+    return spares()[0]
 
 
 def spares() -> list[int]:
@@ -71,9 +78,8 @@ def test_a_spare_becomes_the_lost_rank_and_is_replaced(
     assert whole.tolist() == [0, 1, 2, 3]
     assert pids(mesh)[1] == spare
     assert mesh.execute(surroundings).get(1) == ("yes", str(tmp_path), devices)
-    until(lambda: spares() not in ([], [spare]), "another spare")
+    spare = ready(others=[spare])
     lose(mesh, 0)
-    [spare] = spares()
     monarch_nb.heal_mesh(mesh)
     assert pids(mesh)[0] == spare
 
@@ -84,7 +90,7 @@ def test_a_spare_that_dies_fails_nothing(mesh: Mesh) -> None:
     lose(mesh, 0)
     monarch_nb.heal_mesh(mesh)
     assert mesh.ones(4).tolist() == [1.0] * 4
-    until(lambda: spares() not in ([], [spare]), "another spare")
+    ready(others=[spare])
 
 
 def test_a_spare_killed_while_it_takes_over_is_replaced(mesh: Mesh) -> None:

@@ -200,7 +200,6 @@ def _prepare(path: str, keep: set[int]) -> None:
     Descriptors that it opens are added to those to keep: threads of libraries may use them. Raises SystemExit if it has
     opened a GPU: which GPUs a process sees is decided when it opens the first, and its rank may have others.
     """
-    name_process("mnb-spare")
     close_other_fds(keep)
     module, _, name = path.partition(":")
     try:
@@ -210,6 +209,7 @@ def _prepare(path: str, keep: set[int]) -> None:
     keep |= open_fds()
     if any(os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia") for fd in keep):
         raise SystemExit(1)
+    name_process("mnb-spare")
 
 
 def _end_with_agent() -> None:

@@ -164,9 +164,7 @@ class TensorWorker(Actor):
             stream: (session.reached, session.held()) for stream, session in self._sessions.items() if session.is_whole
         }
 
-    @endpoint
-    def restore(self, contents: dict[int, StreamContents]) -> str:
-        """Exchanges the contents of streams with other ranks after a heal; blocks. Returns what failed here, or ""."""
+    def _restore(self, contents: dict[int, StreamContents]) -> str:
         try:
             with self._running():
                 for stream, session in sorted(self._sessions.items()):
@@ -179,12 +177,17 @@ class TensorWorker(Actor):
 
     @endpoint
     def join(
-        self, store: StoreAddress, spec: GroupSpec, streams: dict[int, tuple[Open, int, int]], heals: bool = False
-    ) -> None:
+        self,
+        store: StoreAddress,
+        spec: GroupSpec,
+        streams: dict[int, tuple[Open, int, int]],
+        contents: dict[int, StreamContents],
+    ) -> str:
         """Joins the next generation.
 
         `streams` has for each stream that continues: its mesh, the first operation that some rank has not done, and the
-        first that none has begun. Other streams end. With `heals`, those that are opened here receive their tensors.
+        first that none has begun. Other streams end. After a heal, `contents` are exchanged with other ranks; returns
+        what failed in that, or "".
         """
         for stream in self._sessions.keys() - streams.keys():
             self._close(stream)
@@ -195,7 +198,8 @@ class TensorWorker(Actor):
             self._member.join(store, spec, rank)
         for stream, (opening, _, _) in sorted(streams.items()):
             if stream not in self._sessions and rank in opening.ranks:
-                self._open(stream, opening, is_whole=not heals)
+                self._open(stream, opening, is_whole=stream not in contents)
+        return self._restore(contents)
 
     @endpoint
     def batch(self, stream: int, number: int, first: int, numbers: bytes, objects: tuple[Any, ...]) -> Receipt:
