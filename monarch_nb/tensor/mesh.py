@@ -73,6 +73,8 @@ class Mesh(MeshTrait):
         """
         if mesh_dim_names is not None:
             procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
+        if spares < 0:
+            raise ValueError(f"spares={spares}: a number of processes, 0 or more")
         mesh = cls.__new__(cls)
         mesh._begin(procs, device)
         mesh._processes.keep_spares(spares)

@@ -1,5 +1,6 @@
 """Runs the commands of one stream in one worker, in order."""
 
+import sys
 import time
 import traceback
 from collections import deque
@@ -177,8 +178,9 @@ class WorkerSession:
         return (done if self._computed is None else min(done, self._computed)), begun
 
     def held(self) -> list[int]:
-        """Returns the tensors whose shards are here, by number."""
-        return [int(number) for number, value in self.env.items() if isinstance(value, DTensor)]
+        """Returns the tensors whose shards are here, by number, without those that a device has not computed."""
+        made = set[Number]() if self._computed is None else self._journal.touched(self._computed, sys.maxsize)[0]
+        return [int(number) for number, value in self.env.items() if isinstance(value, DTensor) and number not in made]
 
     def restore(self, contents: StreamContents) -> None:
         """Sends shards to new processes or receives them; blocks. Everything but these contents is dropped."""
