@@ -121,8 +121,6 @@ def test_a_death_in_a_compiled_step_breaks_the_mesh_until_healed(mesh: Mesh, fau
         x.sum().item()
     assert monarch_nb.heal_mesh(mesh) is mesh
     assert x.sum().item() == 32  # the other rank of its row holds the same
-    with pytest.raises(ContentsLostError, match="has not run on all ranks"):  # by the last steps
-        [float(parameter.sum().item()) for parameter in model.parameters()]
     assert saves.restore() == 4
     assert step() == pytest.approx(losses[4])
     more = [step() for _ in range(4)]
