@@ -18,7 +18,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests that look at all of the sources: `make check` runs all of them, `make test` the cheap ones.
 CHECKS = $(patsubst %,tests/unit/test_%.py,layers stubs reach site typing front_end wheel)
 
-.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs models soak chaos docs docs-serve gpu-report screenshots clean
+.PHONY: help setup front-end browser wheel demo lab examples test test-slow test-matrix fuzz check bench bench-data bench-tensor bench-debug bench-scale compare test-clusters test-verbs random-programs models planted-faults soak chaos docs docs-serve gpu-report screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -123,6 +123,9 @@ random-programs: setup ## 1,000 random programs of sharded tensors against local
 
 models: setup ## train all models in all ways against one process and write docs/models.md; NAMES='llama mamba' for some
 	$(PY) -m tests.models $(NAMES)
+
+planted-faults: setup ## plant faults in programs on real processes, ask which rank is to blame, and write docs/diagnosis.md; ONLY='DDP stuck' for some
+	$(PY) -m tests.planted_faults $(if $(ONLY),--only '$(ONLY)',--page docs/diagnosis.md) $(ARGS)
 
 soak: setup ## ten minutes of everything at once, in which nothing may grow; SECONDS= for another while
 	@mkdir -p build

@@ -163,11 +163,10 @@ class ProcessGroups:
             found[name] = GroupKey(name, tuple(sorted(map(int, members))), f"{host}:{port}" if port else "")
         return found
 
-    def newest(self) -> tuple[list[tuple[GroupKey, FlightRecord]], bool]:
-        """Returns the newest collective of each of the program's groups, and whether any are recorded."""
+    def remembered(self) -> tuple[list[tuple[GroupKey, list[FlightRecord]]], bool]:
+        """Returns the last collectives of each of the program's groups, in order, and whether any are recorded."""
         recorded = records()
-        newest = [(key, each[-1]) for key, each in self._of_groups(recorded)]
-        return newest, bool(recorded)
+        return self._of_groups(recorded), bool(recorded)
 
     def history(self, since_ns: int) -> list[tuple[GroupKey, list[FlightRecord]]]:
         """Returns the collectives of the program's groups that have begun since then (wall clock), in their order."""

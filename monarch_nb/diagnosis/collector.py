@@ -1,15 +1,17 @@
 """`diagnose(mesh)`: collects evidence from every process of a mesh, twice, and returns the verdict."""
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
-from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.judge import SURE_S, Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
-from monarch_nb.host.linux import state_letter
+from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.lifecycle.interrupts import interrupted
 from monarch_nb.lifecycle.watching import ProcessWatcher
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
@@ -19,6 +21,7 @@ from monarch_nb.runtime import (
     ActorState,
     Future,
     MeshState,
+    PendingCall,
     ProcState,
     Runtime,
     current_runtime,
@@ -33,6 +36,10 @@ from monarch_nb.wire import counted, host_of, kind_of
 SECOND_LOOK_S = 1.5  # who has answered the first look answers within that, or is too busy to be blamed
 LOOKS_APART_S = 0.4  # a rank that works has moved by then
 DEFAULT_TIMEOUT_S = 5.0
+ASLEEP_S = 1.0  # that a process is observed which does not answer, before it is said to sleep
+AWAKE = 0.1  # of the time, that it uses a processor otherwise
+MOST_NOTED = 2  # findings in the errors of calls
+_STOPPED = {"T": "halted", "t": "traced"}
 
 
 def diagnose(
@@ -105,9 +112,13 @@ def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIME
     """`diagnose` of one mesh of processes, without blocking."""
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
+    began = {rank: _processor_time(runtime, procs.address(rank)) for rank in procs.region.ndslice}
+
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
-            findings = judge(_evidence(runtime, procs, before, after))
+            findings = judge(_evidence(runtime, procs, before, after, began))
+            for call in _calls_of(runtime, procs):
+                call.finding = "; ".join(finding.line for finding in findings[:MOST_NOTED])
             resolve_future(diagnosis, Diagnosis(by_certainty(findings), _inspected(procs, after)))
         except Exception as error:
             fail_future(diagnosis, error)
@@ -144,6 +155,11 @@ def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
     return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ActorState) and state.procs is procs]
 
 
+def _calls_of(runtime: Runtime, procs: ProcState) -> list[PendingCall]:
+    uids = {procs.uid, *(state.uid for state in _actors_on(runtime, procs))}
+    return [call for call in tuple(runtime.calls.values()) if call.mesh in uids]
+
+
 def _procs_of(mesh: object) -> ProcState:
     if isinstance(mesh, MeshTrait) and not isinstance(mesh, (ActorMesh, ProcMesh)):
         mesh = getattr(mesh, "procs", mesh)
@@ -163,22 +179,29 @@ def _look(runtime: Runtime, procs: ProcState, within: float, then: Callable[[dic
     ask_ranks(runtime, procs, ranks, INSPECT, Inspect(), lambda found, _: then(found), within=within)
 
 
-def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], after: dict[int, Evidence]) -> Procs:
+def _evidence(
+    runtime: Runtime,
+    procs: ProcState,
+    before: dict[int, Evidence],
+    after: dict[int, Evidence],
+    began: dict[int, tuple[float, float]],
+) -> Procs:
     actors = _actors_on(runtime, procs)
     states, details = _states(procs)
     for state in actors:  # a breakpoint stops an actor, not its process
         states.update({rank: kind for rank, kind in _states(state)[0].items() if kind == "paused"})
-    uids = {procs.uid, *(state.uid for state in actors)}
     calls = [
         UnansweredCall(call.call, call.title, frozenset(call.missing_ranks()), call.size)
-        for call in tuple(runtime.calls.values())
-        if call.mesh in uids
+        for call in _calls_of(runtime, procs)
     ]
     for rank in states.keys() - after.keys():
         if states[rank] in ("failed", "paused"):
             continue
-        if _is_halted(runtime, procs.address(rank)):
-            states[rank] = "halted"
+        letter = _state_letter(runtime, procs.address(rank))
+        if letter in _STOPPED:
+            states[rank] = _STOPPED[letter]
+        elif letter == "S" and _sleeps(runtime, procs.address(rank), began[rank]):
+            states[rank] = "asleep"
         elif outage := operations().outage(procs.layout.host_of(rank)):
             states[rank], details[rank] = "unreachable", outage
 
@@ -188,12 +211,26 @@ def _evidence(runtime: Runtime, procs: ProcState, before: dict[int, Evidence], a
     return Procs(procs.name, states, details, before, after, calls, where)
 
 
-def _is_halted(runtime: Runtime, address: str) -> bool:
-    """Whether a process of this machine was stopped by a signal; False where that cannot be seen."""
+def _state_letter(runtime: Runtime, address: str) -> str:
+    """The state of a process of this machine as /proc has it; "" where that cannot be seen."""
     pid = runtime.part(ProcessWatcher).pids.get(address, 0)
-    if not pid or host_of(address) not in runtime.local_hosts:
-        return False
-    return state_letter(pid) == "T"
+    return state_letter(pid) if pid and host_of(address) in runtime.local_hosts else ""
+
+
+def _processor_time(runtime: Runtime, address: str) -> tuple[float, float]:
+    """The processor seconds of a process of this machine, NaN where they cannot be seen, and when that was."""
+    pid = runtime.part(ProcessWatcher).pids.get(address, 0)
+    used = processor_time(pid) if pid and host_of(address) in runtime.local_hosts else None
+    return math.nan if used is None else used, time.monotonic()
+
+
+def _sleeps(runtime: Runtime, address: str, began: tuple[float, float]) -> bool:
+    """Whether a process has not answered for long, and uses next to no processor time; threads that wait for the GIL
+    use some."""
+    since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
+    used, now = _processor_time(runtime, address)
+    passed = now - began[1]
+    return time.time() - since >= SURE_S and passed >= ASLEEP_S and used - began[0] < AWAKE * passed
 
 
 def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:

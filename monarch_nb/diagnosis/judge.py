@@ -1,12 +1,15 @@
 """The verdict: which ranks hold others up, from two looks at every process. Pure; `collector` collects the evidence.
 
-A rank that has not begun the collective in which others wait is named with the line it is at. It is blamed for sure
-only if it did nothing between the two looks, and waits for nobody itself. Silence is better than a wrong accusation.
+A rank that has not begun the collective in which others wait is named with the line it is at, unless it waits for
+others itself: then these are. It is blamed for sure only if it did nothing between the two looks, and others have
+waited for longer than they do at other times. Silence is better than a wrong accusation.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
@@ -14,6 +17,17 @@ from monarch_nb.diagnosis.findings import Finding, Kind, by_certainty
 from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, StackLine
 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
+HELPS_S = 0.02  # the same, of other threads and processes that a rank waits for
+WOKEN = 3  # times between two looks: data come, though little
+SUSPECT_S = 1.0  # of waiting, before there is a suspicion
+SURE_S = 3.0  # of waiting, before a rank that does nothing is blamed for sure
+PAUSES = 2.0  # times the longest pause that there was between two collectives: the same
+# Operations whose inputs are alike on all ranks.
+# Functions in C in which a program waits for a collective; on a GPU also those that read a tensor.
+_WAITS = frozenset(
+    {"", "wait", "wait_tensor", "barrier", "monitored_barrier", "synchronize", "item", "tolist", "cpu", "numpy", "to"}
+)
+_ALIKE = ("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "_all_gather_base", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,8 @@ class Procs:
 
 def judge(procs: Procs) -> tuple[Finding, ...]:
     """Returns the findings about one mesh, the certain ones first; none where nothing waits for anything."""
-    findings = [*_ended(procs), *_collectives(procs)]
+    ended = [*_ended(procs)]
+    findings = [*ended, *_collectives(procs, {rank for finding in ended for rank in finding.ranks})]
     explained = {rank for finding in findings for rank in finding.ranks}
     findings += _calls(procs, explained | set(_in_collectives(procs)))
     return by_certainty(findings)
@@ -51,6 +66,7 @@ def judge(procs: Procs) -> tuple[Finding, ...]:
 
 _STATES: dict[str, tuple[Kind, str]] = {
     "halted": ("stopped", "{where} {is} stopped by a signal; kill -CONT continues"),
+    "traced": ("stopped", "{where} {is} stopped by a debugger that is attached to the process"),
     "failed": ("dead", "{where} {is} dead: {detail}"),
     "unreachable": ("unreachable", "{where} cannot be reached: {detail}"),
     "paused": ("stopped", "{where} {is} stopped in the debugger; %mdb continues"),
@@ -58,9 +74,10 @@ _STATES: dict[str, tuple[Kind, str]] = {
         "stuck",
         "{where} {does} not answer: stopped by a signal, or in C code that holds the GIL",
     ),
+    "asleep": ("stuck", "{where} {does} not answer: in C code that holds the GIL, and sleeps"),
 }
 
-_SEEN_FROM_OUTSIDE = frozenset({"failed", "paused", "halted", "unreachable"})
+_SEEN_FROM_OUTSIDE = frozenset({"starting", "failed", "paused", "halted", "traced", "asleep", "unreachable"})
 
 
 def _ended(procs: Procs) -> Iterator[Finding]:
@@ -81,7 +98,8 @@ def _ended(procs: Procs) -> Iterator[Finding]:
         )
         if waiting:
             words += f"; {waiting}"
-        yield Finding(kind, procs.name, tuple(ranks), words, sure=state != "unresponsive")
+        sure = state != "unresponsive" and not (state == "asleep" and len(ranks) * 2 >= len(procs.states))
+        yield Finding(kind, procs.name, tuple(ranks), words, sure=sure)
 
 
 def _waiting(procs: Procs) -> str:
@@ -103,40 +121,116 @@ def _waiting(procs: Procs) -> str:
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def _collectives(procs: Procs) -> Iterator[Finding]:
+class _Group(NamedTuple):
+    """A process group: what its members have begun last, and who waits."""
+
+    key: GroupKey
+    begun: Mapping[int, NewestCollective | None]  # by base rank, of the members that answered
+    waiting: Mapping[int, NewestCollective]
+
+    def is_late(self, rank: int, number: int) -> bool:
+        """Whether a member has not begun the collective of that number."""
+        newest = self.begun.get(rank)
+        return rank in self.begun and (newest is None or newest.number < number)
+
+    @property
+    def late(self) -> dict[int, set[int]]:
+        """The members that have not begun the collective of a number, by the numbers in which others wait."""
+        numbers = {each.number for each in self.waiting.values()}
+        return {number: {rank for rank in self.begun if self.is_late(rank, number)} for number in numbers}
+
+
+_UNKNOWN = -1  # in place of members that did not answer
+
+
+def _collectives(procs: Procs, ended: Set[int]) -> Iterator[Finding]:
+    """Who holds up those that wait in collectives. `ended` are ranks that findings explain already."""
     by_rank = {evidence.rank: base for base, evidence in procs.after.items() if evidence.rank >= 0}
-    keys = dict.fromkeys(key for evidence in procs.after.values() for key in evidence.groups)
-    for key in keys:
-        members = [by_rank[member] for member in key.members if member in by_rank]
-        yield from _group(procs, key, members, len(members) < len(key.members))
+    groups = [
+        _group(procs, key, [by_rank[member] for member in key.members if member in by_rank])
+        for key in dict.fromkeys(key for evidence in procs.after.values() for key in evidence.groups)
+    ]
+    awaited = _awaited(procs, groups, by_rank)
+    mismatches = [mismatch for group in groups if (mismatch := _mismatch(procs, group))]
+    yield from (finding for finding, _ in mismatches)
+    explained = {*ended, _UNKNOWN, *(rank for _, ranks in mismatches for rank in ranks)}
+    pending = {*_in_collectives(procs), *_receiving(procs)}
+    late = {rank for group in groups for ranks in group.late.values() for rank in ranks}
+    culprits = {rank for rank in late if not awaited.get(rank) and rank not in pending | explained}
+    yield from _late(procs, groups, culprits)
+    silent = {rank for others in awaited.values() for rank in others} - culprits - awaited.keys() - pending - explained
+    yield from _silent(procs, awaited, silent)
+    # Those who wait for one of these are explained; the rest, if there is one, waits for itself.
+    ends = {*explained, *culprits, *silent, *(rank for rank in pending if not awaited.get(rank))}
+    while more := {rank for rank, others in awaited.items() if others & ends} - ends:
+        ends |= more
+    if circle := _circle({rank: others for rank, others in awaited.items() if others and rank not in ends}):
+        yield _deadlock(procs, circle)
 
 
-def _group(procs: Procs, key: GroupKey, members: Sequence[int], incomplete: bool) -> Iterator[Finding]:
+def _group(procs: Procs, key: GroupKey, members: Sequence[int]) -> _Group:
     begun = {rank: _newest(procs.after[rank], key) for rank in members}
-    last = max((collective.number for collective in begun.values() if collective), default=0)
     waiting = {
         rank: collective
         for rank, collective in begun.items()
-        if collective and collective.number == last and collective.is_pending and not _has_moved(procs, rank, key)
+        if collective
+        and collective.is_pending
+        and not _has_moved(procs, rank, key)
+        and _is_in_wait(procs.after[rank], collective)
     }
-    if not waiting:
-        return
-    late = [rank for rank, collective in begun.items() if collective is None or collective.number < last]
-    first = next(iter(waiting.values()))
-    waits = max(collective.seconds for collective in waiting.values())
-    title = f"{first.name} no. {last}"
-    place = _where_of(procs, waiting)
-    if late:
-        yield from _late(procs, late, waiting, f"{title}{place and f' ({place})'}", waits)
-    elif not incomplete and len({_kind_of(collective) for collective in waiting.values()}) > 1:
-        yield _mismatch(procs, waiting, title)
+    return _Group(key, begun, waiting)
+
+
+def _awaited(procs: Procs, groups: Sequence[_Group], by_rank: Mapping[int, int]) -> dict[int, set[int]]:
+    """The ranks for which each rank waits."""
+    awaited: dict[int, set[int]] = {}
+    for group in groups:
+        unknown = {_UNKNOWN} if len(group.begun) < len(group.key.members) else set[int]()
+        late = group.late
+        for rank, collective in group.waiting.items():
+            awaited.setdefault(rank, set()).update(late[collective.number], unknown)
+    for rank, evidence in procs.after.items():
+        running = _running(evidence)
+        if running is not None and running.peers and not _has_left(procs, rank, running):
+            awaited.setdefault(rank, set()).update(by_rank.get(peer, _UNKNOWN) for peer in running.peers)
+    return awaited
+
+
+def _circle(awaited: Mapping[int, Set[int]]) -> list[int]:
+    """Ranks that wait for each other, be it through others."""
+    reached: dict[int, set[int]] = {}
+    for first in awaited:
+        found, left = reached.setdefault(first, set()), [first]
+        while left:
+            following = awaited.get(left.pop(), set()) - found
+            found |= following
+            left += following
+    circles = (
+        [other for other in reached if other in found and first in reached[other]] for first, found in reached.items()
+    )
+    return min((circle for circle in circles if circle), key=len, default=[])
 
 
 def _in_collectives(procs: Procs) -> Iterator[int]:
     """Ranks that wait in some collective."""
     for rank, evidence in procs.after.items():
-        if any(collective.is_pending for collective in evidence.collectives):
+        if any(collective.is_pending and _is_in_wait(evidence, collective) for collective in evidence.collectives):
             yield rank
+
+
+def _receiving(procs: Procs) -> Iterator[int]:
+    """Ranks that wait for a message of another."""
+    for rank, evidence in procs.after.items():
+        if (running := _running(evidence)) and running.peers:
+            yield rank
+
+
+def _is_in_wait(evidence: Evidence, collective: NewestCollective) -> bool:
+    """Whether the thread that has begun a collective waits for it, rather than does something else meanwhile."""
+    for running in evidence.running:
+        if running.thread == collective.thread and running.lines:
+            return "/torch/" in running.lines[0].file.replace(os.sep, "/") or running.callee in _WAITS
+    return True
 
 
 def _newest(evidence: Evidence, key: GroupKey) -> NewestCollective | None:
@@ -151,43 +245,106 @@ def _has_moved(procs: Procs, rank: int, key: GroupKey) -> bool:
     return before is None or after is None or before.number != after.number
 
 
-def _late(
-    procs: Procs, late: Sequence[int], waiting: Mapping[int, NewestCollective], title: str, waits: float
-) -> Iterator[Finding]:
+def _has_left(procs: Procs, rank: int, running: EndpointRun) -> bool:
+    """Whether a rank was elsewhere at the first look."""
+    before = _running(procs.before[rank]) if rank in procs.before else None
+    return before is None or before.call != running.call or before.lines != running.lines
+
+
+def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterator[Finding]:
     """Ranks that have not begun what others wait in, together where they are at the same line."""
-    alike: dict[tuple[str, str, bool], list[int]] = {}
-    in_endpoints = any(_running(procs.after[rank]) for rank in waiting)  # otherwise in threads of the program's own
-    for rank in late:
+    alike: dict[tuple[str, str, str, bool], list[int]] = {}
+    for rank in sorted(culprits):
+        group, number = min(
+            (
+                (group, each.number)
+                for group in groups
+                for each in group.waiting.values()
+                if group.is_late(rank, each.number)
+            ),
+            key=lambda pair: pair[1] - (newest.number if (newest := pair[0].begun[rank]) else 0),
+        )
+        waiting = {other: each for other, each in group.waiting.items() if each.number == number}
         does, source, sure = _does(procs, rank)
-        alike.setdefault((does, source, sure and in_endpoints), []).append(rank)
-    others = procs.where(waiting)
-    have = "has" if len(waiting) == 1 else "have"
-    for (does, source, sure), ranks in alike.items():
-        has = "has" if len(ranks) == 1 else "have"
-        waited = f"where {others} {have} waited {_seconds(waits)}"
-        text = f"{procs.where(ranks)} {has} not begun {title}, {waited}; {_clause(does, ranks)}"
+        waits = max(collective.seconds for collective in waiting.values())
+        if waits < SUSPECT_S:
+            continue
+        usual = max(each.pause for each in group.begun.values() if each)
+        in_endpoints = any(_running(procs.after[other]) for other in waiting)  # otherwise in the program's own threads
+        place = _where_of(procs, waiting)
+        title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
+        waited = f"where {procs.where(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_seconds(waits)}"
+        sure = sure and in_endpoints and waits >= max(SURE_S, PAUSES * usual)
+        alike.setdefault((f"not begun {title}, {waited}", does, source, sure), []).append(rank)
+    for (text, does, source, sure), ranks in alike.items():
+        text = f"{procs.where(ranks)} {'has' if len(ranks) == 1 else 'have'} {text}; {_clause(does, ranks)}"
         yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
 
 
-def _mismatch(procs: Procs, waiting: Mapping[int, NewestCollective], title: str) -> Finding:
-    """All have begun the same number, but not the same operation: the minority is named, or all where there is none."""
-    kinds: dict[str, list[int]] = {}
-    for rank, collective in waiting.items():
-        kinds.setdefault(_kind_of(collective), []).append(rank)
+def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> Iterator[Finding]:
+    """Ranks for whose message others wait. How long is not known, so it is a suspicion."""
+    for rank in sorted(silent):
+        waiting = [other for other, others in awaited.items() if rank in others]
+        does, source, _ = _does(procs, rank)
+        place = _where_of(procs, waiting)
+        text = (
+            f"{procs.where(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for a message of {procs.where([rank])}"
+            f"{place and f' ({place})'}; {_clause(does, [rank])}"
+        )
+        yield Finding("waiting_on", procs.name, (rank,), text, source, sure=False)
+
+
+def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | None:
+    """Ranks whose collective of some number is not the others': the minority is named, or all where there is none.
+
+    Also the ranks that wait for it.
+    """
+    if not group.waiting:
+        return None
+    histories = {rank: _history(newest) for rank, newest in group.begun.items() if newest}
+    for number in sorted({number for history in histories.values() for number in history}):
+        kinds: dict[str, list[int]] = {}
+        for rank, history in histories.items():
+            if number in history:
+                kinds.setdefault(_compared(history[number]), []).append(rank)
+        if len(kinds) > 1:
+            break
+    else:
+        return None
     most = max(map(len, kinds.values()))
     majority = [kind for kind, ranks in kinds.items() if len(ranks) == most]
     blamed = [rank for kind, ranks in kinds.items() if len(majority) > 1 or kind != majority[0] for rank in ranks]
     parts = [
-        f"{procs.where(ranks)} {'calls' if len(ranks) == 1 else 'call'} {kind}"
+        f"{procs.where(ranks)} {'calls' if len(ranks) == 1 else 'call'} {histories[ranks[0]][number]}"
         + (f" at {place}" if (place := _where_of(procs, ranks)) else "")
-        for kind, ranks in sorted(kinds.items(), key=lambda item: len(item[1]))
+        for _, ranks in sorted(kinds.items(), key=lambda item: len(item[1]))
     ]
-    text = f"the ranks differ in their collective no. {next(iter(waiting.values())).number}: {'; '.join(parts)}"
-    return Finding("mismatched_collective", procs.name, tuple(sorted(blamed)), text, _where_of(procs, blamed))
+    text = f"the ranks differ in their collective no. {number}: {'; '.join(parts)}"
+    finding = Finding("mismatched_collective", procs.name, tuple(sorted(blamed)), text, _source_of(procs, blamed))
+    return finding, [*group.begun]
 
 
-def _kind_of(collective: NewestCollective) -> str:
-    return f"{collective.name} of {collective.what}" if collective.what else collective.name
+def _history(newest: NewestCollective) -> dict[int, str]:
+    """The last collectives of a rank in a group, by number."""
+    return dict(enumerate(newest.last, newest.number + 1 - len(newest.last)))
+
+
+def _compared(collective: str) -> str:
+    """What has to be alike on all ranks."""
+    name = collective.partition(" of ")[0]
+    return collective if name in _ALIKE else name
+
+
+def _deadlock(procs: Procs, circle: Sequence[int]) -> Finding:
+    alike: dict[str, list[int]] = {}
+    for rank in circle:
+        pending = next((each for each in procs.after[rank].collectives if each.is_pending), None)
+        place = _where_of(procs, [rank])
+        what = f"{pending.name} no. {pending.number} of group {pending.group.name}" if pending else "a message"
+        alike.setdefault(f"in {what}{place and f' ({place})'}", []).append(rank)
+    parts = [f"{procs.where(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {what}" for what, ranks in alike.items()]
+    text = f"{procs.where(circle)} wait for each other: {'; '.join(parts)}"
+    return Finding("deadlock", procs.name, tuple(sorted(circle)), text, _source_of(procs, circle))
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
@@ -203,12 +360,32 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         for rank in rest:
             alike.setdefault(_does(procs, rank), []).append(rank)
         seconds = max((running.seconds for rank in rest for running in _of_call(procs, rank, call.call)), default=0.0)
+        if seconds < SUSPECT_S:
+            continue
         for (does, source, sure), ranks in alike.items():
             has = "has" if len(ranks) == 1 else "have"
             late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(does, ranks)}"
-            kind: Kind = "stuck" if sure else "waiting_on"
-            yield Finding(kind, procs.name, tuple(ranks), text, source, sure and len(rest) * 2 < call.size)
+            sure = sure and seconds >= SURE_S and len(rest) * 2 < call.size
+            yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
+    for rank, awaited in _ends_of_chains(procs):
+        does, source, _ = _does(procs, rank)
+        if rank not in explained:
+            text = f"{procs.where([rank])} has not answered {awaited}(), for which others wait; {_clause(does, [rank])}"
+            yield Finding("waiting_on", procs.name, (rank,), text, source, sure=False)
+
+
+def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
+    """Ranks for whose answers other actors wait, and that wait for none themselves; and for which call."""
+    runs = {(run.mesh, run.rank): (base, run) for base, evidence in procs.after.items() for run in evidence.running}
+    seen = set()
+    for _, run in runs.values():
+        for wait in run.waits:
+            for rank in wait.ranks:
+                base, other = runs.get((wait.mesh, rank), (-1, None))
+                if other is not None and not other.waits and base not in seen and other.seconds >= SUSPECT_S:
+                    seen.add(base)
+                    yield base, wait.title
 
 
 # -- what a rank does --------------------------------------------------------------------------------------------------
@@ -227,7 +404,7 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
         return "runs nothing: its call has ended", "", True
     now, source = _line_text(running.lines), _source(running.lines)
     before = _running(procs.before[rank]) if rank in procs.before else None
-    if before is None or before.call != running.call or before.lines != running.lines:
+    if before is None or _has_left(procs, rank, running):
         return f"runs {now}", source, False
     if "R" in (running.state, before.state) or running.processor - before.processor > COMPUTES_S:
         return f"computes in {now}", source, False
@@ -236,6 +413,12 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
     if running.waits:
         wait = running.waits[0]
         return f"waits for {wait.title}() at {now}", source, False
+    if min(running.woken, before.woken) >= 0 and running.woken - before.woken >= WOKEN:
+        return f"receives in {now}", source, False
+    if running.waits_for_child:
+        return f"waits for a child process in {now}", source, False
+    if running.woken < 0 and running.helpers - before.helpers > HELPS_S:
+        return f"waits in {now}, while other threads of its process compute", source, False
     return f"sits in {now}", source, True
 
 
@@ -268,6 +451,12 @@ def _line_text(lines: Sequence[StackLine]) -> str:
 def _source(lines: Sequence[StackLine]) -> str:
     line = next((line for line in lines if line.users), None)
     return "" if line is None else f"{line.file}:{line.line}"
+
+
+def _source_of(procs: Procs, ranks: Iterable[int]) -> str:
+    """The line of the first of these ranks of which it is known."""
+    runs = (_running(procs.after[rank]) for rank in ranks)
+    return next((source for run in runs if run and (source := _source(run.lines))), "")
 
 
 def _short(line: StackLine) -> str:

@@ -83,11 +83,14 @@ def judge_values(
 ) -> tuple[Finding, ...]:
     """The findings from the first NaN and the first infinity of each rank. Pure.
 
-    A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank: else it
-    follows from the other.
+    A NaN that came to a rank with the inputs of an operation is reported only where it came to be on no rank, and only
+    the first one: else it follows from the other.
     """
     nans = [(rank, nan, inf) for rank, (nan, inf) in found.items() if nan is not None]
-    origins = [each for each in nans if each[1].given != "nan"] or nans
+    origins = [each for each in nans if each[1].given != "nan"]
+    if not origins and nans:
+        earliest = min(nans, key=lambda each: each[1].at)[1]
+        origins = [each for each in nans if _alike(each[1]) == _alike(earliest)]
     groups: dict[tuple[object, ...], list[tuple[int, NonFinite, NonFinite | None]]] = {}
     for each in sorted(origins, key=lambda each: each[1].at):
         groups.setdefault(_alike(each[1]), []).append(each)

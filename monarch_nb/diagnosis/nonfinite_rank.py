@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,8 +21,13 @@ from monarch_nb.wire import is_users_file
 _FORWARD = 1 << 16  # operations of forward passes whose module and line are known for their backward
 # Their results are whatever was in the memory before.
 _UNINITIALISED = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
-)
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_",
+        "all_gather_copy_in",
+    }
+)  # fmt: skip
+# Their results come from other ranks, and may come later.
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 # Infinities that these write are meant.
 _DELIBERATE = frozenset({"fill", "fill_", "full", "full_like", "new_full", "masked_fill", "masked_fill_", "where"})
 
@@ -84,6 +90,8 @@ class _FirstNan(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if any(kind is not torch.Tensor and kind is not nn.Parameter for kind in types):
+            if any(issubclass(kind, FakeTensor) for kind in types):
+                return func(*args, **(kwargs or {}))  # has no values
             return NotImplemented  # of a subclass, such as DTensor, the operations on its parts are seen
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
@@ -96,7 +104,7 @@ class _FirstNan(TorchDispatchMode):
         if not backward and torch.is_grad_enabled():
             self._remember()
         name = func._overloadpacket.__name__
-        if not func.is_view and name not in _UNINITIALISED:
+        if not func.is_view and name not in _UNINITIALISED and func.namespace not in _COLLECTIVES:
             for tensor in _changed(func, args, kwargs, results):
                 if _is_suspicious(tensor):
                     self._found(func, name, tensor, args, kwargs, backward)

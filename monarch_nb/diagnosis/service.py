@@ -1,16 +1,20 @@
 """The evidence of one process: endpoints under way with their stacks, and the newest collectives of its groups."""
 
+import contextlib
+import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.service import answer_aside
-from monarch_nb.collectives.threads import FlightRecord
+from monarch_nb.collectives.threads import FlightRecord, is_torchs
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.verbs import (
     BEGIN_TIMES,
@@ -27,7 +31,7 @@ from monarch_nb.diagnosis.verbs import (
     RankTimes,
     StackLine,
 )
-from monarch_nb.host.linux import state_letter
+from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
@@ -35,6 +39,15 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.slow_rank import TimeSampler
 
 MOST_LINES = 12  # of a stack
+MOST_COLLECTIVES = 16  # of a group
+# What the kernel waits for on behalf of threads that only other threads, or the time, can wake.
+_NO_FILES = ("futex", "hrtimer", "do_nanosleep")
+_TO_CHILDREN = tuple(
+    os.sep + os.path.join(*parts)
+    for parts in (("subprocess.py",), ("multiprocessing", ""), ("torch", "utils", "data", ""))
+)
+# Functions of torch.distributed that wait for a message of one rank, and the variable that has it.
+_PEERS = {"recv": ("group_src", "src"), "send": ("group_dst", "dst")}
 
 
 class Inspection:
@@ -67,26 +80,31 @@ class Inspection:
     def evidence(self) -> Evidence:
         """What this process runs. Any thread."""
         now = time.time_ns()
-        newest, recorded = PROCESS_GROUPS.newest()
+        remembered, recorded = PROCESS_GROUPS.remembered()
         frames = sys._current_frames()
         running = tuple(self._running(tuple(self._runtime.cells.values()), frames))
+        since = now - int(1e9 * max((each.seconds for each in running), default=0.0))
         module = sys.modules.get("torch.distributed")
         joined = module is not None and module.is_available() and module.is_initialized()
         return Evidence(
             running,
-            tuple(_collective(key, record, now) for key, record in newest),
+            tuple(_collective(key, records, now, since) for key, records in remembered),
             tuple(PROCESS_GROUPS.keys().values()),
             module.get_rank() if joined and module is not None else -1,
             recorded,
         )
 
     def _running(self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType]) -> Iterator[EndpointRun]:
+        slow_rank = import_module("monarch_nb.diagnosis.slow_rank")
         for cell in cells:
             running = cell.running
             if running is None:
                 continue
             call, endpoint, since = running
             thread = cell.executor.thread
+            native, frame = thread.native_id or 0, frames.get(thread.ident or 0)
+            lines = _lines(frame)
+            children = _children() if _is_for_children(lines) else []
             yield EndpointRun(
                 cell.mesh,
                 cell.rank,
@@ -95,11 +113,16 @@ class Inspection:
                 call,
                 time.monotonic() - since,
                 thread.ident or 0,
-                _lines(frames.get(thread.ident or 0)),
-                state_letter(thread.native_id or 0),
-                _processor_seconds(thread.native_id or 0),
-                _transferred(thread.native_id or 0),
+                lines,
+                state_letter(native),
+                _processor_seconds(native),
+                _transferred(native),
                 tuple(self._waits(cell)),
+                "" if frame is None else slow_rank.callee_of(frame.f_code, frame.f_lasti),
+                tuple(_peers(frame)),
+                _woken(native),
+                _helpers(thread, children),
+                bool(children),
             )
 
     def _waits(self, cell: ActorCell) -> Iterator[AwaitedCall]:
@@ -108,13 +131,90 @@ class Inspection:
             yield AwaitedCall(call.title, call.mesh, tuple(call.missing_ranks()))
 
 
-def _collective(key: GroupKey, record: FlightRecord, now: int) -> NewestCollective:
-    name = record.profiling_name.partition(":")[2] or record.profiling_name
+def _collective(key: GroupKey, records: Sequence[FlightRecord], now: int, since: int) -> NewestCollective:
+    """The newest of a group. `since` is when the call under way has begun, both by the wall clock."""
+    record, last = records[-1], records[-MOST_COLLECTIVES:]
+    times = [each.time_created_ns for each in records if each.time_created_ns >= since]
+    return NewestCollective(
+        key,
+        record.collective_seq_id,
+        _name(record),
+        _inputs(record),
+        not record.has_ended,
+        (now - record.time_created_ns) / 1e9,
+        record.thread,
+        tuple(f"{_name(each)} of {_inputs(each)}" if _inputs(each) else _name(each) for each in last),
+        max((after - before for before, after in pairwise(times)), default=0) / 1e9,
+    )
+
+
+def _name(record: FlightRecord) -> str:
+    return record.profiling_name.partition(":")[2] or record.profiling_name
+
+
+def _inputs(record: FlightRecord) -> str:
     types = record.input_dtypes if isinstance(record.input_dtypes, list) else []
     sizes = record.input_sizes if isinstance(record.input_sizes, list) else []
-    what = ", ".join(f"{kind} {size}" for kind, size in zip(types, sizes, strict=False))
-    began = (now - record.time_created_ns) / 1e9
-    return NewestCollective(key, record.collective_seq_id, name, what, not record.has_ended, began, record.thread)
+    return ", ".join(f"{kind} {size}" for kind, size in zip(types, sizes, strict=False))
+
+
+def _peers(frame: FrameType | None) -> Iterator[int]:
+    """The rank of torch.distributed for whose message a thread waits."""
+    while frame is not None:
+        names = _PEERS.get(frame.f_code.co_name)
+        if names is not None and is_torchs(frame):
+            values = frame.f_locals
+            group, source = values.get("group"), values.get(names[0])
+            rank = values.get(names[1])
+            if isinstance(source, int) and group is not None:
+                with contextlib.suppress(Exception):
+                    rank = sys.modules["torch.distributed"].get_global_rank(group, source)
+            if isinstance(rank, int):
+                yield rank
+            return
+        frame = frame.f_back
+
+
+def _is_for_children(lines: Iterable[StackLine]) -> bool:
+    """Whether a stack ends in functions that wait for other processes."""
+    for line in lines:
+        if line.users:
+            return False
+        if any(part in line.file for part in _TO_CHILDREN):
+            return True
+    return False
+
+
+def _children() -> list[int]:
+    """Processes that this one has started, and that live."""
+    mine, found = os.getpid(), []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[1]) == mine and fields[0] != "Z":
+                    found.append(int(name))
+    return found
+
+
+def _helpers(own: threading.Thread, children: Iterable[int]) -> float:
+    """Processor seconds of the program's other threads, and of processes that a thread waits for."""
+    threads = [
+        each.native_id or 0 for each in threading.enumerate() if each is not own and not each.name.startswith("monarch")
+    ]
+    return sum(map(_processor_seconds, threads)) + sum(processor_time(child) or 0.0 for child in children)
+
+
+def _woken(thread: int) -> int:
+    """How often a thread was woken that waits for a file or a connection; -1 for one that waits for anything else."""
+    folder = f"/proc/self/task/{thread}"
+    try:
+        waits_in = Path(folder, "wchan").read_text()
+        if waits_in in ("", "0") or waits_in.startswith(_NO_FILES):
+            return -1
+        return int(Path(folder, "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return -1
 
 
 def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:

@@ -82,8 +82,8 @@ class _Lateness(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        count, most = len(self.seconds), max(self.seconds)
-        if count < MANY or self.whole < LONG_S or sum(each >= most / 2 for each in self.seconds) < OFTEN * count:
+        count, half = len(self.seconds), self.mean / 2
+        if count < MANY or self.whole < LONG_S or sum(each >= half for each in self.seconds) < OFTEN * count:
             return False
         parts = [self.seconds[part * count // PARTS : (part + 1) * count // PARTS] for part in range(PARTS)]
         return self.errors >= SURE and all(fmean(part) > 0 for part in parts)

@@ -38,6 +38,11 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     processor: float  # seconds that its thread has used so far
     transferred: int  # bytes that its thread has read and written so far
     waits: tuple[AwaitedCall, ...] = ()
+    callee: str = ""  # the function in C that its innermost line calls, "" for none
+    peers: tuple[int, ...] = ()  # ranks of torch.distributed whose message it waits for
+    woken: int = -1  # times that its thread was woken, where it waits for a file or a connection; else -1
+    helpers: float = 0.0  # processor seconds of other threads and of child processes that it waits for
+    waits_for_child: bool = False
 
 
 class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
@@ -50,6 +55,8 @@ class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
     is_pending: bool
     seconds: float  # since it began
     thread: int
+    last: tuple[str, ...] = ()  # name and inputs of the last ones in the group, this one included, in their order
+    pause: float = 0.0  # the longest between two of them in the call under way
 
 
 class Inspect(msgspec.Struct, array_like=True, frozen=True):

@@ -63,6 +63,7 @@ class PendingCall:
         self.on_read: Callable[[], object] = answered  # called when its result is read
         self.kind = ""  # of the actors, where that is known: "sync" or "async"
         self.missing = size
+        self._finding = ""
         self.number = process.ports.open(self)
         self._future: Future[Any] | None = self._new_future()
         self._handed: Callable[[], Future[Any] | None] = _nobody
@@ -219,7 +220,7 @@ class PendingCall:
         if self._raised:  # the first cause is raised, with notes of the others
             raised = in_order(self._raised.copy())
             missing = [place for place, reply in enumerate(self._replies) if reply is None and place not in raised]
-            raise self._actor_error(raised, self.size, missing)
+            raise self._explained(self._actor_error(raised, self.size, missing))
         replies = [reply for reply in self._replies if reply is not None]
         value = self._build(replies)
         self._replies = [answered] * self.size  # they know this call: neither is to wait for a garbage collection
@@ -268,7 +269,26 @@ class PendingCall:
         if not self.waits:
             return False
         self.close()
-        return self.future._fail(error)
+        return self.future._fail(self._explained(error))
+
+    @property
+    def finding(self) -> str:
+        """Why ranks have not answered, as a diagnosis has found last; "" if none was made."""
+        return self._finding
+
+    @finding.setter
+    def finding(self, text: str) -> None:
+        self._finding = text
+        future = self._future or self._handed()
+        if future is not None:
+            future.finding = text
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """An error with the finding that was made before."""
+        note = f"Before that, {self._finding}"
+        if self._finding and self._finding not in str(error) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
 
     def lose(self, places: Iterable[int], error: BaseException) -> None:
         """Ends the call, as the ranks at `places` will not answer."""

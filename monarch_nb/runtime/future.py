@@ -53,11 +53,13 @@ class Future(Generic[R]):
         "_unretrieved",
         "_value",
         "describe",
+        "finding",
         "wait_id",
         "watched",
     )
     describe: Callable[[], str] | None  # says what is being waited for, for progress and interrupts
     wait_id: str  # the call behind it
+    finding: str  # why it has no result, as a diagnosis has found last; "" if none was made
     watched: int  # how many wait for it now
     _lock: threading.Lock  # held until there is a result; who waits may be interrupted while he holds it
     _decoding: threading.Lock  # held while the result is decoded
@@ -92,7 +94,7 @@ class Future(Generic[R]):
         self._handed = self._unread = False
         self._unretrieved = None
         self.describe = describe
-        self.wait_id = ""
+        self.wait_id = self.finding = ""
         self.watched = 0
         return self
 
@@ -287,7 +289,12 @@ class Future(Generic[R]):
         limit = _checked(timeout)
         if not self._wait(limit):
             progress = f"; {text}" if (text := self.progress_text()) else ""
-            raise TimeoutError(f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer")
+            error = TimeoutError(
+                f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer"
+            )
+            if self.finding:
+                error.add_note(self.finding)
+            raise error
         return self._outcome()
 
     result = get

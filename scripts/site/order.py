@@ -35,6 +35,7 @@ def nav() -> list[Entry]:
                 {"On a GPU": "gpu.md"},
                 {"Coverage of PyTorch": "tensor-coverage.md"},
                 {"Models trained": "models.md"},
+                {"Planted faults": "diagnosis.md"},
                 {"Architecture": "architecture.md"},
                 {"Decisions": ["decisions/README.md", *decisions()]},
                 {"Random faults": "chaos.md"},

@@ -69,21 +69,24 @@ def finding_of(trainers: Any, kind: str, words: str = "") -> Finding:
 
 
 @contextmanager
-def blocked(trainers: Any, tmp_path: Path) -> Iterator[None]:
+def blocked(trainers: Any, tmp_path: Path) -> Iterator[Any]:
     """Has rank 1 block in a pipe, and ends that and the call."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     call = trainers.train.call("blocks", str(pipe))
     try:
-        yield
+        yield call
     finally:
         pipe.write_bytes(b"")
         call.get(SECONDS)
 
 
 def test_a_rank_that_blocks_is_named_with_its_line(trainers: Any, tmp_path: Path) -> None:
-    with blocked(trainers, tmp_path):
+    with blocked(trainers, tmp_path) as call:
         finding = finding_of(trainers, "missing_from_collective", "where gpus=0,2 have waited")
+        with pytest.raises(TimeoutError) as late:
+            call.get(0.1)
+    assert "gpus=1 has not begun all_reduce no. " in late.value.__notes__[0]
     assert (finding.mesh, finding.ranks, finding.sure) == ("workers", (1,), True)
     assert finding.source == line_of(__file__, "with open(pipe")
     assert finding.text.startswith("gpus=1 has not begun all_reduce no. ")
@@ -143,8 +146,9 @@ def test_a_rank_whose_call_has_ended_is_missing_from_the_collective(trainers: An
         call = trainers.train.call("raises", "")
         finding = finding_of(trainers, "missing_from_collective", "it runs nothing: its call has ended")
     assert finding.ranks == (1,)
-    with pytest.raises(ActorError, match="no such batch"):
+    with pytest.raises(ActorError, match="no such batch") as failed:
         call.get(SECONDS)
+    assert "Before that, gpus=1 has not begun all_reduce no. " in failed.value.__notes__[-1]
 
 
 def test_values_that_are_no_mesh_are_refused() -> None:

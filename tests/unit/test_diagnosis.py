@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from monarch_nb.collectives.verbs import GroupKey
@@ -27,7 +28,7 @@ def running(lines: tuple[StackLine, ...] = IN_REDUCE, **changes: Any) -> Endpoin
 def collective(
     number: int, name: str = "all_reduce", what: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
 ) -> NewestCollective:
-    return NewestCollective(group, number, name, what, pending, 34.0, 7)
+    return NewestCollective(group, number, name, what, pending, 34.0, 7, (f"{name} of {what}",))
 
 
 def rank(
@@ -79,6 +80,9 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
             running(IN_QUEUE, waits=(AwaitedCall("feeds.get", "f", (0,)),)),
             "it waits for feeds.get()",
         ),
+        (running(IN_QUEUE, woken=10), running(IN_QUEUE, woken=20), "it receives in"),
+        (running(IN_QUEUE), running(IN_QUEUE, waits_for_child=True), "it waits for a child process in"),
+        (running(IN_QUEUE), running(IN_QUEUE, helpers=0.3), "while other threads of its process compute"),
     ],
 )
 def test_a_late_rank_that_may_come_is_only_a_suspicion(
@@ -88,6 +92,72 @@ def test_a_late_rank_that_may_come_is_only_a_suspicion(
     (finding,) = judge(procs(looks[1], looks[0]))
     assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
     assert does in finding.text
+
+
+@pytest.mark.parametrize(("seconds", "pause", "found"), [(0.6, 0.0, None), (2.0, 0.0, False), (34.0, 20.0, False)])
+def test_short_or_usual_waits_blame_nobody_for_sure(seconds: float, pause: float, found: bool | None) -> None:
+    begun = msgspec.structs.replace(collective(118), seconds=seconds, pause=pause)
+    waits = {number: rank(number, running(), in_=begun) for number in (0, 2)}
+    findings = judge(procs({**waits, 1: rank(1, running(IN_QUEUE), in_=collective(117, pending=False))}))
+    assert [finding.sure for finding in findings] == ([] if found is None else [found])
+
+
+def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
+    waits = rank(0, running(), in_=collective(118))
+    late = rank(1, running(), in_=collective(5, group=PAIR), groups=(WORLD, PAIR))
+    culprit = rank(2, running(IN_QUEUE), in_=None, groups=(WORLD, PAIR))
+    pair = GroupKey("1", (1, 2), "node1:29500")
+    late = msgspec.structs.replace(late, groups=(WORLD, pair), collectives=(collective(5, group=pair),))
+    culprit = msgspec.structs.replace(culprit, groups=(WORLD, pair))
+    (finding,) = judge(procs({0: waits, 1: late, 2: culprit}))
+    assert (finding.kind, finding.ranks) == ("missing_from_collective", (2,))
+    receives = rank(1, running(peers=(2,)), groups=(PAIR,))
+    silent = rank(2, running(IN_QUEUE), groups=(PAIR,))
+    (finding,) = judge(procs({0: rank(0, groups=(PAIR,)), 1: receives, 2: silent}))
+    assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (2,), False)
+    assert finding.text.startswith("ranks [1] waits for a message of ranks [2] (train.py:44); it sits in Queue.get")
+
+
+def test_a_rank_that_does_something_else_meanwhile_is_not_waiting() -> None:
+    begun = (collective(118, group=PAIR),)  # asynchronously, and now it sits in a queue
+    culprit = rank(1, running(IN_QUEUE[1:], callee="acquire"), groups=(WORLD, PAIR))
+    culprit = msgspec.structs.replace(culprit, collectives=begun)
+    waits = {0: rank(0, running(), in_=collective(118), groups=(WORLD, PAIR)), 2: WAITS[2]}
+    (finding,) = judge(procs({**waits, 1: culprit}))
+    assert (finding.kind, finding.ranks, finding.sure) == ("missing_from_collective", (1,), True)
+
+
+def test_ranks_that_use_groups_in_other_orders_wait_for_each_other() -> None:
+    other = GroupKey("1", (0, 1, 2), "node1:29500")
+    after = {
+        number: rank(number, running(), in_=collective(4, group=other if number == 1 else WORLD), groups=(WORLD, other))
+        for number in range(3)
+    }
+    (finding,) = judge(procs(after))
+    assert (finding.kind, finding.ranks, finding.sure) == ("deadlock", (0, 1, 2), True)
+    assert finding.text == (
+        "ranks [0, 1, 2] wait for each other: ranks [0, 2] wait in all_reduce no. 4 of group 0 (train.py:44); "
+        "ranks [1] waits in all_reduce no. 4 of group 1 (train.py:44)"
+    )
+
+
+def test_an_earlier_collective_that_differs_is_found() -> None:
+    last = ("all_reduce of Float [3]", "barrier")
+    others = msgspec.structs.replace(collective(118, "barrier", "", pending=False), last=last)
+    passed = msgspec.structs.replace(collective(118, "barrier", ""), last=("broadcast of Float [3]", "barrier"))
+    waits = {0: rank(0, running(), in_=passed), 1: rank(1, running(), in_=others), 2: rank(2, running(), in_=others)}
+    (finding,) = judge(procs(waits))
+    assert (finding.kind, finding.ranks) == ("mismatched_collective", (0,))
+    assert finding.text.startswith("the ranks differ in their collective no. 117: ranks [0] calls broadcast")
+
+
+def test_the_end_of_a_chain_of_calls_is_suspected() -> None:
+    waiting = running(waits=(AwaitedCall("feeds.get", "f", (0,)),))
+    feed = msgspec.structs.replace(running(IN_QUEUE), mesh="f", actor="feeds", call="c2")
+    after = {0: rank(0, waiting, groups=()), 1: rank(1, feed, groups=()), 2: rank(2, groups=())}
+    (finding,) = judge(procs(after, calls=(UnansweredCall("c1", "trainers.step", frozenset({0}), 1),)))
+    assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
+    assert finding.text.startswith("ranks [1] has not answered feeds.get(), for which others wait; it sits in")
 
 
 def test_a_rank_whose_call_has_ended_is_missing() -> None:
@@ -149,6 +219,8 @@ def test_collectives_that_proceed_blame_nobody() -> None:
         ("failed", "dead", True),
         ("paused", "stopped", True),
         ("halted", "stopped", True),
+        ("traced", "stopped", True),
+        ("asleep", "stuck", True),
         ("unreachable", "unreachable", True),
         ("unresponsive", "stuck", False),
     ],

@@ -15,9 +15,9 @@ from monarch_nb.tensor.placement import Placement
 from ..guide import Checkup, Guide
 from ..overview import Overview
 from ..tensors import TensorListing
-from ..views.displays import Failures, LogView, metrics_html
+from ..views.displays import Failures, LogView, diagnosis_html, metrics_html, slow_html, values_html
 from .failures import failure_bundle
-from .guide import diagnosis_html, guide_html
+from .guide import checkup_html, guide_html
 from .handles import HandleForms
 from .logs import logs_html
 from .meshes import host_mesh_html, mesh_html, mesh_text, overview_html
@@ -39,12 +39,15 @@ _FORMS: dict[type | str, Callable[[Any], str]] = {
     Logs: logs_html,
     Overview: overview_html,
     Guide: guide_html,
-    Checkup: diagnosis_html,
+    Checkup: checkup_html,
     Failures: Failures.html,
     LogView: lambda view: logs_html(view.logs),
     Metrics: metrics_html,
     TensorListing: tensors_html,
     TRANSFERS: transfers_html,
+    "monarch_nb.diagnosis.findings.Diagnosis": diagnosis_html,
+    "monarch_nb.diagnosis.nonfinite.ValueWatch": values_html,
+    "monarch_nb.diagnosis.slow.StragglerWatch": slow_html,
     Placement: placement_html,
     MeshFailure: lambda failure: failure_bundle(record(failure, time.time()))["text/html"],
 }

@@ -23,7 +23,7 @@ def guide_html(guide: Guide) -> str:
     return framed(*parts)
 
 
-def diagnosis_html(diagnosis: Checkup) -> str:
+def checkup_html(diagnosis: Checkup) -> str:
     """HTML of %monarch doctor."""
     parts = [f"<div><b>{escape(diagnosis.summary)}</b></div>"]
     for name, findings in diagnosis.found.items():

@@ -1,6 +1,8 @@
-"""Displays besides meshes: failures, lines and metrics, each as text, as HTML, and live."""
+"""Displays besides meshes: failures, findings, lines and metrics, each as text, as HTML, and live."""
 
-from typing import Any
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
@@ -10,10 +12,13 @@ from monarch_nb.store import store_of
 from monarch_nb.store.failures import clock, state
 from monarch_nb.telemetry import Metrics
 
-from ..display.html import facts, folded, framed, heading, table
+from ..display.html import LEFT, facts, folded, framed, heading, swatch, table
 from ..session import Session
 from .bundle import bundled
 from .live import LiveView, Shown
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, ValueWatch
 
 LINES = 200  # of the static form
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
@@ -64,6 +69,35 @@ def metrics_html(metrics: Metrics) -> str:
         return framed(f'<div class="mnb-s">{lines[0].strip("<>")}</div>')
     rows = [[cell for cell in line.split("  ") if cell] for line in lines]
     return framed(heading(metrics.name), table([cell.strip() for cell in rows[0]], rows[1:]), facts([]))
+
+
+def diagnosis_html(diagnosis: "Diagnosis") -> str:
+    """The static form of a diagnosis."""
+    ended = [diagnosis.ended] if diagnosis.ended else []
+    return _findings_html(diagnosis.findings, "nothing found", [f"inspected: {diagnosis.inspected}", *ended])
+
+
+def slow_html(watch: "StragglerWatch") -> str:
+    """The static form of what `StragglerWatch` has found."""
+    return diagnosis_html(watch.diagnosis)
+
+
+def values_html(watch: "ValueWatch") -> str:
+    """The static form of what `watch` has found."""
+    return _findings_html(watch.findings, "no NaN was found", watch.notes)
+
+
+def _findings_html(findings: "Sequence[Finding]", nothing: str, notes: Sequence[str]) -> str:
+    """A table of findings, the certain ones marked in another colour, and lines beneath it."""
+    rows = [
+        f"<tr><td{LEFT}>{swatch('failed' if finding.sure else 'unresponsive')}{finding.kind.replace('_', ' ')}"
+        f"{'' if finding.sure else ', perhaps'}</td><td{LEFT}>{escape(finding.mesh)}</td>"
+        f"<td{LEFT}>{escape(finding.text)}</td></tr>"
+        for finding in findings
+    ]
+    shown = f'<table class="mnb-t"><tbody>{"".join(rows)}</tbody></table>' if rows else heading(nothing)
+    beneath = "".join(f'<div class="mnb-s">{escape(note)}</div>' for note in notes)
+    return framed(shown, beneath, kind="mnb-f" if any(finding.sure for finding in findings) else "")
 
 
 def failures(session: Session, line: str) -> Failures:

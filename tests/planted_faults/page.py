@@ -1,0 +1,145 @@
+"""docs/diagnosis.md, from what became of the planted faults."""
+
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.planted_faults.cases import FAULTY, HEALTHY
+from tests.planted_faults.runner import GRADES, Outcome
+
+PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
+
+HEAD = """# Planted faults
+
+{faulty} faults were planted in programs that run on 2 to 8 real processes of one machine, and {healthy} programs were
+run that are healthy but look suspicious, each {seeds} with other ranks and steps: DDP, FSDP, collectives by hand in one
+or several groups, sharded tensors, actors that call each other. Each time `monarch.diagnose()`, or the watch that is
+made for the fault, was asked which rank is to blame, and its answer was compared with what was planted.
+
+An answer is *right* if it names the kind and exactly the ranks, for sure; where the evidence always allows another
+explanation (`waiting_on`, replicas without DDP), as a suspicion. It is *wrong* if anything else is said for sure, in
+any of the looks. Healthy programs are looked at all the time while they run; a suspicion counts as *unsure*, also where
+the others do wait for that rank, because it saves or evaluates.
+
+**{right} of {planted} answers about planted faults are right ({percent:.1f} %), {wrong} wrong. {accused} of {runs} runs
+of healthy programs has a finding that is sure**; {suspected} of their {looks:,} looks have a suspicion.
+
+Measured on {date}: {machine}, PyTorch {torch}, {load}.
+"""
+
+MATRIX = """
+## Planted and found
+
+Rows are what was planted, columns the kind of the finding that counts; "none" is silence.
+
+"""
+
+GRADED = """
+## How sure, and how fast
+
+*Verdict* is the time from the fault, when the last planted rank is at its place, to the right answer: a rank that does
+nothing is blamed for sure once others have waited for three seconds. *Call* is the time that the `diagnose()` took
+which gave it. Both are the median and the longest.
+
+"""
+
+NOT_RIGHT = """
+## Answers that are not right
+
+| case | seed | answer |
+|---|---|---|
+"""
+
+END = """
+## Cases
+
+{cases}
+
+`make planted-faults` runs all of them and writes this page; `python -m tests.planted_faults --only 'DDP stuck'` runs
+some. `make test` runs a few, and `make test-slow` one of each kind.
+"""
+
+
+def page(outcomes: Sequence[Outcome], load: str) -> str:
+    """The text of the page."""
+    import torch
+
+    planted = [each for each in outcomes if each.planted != "healthy"]
+    healthy = [each for each in outcomes if each.planted == "healthy"]
+    right = sum(each.grade == "right" for each in planted)
+    seeds = len({each.seed for each in outcomes})
+    text = HEAD.format(
+        faulty=len({each.name for each in planted}),
+        healthy=len({each.name for each in healthy}),
+        seeds={1: "once", 2: "twice", 3: "three times"}.get(seeds, f"{seeds} times"),
+        right=right,
+        planted=len(planted),
+        percent=100 * right / max(1, len(planted)),
+        wrong=sum(each.grade == "wrong" for each in planted) or "none",
+        accused=sum(each.grade == "wrong" for each in healthy) or "Not one",
+        runs=len(healthy),
+        suspected=f"{sum(each.unsure for each in healthy):,}",
+        looks=sum(each.looks for each in healthy),
+        date=time.strftime("%-d %B %Y"),
+        machine=f"{os.cpu_count()} cores, Linux on {platform.machine()}, Python {platform.python_version()}",
+        torch=torch.__version__.partition("+")[0],
+        load=load,
+    )
+    text += MATRIX + _matrix(outcomes) + GRADED + _graded(planted) + _not_right(outcomes)
+    return text + END.format(cases=_cases())
+
+
+def _matrix(outcomes: Sequence[Outcome]) -> str:
+    rows = list(dict.fromkeys(each.planted for each in sorted(outcomes, key=lambda each: each.planted == "healthy")))
+    columns = [*(row for row in rows if row != "healthy"), ""]
+    columns[-1:-1] = sorted({each.answer for each in outcomes} - set(columns))
+    text = f"| planted | {' | '.join(column or 'none' for column in columns)} |\n|---|{'---|' * len(columns)}\n"
+    for row in rows:
+        counts = [sum(each.planted == row and each.answer == column for each in outcomes) for column in columns]
+        cells = (
+            f"**{count}**" if row == column and count else str(count or "")
+            for count, column in zip(counts, columns, strict=True)
+        )
+        text += f"| {row} | {' | '.join(cells)} |\n"
+    return text
+
+
+def _graded(planted: Sequence[Outcome]) -> str:
+    text = f"| planted | {' | '.join(GRADES)} | verdict | call |\n|---|{'---|' * (len(GRADES) + 2)}\n"
+    for kind in dict.fromkeys(each.planted for each in planted):
+        mine = [each for each in planted if each.planted == kind]
+        counts = (str(sum(each.grade == grade for each in mine) or "") for grade in GRADES)
+        times = [_seconds([each.seconds for each in mine]), _seconds([each.asked for each in mine])]
+        text += f"| {kind} | {' | '.join([*counts, *times])} |\n"
+    return text
+
+
+def _seconds(seconds: Sequence[float]) -> str:
+    found = [each for each in seconds if each]
+    return f"{median(found):.1f} s, {max(found):.1f} s" if found else ""
+
+
+def _not_right(outcomes: Sequence[Outcome]) -> str:
+    rows = [each for each in outcomes if each.grade != "right"]
+    text = "".join(
+        f"| {each.planted}: {each.name} | {each.seed} | {each.grade}: {each.text.replace('|', '/') or 'silence'} |\n"
+        for each in sorted(rows, key=lambda each: GRADES.index(each.grade), reverse=True)
+    )
+    return NOT_RIGHT + text if text else ""
+
+
+def _cases() -> str:
+    kinds: dict[str, list[str]] = {}
+    for case in (*FAULTY, *HEALTHY):
+        kinds.setdefault(case.kind or "healthy", []).append(case.name)
+    return "\n".join(f"- {kind}: {'; '.join(names)}" for kind, names in kinds.items())
+
+
+def read(text: str) -> dict[str, list[str]]:
+    """What a page says: by kind, the cases."""
+    rows = re.findall(r"^- (\w+): (.+)$", text, re.MULTILINE)
+    return {kind: names.split("; ") for kind, names in rows}
