@@ -195,7 +195,9 @@ def _evidence(
         for call in _calls_of(runtime, procs)
     ]
     for rank in states.keys() - after.keys():
-        if states[rank] in ("failed", "paused"):
+        if states[rank] == "failed" and details.get(rank, "").endswith("out of memory"):
+            states[rank] = "out of memory"
+        if states[rank] in ("failed", "out of memory", "paused"):
             continue
         letter = _state_letter(runtime, procs.address(rank))
         if letter in _STOPPED:

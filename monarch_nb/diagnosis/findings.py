@@ -16,6 +16,7 @@ Kind = Literal[
     "nonfinite",
     "slow",
     "diverged",
+    "memory",
 ]
 
 

@@ -68,16 +68,19 @@ _STATES: dict[str, tuple[Kind, str]] = {
     "halted": ("stopped", "{where} {is} stopped by a signal; kill -CONT continues"),
     "traced": ("stopped", "{where} {is} stopped by a debugger that is attached to the process"),
     "failed": ("dead", "{where} {is} dead: {detail}"),
+    "out of memory": ("memory", "{where} {is} dead: {detail}; let it hold less, or give its host more memory"),
     "unreachable": ("unreachable", "{where} cannot be reached: {detail}"),
     "paused": ("stopped", "{where} {is} stopped in the debugger; %mdb continues"),
     "unresponsive": (
         "stuck",
         "{where} {does} not answer: stopped by a signal, or in C code that holds the GIL",
     ),
-    "asleep": ("stuck", "{where} {does} not answer: in C code that holds the GIL, and sleeps"),
+    "asleep": ("stuck", "{where} {does} not answer: in C code that holds the GIL, and sleeps; %stacks shows where"),
 }
 
-_SEEN_FROM_OUTSIDE = frozenset({"starting", "failed", "paused", "halted", "traced", "asleep", "unreachable"})
+_SEEN_FROM_OUTSIDE = frozenset(
+    {"starting", "failed", "out of memory", "paused", "halted", "traced", "asleep", "unreachable"}
+)
 
 
 def _ended(procs: Procs) -> Iterator[Finding]:

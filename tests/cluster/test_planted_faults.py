@@ -32,7 +32,7 @@ SUSPECT = Finding("stuck", "planted", (1,), "it sits")
         "no collectives: sleeps at data, 1 of 3",
     ],
 )
-def test_a_planted_fault_is_found_and_a_healthy_program_is_not_blamed(name: str) -> None:
+def test_planted_faults_are_found_and_healthy_programs_left_alone(name: str) -> None:
     outcome = run(CASES[name], 1)
     assert outcome.grade == "right" or (not CASES[name].kind and outcome.grade == "unsure"), outcome
 

@@ -36,12 +36,16 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     os.mkfifo(tmp_path / "pipe")
     nb.run("import monarch_kernel.diagnosis as diagnosis; diagnosis.WITHOUT_PROGRESS_S = 1.0").ok()
     nb.run(JOIN).ok()
-    assert "nothing found: " in nb.run("%why").ok().text
+    cell = nb.run("%why").ok()
+    assert "nothing found: " in cell.text
+    assert "<b>nothing found</b>" in cell.html
     request, cell = nb.start(f"trainers.train.call({str(tmp_path / 'pipe')!r}).get()"), Cell()
     nb.until(request, cell, "gpus=1 has not begun all_reduce no. 1", 60)
     nb.interrupt()
     nb.finish(request)
-    text = nb.run("%why trainers").ok().text
+    shown = nb.run("%why trainers").ok()
+    text = shown.text
+    assert ">gpus=1 has not begun all_reduce no. 1" in shown.html
     assert "workers: gpus=1 has not begun all_reduce no. 1" in text
     assert "where gpus=0,2 have waited" in text
     assert "takes the name of one mesh" in nb.run("%why trainers workers").stderr
@@ -53,6 +57,8 @@ def test_a_hang_is_explained_beneath_the_cell_and_by_why(nb: Notebook, tmp_path:
     cell = nb.run("%%why workers --slow\ntrainers.train.call('/dev/null').get()\n'done'").ok()
     assert "done" in cell.displays[0]["text/plain"]
     assert "3 processes of workers for " in cell.text
+    assert "3 processes of workers for " in cell.html
+    assert "<b>no NaN was found</b>" in nb.run("%%watch trainers\ntrainers.train.call('/dev/null').get()").ok().html
     assert "write %%why NAME --slow" in nb.run("%%why workers\n1").stderr
     assert "nothing found: 0 tensors on 3 ranks of trainers" in nb.run("%why trainers --replicas").ok().text
     assert "write %why NAME --replicas" in nb.run("%why --replicas").stderr

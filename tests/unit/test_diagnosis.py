@@ -217,6 +217,7 @@ def test_collectives_that_proceed_blame_nobody() -> None:
     ("state", "kind", "sure"),
     [
         ("failed", "dead", True),
+        ("out of memory", "memory", True),
         ("paused", "stopped", True),
         ("halted", "stopped", True),
         ("traced", "stopped", True),
