@@ -72,6 +72,7 @@ def abort(mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None, timeout: 
             calls = [call for call in tuple(runtime.calls.values()) if call.mesh == state.uid and call.missing]
             ranks = sorted({rank for call in calls for rank in call.missing_ranks()})
             for call in calls:
+                call.finding = ""  # it is in the text
                 call.fail(CallAbortedError(f"{call.title}() was ended by abort(): {'; '.join(texts)}", diagnosis))
                 ended.append(f"{call.title}()")
             doing = interrupted(state, ranks, [call.call for call in calls]) if calls else {}

@@ -90,7 +90,8 @@ def values_html(watch: "ValueWatch") -> str:
 def _findings_html(findings: "Sequence[Finding]", nothing: str, notes: Sequence[str]) -> str:
     """A table of findings, the certain ones marked in another colour, and lines beneath it."""
     rows = [
-        f"<tr><td{LEFT}>{swatch('failed' if finding.sure else 'unresponsive')}{finding.kind.replace('_', ' ')}"
+        f'<tr><td style="text-align:left;white-space:nowrap">'
+        f"{swatch('failed' if finding.sure else 'unresponsive')}{finding.kind.replace('_', ' ')}"
         f"{'' if finding.sure else ', perhaps'}</td><td{LEFT}>{escape(finding.mesh)}</td>"
         f"<td{LEFT}>{escape(finding.text)}</td></tr>"
         for finding in findings
