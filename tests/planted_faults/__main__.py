@@ -9,6 +9,7 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -48,13 +49,17 @@ def main() -> int:
     done = {(outcome.name, outcome.seed) for outcome in known}
     left = [(case.name, seed) for seed in options.seeds for case in cases if (case.name, seed) not in done]
     outcomes = [outcome for outcome in known if outcome.name in {case.name for case in cases}]
-    for number, outcome in enumerate(_run(left[::-1], options.jobs), 1):
-        outcomes.append(outcome)
-        if options.results is not None:
-            with options.results.open("a") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
-        print(f"{number:>4}/{len(left)} {outcome.grade:<8} {outcome.planted:<22} {outcome.name}, seed {outcome.seed}: "
-              f"{outcome.text or '-'} ({outcome.seconds:.1f} s, {outcome.looks} looks)", flush=True)  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for number, outcome in enumerate(_Controllers(left, Path(folder)).run(options.jobs), 1):
+            outcomes.append(outcome)
+            if options.results is not None:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+            print(
+                f"{number:>4}/{len(left)} {outcome.grade:<8} {outcome.planted:<22} {outcome.name}, "
+                f"seed {outcome.seed}: {outcome.text or '-'} ({outcome.seconds:.1f} s, {outcome.looks} looks)",
+                flush=True,
+            )
     print(Counter(("healthy" if each.planted == "healthy" else "planted", each.grade) for each in outcomes))
     if options.page is not None:
         options.page.write_text(page(outcomes, f"{counted(options.jobs, 'case')} at a time"))
@@ -72,48 +77,59 @@ def _known(results: Path | None) -> Iterator[Outcome]:
         yield from (Outcome(**json.loads(line)) for line in results.read_text().splitlines())
 
 
-def _run(left: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
-    """In processes with a controller each. One that ends while it runs a case is replaced."""
-    given: dict[int, tuple[str, int]] = {}  # by process
-    with selectors.DefaultSelector() as selector:
-        for _ in range(min(jobs, len(left))):
-            _start(selector, given, left)
-        while selector.get_map():
-            for key, _ in selector.select():
+class _Controllers:
+    """Processes with a controller each, which run cases. One that ends while it runs a case is replaced."""
+
+    def __init__(self, left: list[tuple[str, int]], folder: Path) -> None:
+        self._left, self._folder = left[::-1], folder
+        self._given: dict[int, tuple[str, int]] = {}  # by process
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, jobs: int) -> Iterator[Outcome]:
+        for _ in range(min(jobs, len(self._left))):
+            self._start()
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
                 answers, process = cast("TextIO", key.fileobj), cast("subprocess.Popen[str]", key.data)
-                line, case = answers.readline(), given.pop(process.pid, None)
+                line, case = answers.readline(), self._given.pop(process.pid, None)
                 if line:
                     yield Outcome(**json.loads(line))
-                    _feed(process, given, left)
+                    self._feed(process)
                     continue
-                selector.unregister(answers)
+                self._selector.unregister(answers)
                 answers.close()
                 status = process.wait()
                 if case is not None:
-                    name, seed = case
-                    kind = CASES[name].kind or "healthy"
-                    yield Outcome(name, seed, kind, "", "not run", text=f"its controller ended with status {status}")
-                    _start(selector, given, left)
+                    yield _not_run(*case, f"its controller ended with status {status}: {self._last_words(process)}")
+                    self._start()
+
+    def _start(self) -> None:
+        reads, writes = os.pipe()
+        line = [sys.executable, "-m", "tests.planted_faults", "--work", str(writes)]
+        with (self._folder / "new").open("w") as output:
+            process = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=[writes], text=True
+            )
+        (self._folder / "new").rename(self._folder / str(process.pid))
+        os.close(writes)
+        self._selector.register(os.fdopen(reads), selectors.EVENT_READ, process)
+        self._feed(process)
+
+    def _feed(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None
+        if self._left:
+            self._given[process.pid] = self._left.pop()
+            process.stdin.write(json.dumps(self._given[process.pid]) + "\n")
+            process.stdin.flush()
+        else:
+            process.stdin.close()
+
+    def _last_words(self, process: "subprocess.Popen[str]") -> str:
+        return (self._folder / str(process.pid)).read_text(errors="replace")[-400:].replace("\n", " ")
 
 
-def _start(selector: selectors.BaseSelector, given: dict[int, tuple[str, int]], left: list[tuple[str, int]]) -> None:
-    reads, writes = os.pipe()
-    line = [sys.executable, "-m", "tests.planted_faults", "--work", str(writes)]
-    output = None if os.environ.get("PLANTED_OUTPUT") else subprocess.DEVNULL
-    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=[writes], text=True)
-    os.close(writes)
-    selector.register(os.fdopen(reads), selectors.EVENT_READ, process)
-    _feed(process, given, left)
-
-
-def _feed(process: "subprocess.Popen[str]", given: dict[int, tuple[str, int]], left: list[tuple[str, int]]) -> None:
-    assert process.stdin is not None
-    if left:
-        given[process.pid] = left.pop()
-        process.stdin.write(json.dumps(given[process.pid]) + "\n")
-        process.stdin.flush()
-    else:
-        process.stdin.close()
+def _not_run(name: str, seed: int, why: str) -> Outcome:
+    return Outcome(name, seed, CASES[name].kind or "healthy", "", "not run", text=why)
 
 
 def work(report: int) -> None:
@@ -126,8 +142,7 @@ def work(report: int) -> None:
             try:
                 outcome = run(CASES[name], seed)
             except Exception as error:
-                kind = CASES[name].kind or "healthy"
-                outcome = Outcome(name, seed, kind, "", "not run", text=f"{type(error).__name__}: {error}"[:400])
+                outcome = _not_run(name, seed, f"{type(error).__name__}: {error}"[:400])
             out.write(json.dumps(asdict(outcome)) + "\n")
 
 

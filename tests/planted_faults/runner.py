@@ -131,6 +131,13 @@ def _stop(procs: Any) -> None:
         procs.stop().get(30)
 
 
+def _end(call: Any) -> None:
+    """Nobody waits for a call that hangs."""
+    call.cancel()
+    with contextlib.suppress(Exception):
+        call.get(1)
+
+
 def _workers(stack: contextlib.ExitStack, looks: Looks) -> tuple[Any, list[int]]:
     workers = _spawned(stack, looks.case.procs).spawn("workers", Worker)
     pids = list(workers.join.call(looks.case.program != "no collectives").get(BEGIN_S).values())
@@ -168,6 +175,7 @@ def _diagnose(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
     case = looks.case
     workers, pids = _workers(stack, looks)
     call = workers.run.call(plan)
+    stack.callback(_end, call)
     if not case.kind:
         while not call.done():
             looks.add(monarch_nb.diagnose(workers).findings)
@@ -208,6 +216,7 @@ def _graph(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) -> 
     for _ in range(plan.step):
         nodes[0].ask.call_one(nodes[1:]).get(BEGIN_S)
     call = nodes[0].ask.call_one(nodes[1:])
+    stack.callback(_end, call)
     _begun(plan, call)
     return _verdict(looks, plan, seed, monarch_nb.diagnose)
 
