@@ -256,32 +256,41 @@ def _has_left(procs: Procs, rank: int, running: EndpointRun) -> bool:
 
 def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterator[Finding]:
     """Ranks that have not begun what others wait in, together where they are at the same line."""
-    alike: dict[tuple[str, str, str, bool], list[int]] = {}
+    missed: dict[tuple[GroupKey, int], list[int]] = {}  # by the first collective that they have not begun
+    numbers = [(group, sorted(group.late)) for group in groups if group.waiting]
     for rank in sorted(culprits):
-        group, number = min(
-            (
-                (group, each.number)
-                for group in groups
-                for each in group.waiting.values()
-                if group.is_late(rank, each.number)
-            ),
-            key=lambda pair: pair[1] - (newest.number if (newest := pair[0].begun[rank]) else 0),
-        )
-        waiting = {other: each for other, each in group.waiting.items() if each.number == number}
+        firsts = [
+            (number - (newest.number if (newest := group.begun[rank]) else 0), group.key.name, number, group.key)
+            for group, each in numbers
+            for number in each
+            if group.is_late(rank, number)
+        ]
+        _, _, number, key = min(firsts, key=lambda first: first[:3])
+        missed.setdefault((key, number), []).append(rank)
+    by_key = {group.key: group for group in groups}
+    for (key, number), ranks in missed.items():
+        yield from _late_for(procs, by_key[key], number, ranks)
+
+
+def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) -> Iterator[Finding]:
+    waiting = {rank: each for rank, each in group.waiting.items() if each.number == number}
+    waits = max(collective.seconds for collective in waiting.values())
+    if waits < SUSPECT_S:
+        return
+    usual = max(each.pause for each in group.begun.values() if each)
+    in_endpoints = any(_running(procs.after[rank]) for rank in waiting)  # otherwise in threads of the program's own
+    is_long = in_endpoints and waits >= max(SURE_S, PAUSES * usual)
+    place = _where_of(procs, waiting)
+    title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
+    waited = f"where {procs.where(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_seconds(waits)}"
+    alike: dict[tuple[str, str, bool], list[int]] = {}
+    for rank in ranks:
         does, source, sure = _does(procs, rank)
-        waits = max(collective.seconds for collective in waiting.values())
-        if waits < SUSPECT_S:
-            continue
-        usual = max(each.pause for each in group.begun.values() if each)
-        in_endpoints = any(_running(procs.after[other]) for other in waiting)  # otherwise in the program's own threads
-        place = _where_of(procs, waiting)
-        title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
-        waited = f"where {procs.where(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_seconds(waits)}"
-        sure = sure and in_endpoints and waits >= max(SURE_S, PAUSES * usual)
-        alike.setdefault((f"not begun {title}, {waited}", does, source, sure), []).append(rank)
-    for (text, does, source, sure), ranks in alike.items():
-        text = f"{procs.where(ranks)} {'has' if len(ranks) == 1 else 'have'} {text}; {_clause(does, ranks)}"
-        yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
+        alike.setdefault((does, source, sure and is_long), []).append(rank)
+    for (does, source, sure), late in alike.items():
+        has = "has" if len(late) == 1 else "have"
+        text = f"{procs.where(late)} {has} not begun {title}, {waited}; {_clause(does, late)}"
+        yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(late), text, source, sure)
 
 
 def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> Iterator[Finding]:
