@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 import monarch_nb
 from monarch_nb.actor import Actor, ActorMesh, current_rank, endpoint
 from monarch_nb.mesh import run_on
-from tests.cluster.actor_tools import spawned
+from tests.cluster.actor_tools import joined, spawned
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 3
@@ -93,6 +96,30 @@ class Trainer(Actor):
         torch.full((4,), 100.0).exp_()
 
 
+class Sharded(Actor):
+    """Trains with FSDP, whose buffers hold whatever was in the memory before, or sums up a batch of one rank."""
+
+    @endpoint
+    def join(self) -> None:
+        dist.init_process_group("gloo")
+
+    @endpoint
+    def train(self) -> None:
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(5):
+            net(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    @endpoint
+    def share(self) -> None:
+        batch = torch.full((4,), float("nan") if dist.get_rank() == 1 else 1.0) * 2
+        dist.all_reduce(batch)
+        _ = batch * 2
+
+
 class Concurrent(Actor):
     @endpoint
     async def divide(self) -> None:
@@ -144,6 +171,16 @@ def test_data_with_nan_differs_from_numbers_that_overflow(trainers: Any) -> None
         trainers.large.call().get()
     assert [finding.sure for finding in found.findings] == [False]
     assert str(found).startswith("perhaps: ")
+
+
+def test_ranks_that_receive_a_nan_are_not_named_nor_buffers_of_fsdp() -> None:
+    for sharded in joined(Sharded):
+        with monarch_nb.watch(sharded) as found:
+            sharded.train.call().get()
+        assert not found.findings
+        with monarch_nb.watch(sharded) as found:
+            sharded.share.call().get()
+        assert [finding.ranks for finding in found.findings] == [(1,)]
 
 
 def test_slices_are_watched_and_errors_carry_the_finding(trainers: Any) -> None:
