@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from monarch_nb.lifecycle import unhandled
-from monarch_nb.runtime import current_runtime
 from monarch_nb.wire import counted
 from tests.planted_faults.cases import FAULTY, HEALTHY, Case
 from tests.planted_faults.page import page
@@ -134,11 +133,10 @@ def _not_run(name: str, seed: int, why: str) -> Outcome:
 
 def work(report: int) -> None:
     """Runs the cases that are read, one a line."""
-    current_runtime()
-    unhandled.notebook_mode(lambda failure: None)
     with os.fdopen(report, "w", buffering=1) as out:
         for line in sys.stdin:
             name, seed = json.loads(line)
+            unhandled.notebook_mode(lambda failure: None)  # of this runtime: one case takes it down
             try:
                 outcome = run(CASES[name], seed)
             except Exception as error:
