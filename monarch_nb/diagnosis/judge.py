@@ -22,12 +22,12 @@ WOKEN = 3  # times between two looks: data come, though little
 SUSPECT_S = 1.0  # of waiting, before there is a suspicion
 SURE_S = 3.0  # of waiting, before a rank that does nothing is blamed for sure
 PAUSES = 2.0  # times the longest pause that there was between two collectives: the same
-# Operations whose inputs are alike on all ranks.
 # Functions in C in which a program waits for a collective; on a GPU also those that read a tensor.
 _WAITS = frozenset(
     {"", "wait", "wait_tensor", "barrier", "monitored_barrier", "synchronize", "item", "tolist", "cpu", "numpy", "to"}
 )
-_ALIKE = ("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "_all_gather_base", "reduce_scatter")
+# Operations whose inputs are alike on all ranks.
+_ALIKE = ("all_reduce", "broadcast", "reduce", "barrier", "_all_gather_base", "_allgather_base")
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
     """
     if not group.waiting:
         return None
-    histories = {rank: _history(newest) for rank, newest in group.begun.items() if newest}
+    histories = {rank: dict(newest.last) for rank, newest in group.begun.items() if newest}
     for number in sorted({number for history in histories.values() for number in history}):
         kinds: dict[str, list[int]] = {}
         for rank, history in histories.items():
@@ -334,11 +334,6 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
     text = f"the ranks differ in their collective no. {number}: {'; '.join(parts)}"
     finding = Finding("mismatched_collective", procs.name, tuple(sorted(blamed)), text, _source_of(procs, blamed))
     return finding, [*group.begun]
-
-
-def _history(newest: NewestCollective) -> dict[int, str]:
-    """The last collectives of a rank in a group, by number."""
-    return dict(enumerate(newest.last, newest.number + 1 - len(newest.last)))
 
 
 def _compared(collective: str) -> str:

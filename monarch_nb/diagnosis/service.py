@@ -133,7 +133,12 @@ class Inspection:
 
 def _collective(key: GroupKey, records: Sequence[FlightRecord], now: int, since: int) -> NewestCollective:
     """The newest of a group. `since` is when the call under way has begun, both by the wall clock."""
-    record, last = records[-1], records[-MOST_COLLECTIVES:]
+    record, last = records[-1], dict[int, str]()
+    for each in records[-MOST_COLLECTIVES:]:  # several are one where they are coalesced
+        text = f"{_name(each)} of {_inputs(each)}" if _inputs(each) else _name(each)
+        last[each.collective_seq_id] = " and ".join(filter(None, [last.get(each.collective_seq_id), text]))
+    if len(records) > MOST_COLLECTIVES:
+        del last[next(iter(last))]  # it may be part of one
     times = [each.time_created_ns for each in records if each.time_created_ns >= since]
     return NewestCollective(
         key,
@@ -143,7 +148,7 @@ def _collective(key: GroupKey, records: Sequence[FlightRecord], now: int, since:
         not record.has_ended,
         (now - record.time_created_ns) / 1e9,
         record.thread,
-        tuple(f"{_name(each)} of {_inputs(each)}" if _inputs(each) else _name(each) for each in last),
+        tuple(last.items()),
         max((after - before for before, after in pairwise(times)), default=0) / 1e9,
     )
 

@@ -55,7 +55,7 @@ class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
     is_pending: bool
     seconds: float  # since it began
     thread: int
-    last: tuple[str, ...] = ()  # name and inputs of the last ones in the group, this one included, in their order
+    last: tuple[tuple[int, str], ...] = ()  # number, name and inputs of the last ones in the group, this one included
     pause: float = 0.0  # the longest between two of them in the call under way
 
 

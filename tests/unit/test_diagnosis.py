@@ -28,7 +28,7 @@ def running(lines: tuple[StackLine, ...] = IN_REDUCE, **changes: Any) -> Endpoin
 def collective(
     number: int, name: str = "all_reduce", what: str = "Float [3]", group: GroupKey = WORLD, pending: bool = True
 ) -> NewestCollective:
-    return NewestCollective(group, number, name, what, pending, 34.0, 7, (f"{name} of {what}",))
+    return NewestCollective(group, number, name, what, pending, 34.0, 7, ((number, f"{name} of {what}"),))
 
 
 def rank(
@@ -142,9 +142,11 @@ def test_ranks_that_use_groups_in_other_orders_wait_for_each_other() -> None:
 
 
 def test_an_earlier_collective_that_differs_is_found() -> None:
-    last = ("all_reduce of Float [3]", "barrier")
+    last = ((117, "all_reduce of Float [3]"), (118, "barrier"))
     others = msgspec.structs.replace(collective(118, "barrier", "", pending=False), last=last)
-    passed = msgspec.structs.replace(collective(118, "barrier", ""), last=("broadcast of Float [3]", "barrier"))
+    passed = msgspec.structs.replace(
+        collective(118, "barrier", ""), last=((117, "broadcast of Float [3]"), (118, "barrier"))
+    )
     waits = {0: rank(0, running(), in_=passed), 1: rank(1, running(), in_=others), 2: rank(2, running(), in_=others)}
     (finding,) = judge(procs(waits))
     assert (finding.kind, finding.ranks) == ("mismatched_collective", (0,))
