@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
-from monarch_nb.diagnosis.judge import SURE_S, Procs, UnansweredCall, judge
+from monarch_nb.diagnosis.judge import LONG_S, Procs, UnansweredCall, judge
 from monarch_nb.diagnosis.verbs import INSPECT, Evidence, Inspect
 from monarch_nb.host.linux import processor_time, state_letter
 from monarch_nb.lifecycle.interrupts import interrupted
@@ -233,7 +233,7 @@ def _sleeps(runtime: Runtime, address: str, began: tuple[float, float]) -> bool:
     since = runtime.part(ProcessWatcher).unresponsive.get(address, math.inf)
     used, now = _processor_time(runtime, address)
     passed = now - began[1]
-    return time.time() - since >= SURE_S and passed >= ASLEEP_S and used - began[0] < AWAKE * passed
+    return time.time() - since >= LONG_S and passed >= ASLEEP_S and used - began[0] < AWAKE * passed
 
 
 def _states(state: MeshState) -> tuple[dict[int, str], dict[int, str]]:

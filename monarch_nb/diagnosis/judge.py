@@ -19,9 +19,8 @@ from monarch_nb.diagnosis.verbs import EndpointRun, Evidence, NewestCollective, 
 COMPUTES_S = 0.002  # processor time between two looks: a thread that waits uses less, also one that polls now and then
 HELPS_S = 0.02  # the same, of other threads and processes that a rank waits for
 WOKEN = 3  # times between two looks: data come, though little
-SUSPECT_S = 1.0  # of waiting, before there is a suspicion
-SURE_S = 3.0  # of waiting, before a rank that does nothing is blamed for sure
-PAUSES = 2.0  # times the longest pause that there was between two collectives: the same
+LONG_S = 3.0  # of waiting, before anything is said: ranks that save or evaluate are back by then, as a rule
+PAUSES = 2.0  # times the longest pause between two collectives, before a rank that does nothing is blamed for sure
 # Functions in C in which a program waits for a collective; on a GPU also those that read a tensor.
 _WAITS = frozenset(
     {"", "wait", "wait_tensor", "barrier", "monitored_barrier", "synchronize", "item", "tolist", "cpu", "numpy", "to"}
@@ -275,11 +274,11 @@ def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterato
 def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) -> Iterator[Finding]:
     waiting = {rank: each for rank, each in group.waiting.items() if each.number == number}
     waits = max(collective.seconds for collective in waiting.values())
-    if waits < SUSPECT_S:
+    if waits < LONG_S:
         return
     usual = max(each.pause for each in group.begun.values() if each)
     in_endpoints = any(_running(procs.after[rank]) for rank in waiting)  # otherwise in threads of the program's own
-    is_long = in_endpoints and waits >= max(SURE_S, PAUSES * usual)
+    is_long = in_endpoints and waits >= PAUSES * usual
     place = _where_of(procs, waiting)
     title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
     waited = f"where {procs.where(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_seconds(waits)}"
@@ -367,13 +366,13 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         for rank in rest:
             alike.setdefault(_does(procs, rank), []).append(rank)
         seconds = max((running.seconds for rank in rest for running in _of_call(procs, rank, call.call)), default=0.0)
-        if seconds < SUSPECT_S:
+        if seconds < LONG_S:
             continue
         for (does, source, sure), ranks in alike.items():
             has = "has" if len(ranks) == 1 else "have"
             late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(does, ranks)}"
-            sure = sure and seconds >= SURE_S and len(rest) * 2 < call.size
+            sure = sure and len(rest) * 2 < call.size
             yield Finding("stuck" if sure else "waiting_on", procs.name, tuple(ranks), text, source, sure)
     for rank, awaited in _ends_of_chains(procs):
         does, source, _ = _does(procs, rank)
@@ -390,7 +389,7 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
         for wait in run.waits:
             for rank in wait.ranks:
                 base, other = runs.get((wait.mesh, rank), (-1, None))
-                if other is not None and not other.waits and base not in seen and other.seconds >= SUSPECT_S:
+                if other is not None and not other.waits and base not in seen and other.seconds >= LONG_S:
                     seen.add(base)
                     yield base, wait.title
 

@@ -22,8 +22,9 @@ made for the fault, was asked which rank is to blame, and its answer was compare
 
 An answer is *right* if it names the kind and exactly the ranks, for sure; where the evidence always allows another
 explanation (`waiting_on`, replicas without DDP), as a suspicion. It is *wrong* if anything else is said for sure, in
-any of the looks. Healthy programs are looked at all the time while they run; a suspicion counts as *unsure*, also where
-the others do wait for that rank, because it saves or evaluates.
+any of the looks. Healthy programs are asked about all the time while they run (a cell asks once it has waited for ten
+seconds without progress); a suspicion counts as *unsure*, also where the others do wait for that rank, because it saves
+or evaluates.
 
 **{right} of {planted} answers about planted faults are right ({percent:.1f} %), {wrong} wrong. {accused} of {runs} runs
 of healthy programs has a finding that is sure**; {suspected} of their {looks:,} looks have a suspicion.
@@ -41,8 +42,8 @@ Rows are what was planted, columns the kind of the finding that counts; "none" i
 GRADED = """
 ## How sure, and how fast
 
-*Verdict* is the time from the fault, when the last planted rank is at its place, to the right answer: a rank that does
-nothing is blamed for sure once others have waited for three seconds. *Call* is the time that the `diagnose()` took
+*Verdict* is the time from the fault, when the last planted rank is at its place, to the right answer: nothing is
+said about a rank before others have waited for it for three seconds. *Call* is the time that the `diagnose()` took
 which gave it. Both are the median and the longest.
 
 """
