@@ -173,7 +173,7 @@ def test_data_with_nan_differs_from_numbers_that_overflow(trainers: Any) -> None
     assert str(found).startswith("perhaps: ")
 
 
-def test_ranks_that_receive_a_nan_and_buffers_of_fsdp_are_not_named() -> None:
+def test_ranks_that_receive_a_nan_and_fsdp_buffers_are_not_named() -> None:
     for sharded in joined(Sharded):
         with monarch_nb.watch(sharded) as found:
             sharded.train.call().get()
