@@ -61,26 +61,28 @@ def contents_of(
     common = set.intersection(*map(set, ranks.values())) if ranks else set[int]()
     unfinished = held.written_from(start)
     unmade = f"an operation that makes it, or writes to it, has not run on all ranks: {why}"
-    groups: dict[object, set[int]] = {}
-    dims: dict[object, set[int]] = {}
-    for number, entry in tuple(held.entries.items()):
-        reference = entry()
-        if reference is None or number in held.lost:
-            continue
+    references = [known for entry in tuple(held.entries.values()) if (known := entry()) is not None]
+    for number in (known.number for known in references):
         if number in unfinished or (number not in common and number not in held.stale):
             held.lose([number], unmade if ranks else f"all ranks that held it are lost: {why}")
-        elif number not in held.stale:
-            # Memory that tensors share has to arrive as one.
-            key = reference.memory if reference.memory is not None and reference.copied is None else reference
-            groups.setdefault(key, set()).add(number)
-            dims.setdefault(key, set()).update(_divided(entry.meta.placements))
-    divided = {key: frozenset(found) for key, found in dims.items()}
-    found, missing = transfers(layout.shape, fresh, [(divided[key], tuple(groups[key])) for key in groups])
-    for number, rank in missing.items():
-        held.lose([number], f"its part on {ranks_text([rank])} of the mesh was on no other rank: {why}")
-    for number, copied in tuple(held.stale.items()):
-        if copied.base.number in held.lost:
-            held.lose([number], held.lost[copied.base.number])
+    views: list[int] | None = None
+    while views is None or views:
+        groups: dict[object, set[int]] = {}
+        dims: dict[object, set[int]] = {}
+        for known in references:
+            number = known.number
+            if number not in held.lost and number not in held.stale:
+                # Memory that tensors share has to arrive as one.
+                key = known.memory if known.memory is not None and known.copied is None else known
+                groups.setdefault(key, set()).add(number)
+                dims.setdefault(key, set()).update(_divided(held.entries[number].meta.placements))
+        wanted = [(frozenset(dims[key]), tuple(numbers)) for key, numbers in groups.items()]
+        found, missing = transfers(layout.shape, fresh, wanted)
+        for number, rank in missing.items():
+            held.lose([number], f"its part on {ranks_text([rank])} of the mesh was on no other rank: {why}")
+        copies = [(known.number, known.copied.base.number) for known in references if known.copied is not None]
+        views = [number for number, base in copies if base in held.lost and number not in held.lost]
+        held.lose(views, f"the tensor of which it is a view is lost: {why}")
     kept = {number for numbers in groups.values() for number in numbers} - held.lost.keys()
     return StreamContents(tuple(sorted(kept)), tuple(found))
 

@@ -168,20 +168,16 @@ class Stream:
             self.held.free(self.queue.append)
         if self.watcher is not None:
             self.watcher.issued(command, where)
+        if len(self.queue) >= BATCH_SIZE:
+            self.flush()  # before: a command whose issue raises is not sent
         self.queue.append((command, where, written))
-        if self.quiet or len(self.queue) >= BATCH_SIZE:
-            self._schedule_flush()
+        if self.quiet:
+            self.quiet = False
+            _flusher.schedule(self)
 
     def free(self) -> None:
         """Queues commands that free unreferenced tensors on the workers."""
         self.held.free(self.queue.append)
-
-    def _schedule_flush(self) -> None:
-        if len(self.queue) >= BATCH_SIZE:
-            self.flush()
-        if self.quiet:
-            self.quiet = False
-            _flusher.schedule(self)
 
     def issue_object(self, command: object) -> None:
         """Appends a command that is sent as an object, such as `Put` or `RunFunction`."""
