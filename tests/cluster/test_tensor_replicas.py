@@ -103,7 +103,7 @@ def test_a_new_process_receives_what_other_ranks_hold() -> None:
         whole = monarch_nb.distribute(values, mesh, [None, None])
         half = monarch_nb.distribute(values, mesh, ["shard", None])
         only = monarch_nb.distribute(values, mesh, ["replica", "shard"])
-        row, turned, part = whole[2], whole.t(), half[1:3]  # the last is a copy on the processes
+        row, turned, part, cut = whole[2], whole.t(), half[1:3], only[1:3]  # the last two are copies on the processes
         whole.add_(1)
         half.mul_(2)  # which makes it stale
         killed(mesh, 3)
@@ -115,6 +115,8 @@ def test_a_new_process_receives_what_other_ranks_hold() -> None:
             assert torch.equal(shard[:, 2], torch.zeros(6))
         with pytest.raises(ContentsLostError, match=r"(?s)only = monarch.*its part on rank 3 of the mesh"):
             only.sum()
+        with pytest.raises(ContentsLostError, match="of which it is a view is lost"):
+            cut.sum()
         only.copy_(values)
         killed(mesh, 0, 1)  # what rank 3 has received goes on to another
         assert torch.equal(half.full_tensor(), values * 2)
