@@ -425,6 +425,8 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
         return f"waits for a child process in {now}", source, False
     if running.woken < 0 and running.helpers - before.helpers > HELPS_S:
         return f"waits in {now}, while other threads of its process compute", source, False
+    if running.woken < 0 and running.helpers_woken - before.helpers_woken >= WOKEN:
+        return f"waits in {now}, while other threads of its process receive data", source, False
     return f"sits in {now}", source, True
 
 

@@ -105,6 +105,7 @@ class Inspection:
             native, frame = thread.native_id or 0, frames.get(thread.ident or 0)
             lines = _lines(frame)
             children = _children() if _is_for_children(lines) else []
+            helpers = _helpers(thread)
             yield EndpointRun(
                 cell.mesh,
                 cell.rank,
@@ -121,8 +122,9 @@ class Inspection:
                 "" if frame is None else slow_rank.callee_of(frame.f_code, frame.f_lasti),
                 tuple(_peers(frame)),
                 _woken(native),
-                _helpers(thread, children),
+                sum(map(_processor_seconds, helpers)) + sum(processor_time(child) or 0.0 for child in children),
                 bool(children),
+                sum(max(0, _woken(helper)) for helper in helpers),
             )
 
     def _waits(self, cell: ActorCell) -> Iterator[AwaitedCall]:
@@ -202,12 +204,10 @@ def _children() -> list[int]:
     return found
 
 
-def _helpers(own: threading.Thread, children: Iterable[int]) -> float:
-    """Processor seconds of the program's other threads, and of processes that a thread waits for."""
-    threads = [
-        each.native_id or 0 for each in threading.enumerate() if each is not own and not each.name.startswith("monarch")
-    ]
-    return sum(map(_processor_seconds, threads)) + sum(processor_time(child) or 0.0 for child in children)
+def _helpers(own: threading.Thread) -> list[int]:
+    """The program's other threads, by native number."""
+    others = [each for each in threading.enumerate() if each is not own and not each.name.startswith("monarch")]
+    return [each.native_id or 0 for each in others]
 
 
 def _woken(thread: int) -> int:

@@ -43,6 +43,7 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     woken: int = -1  # times that its thread was woken, where it waits for a file or a connection; else -1
     helpers: float = 0.0  # processor seconds of other threads and of child processes that it waits for
     waits_for_child: bool = False
+    helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
 
 
 class NewestCollective(msgspec.Struct, array_like=True, frozen=True):

@@ -51,7 +51,7 @@ which gave it. Both are the median and the longest.
 NOT_RIGHT = """
 ## Answers that are not right
 
-| case | seed | answer |
+| case | seeds | answer, of one of them |
 |---|---|---|
 """
 
@@ -125,12 +125,16 @@ def _seconds(seconds: Sequence[float]) -> str:
 
 
 def _not_right(outcomes: Sequence[Outcome]) -> str:
-    rows = [each for each in outcomes if each.grade != "right"]
-    text = "".join(
-        f"| {each.planted}: {each.name} | {each.seed} | {each.grade}: {each.text.replace('|', '/') or 'silence'} |\n"
-        for each in sorted(rows, key=lambda each: GRADES.index(each.grade), reverse=True)
+    alike: dict[tuple[int, str, str], list[Outcome]] = {}
+    for each in outcomes:
+        if each.grade != "right":
+            alike.setdefault((-GRADES.index(each.grade), each.planted, each.name), []).append(each)
+    rows = (
+        f"| {planted}: {name} | {', '.join(str(each.seed) for each in sorted(of, key=lambda each: each.seed))} "
+        f"| {of[0].grade}: {of[0].text.replace('|', '/') or 'silence'} |\n"
+        for (_, planted, name), of in sorted(alike.items())
     )
-    return NOT_RIGHT + text if text else ""
+    return NOT_RIGHT + "".join(rows) if alike else ""
 
 
 def _cases() -> str:

@@ -83,6 +83,7 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
         (running(IN_QUEUE, woken=10), running(IN_QUEUE, woken=20), "it receives in"),
         (running(IN_QUEUE), running(IN_QUEUE, waits_for_child=True), "it waits for a child process in"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers=0.3), "while other threads of its process compute"),
+        (running(IN_QUEUE), running(IN_QUEUE, helpers_woken=9), "while other threads of its process receive data"),
     ],
 )
 def test_a_late_rank_that_may_come_is_only_a_suspicion(
