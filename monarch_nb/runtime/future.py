@@ -288,16 +288,17 @@ class Future(Generic[R]):
         """
         limit = _checked(timeout)
         if not self._wait(limit):
-            progress = f"; {text}" if (text := self.progress_text()) else ""
-            error = TimeoutError(
-                f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer"
-            )
-            if self.finding:
-                error.add_note(self.finding)
-            raise error
+            raise self._late(limit)  # which no variable here refers to: this future would be kept with its traceback
         return self._outcome()
 
     result = get
+
+    def _late(self, timeout: float | None) -> TimeoutError:
+        progress = f"; {text}" if (text := self.progress_text()) else ""
+        error = TimeoutError(f"no result within {timeout:g} s{progress}. The call goes on: .get() again waits longer")
+        if self.finding:
+            error.add_note(self.finding)
+        return error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error it ended with, or None for a value. Blocks like `get`."""

@@ -223,7 +223,7 @@ def _number(agent: Agent) -> str:
 def _node(job: Running, name: str) -> str:
     """Returns Slurm's name of an agent's node, from the agent's report; empty if there is none."""
     report = read_report(Path(job.folder, f"{name}.json"))
-    return "" if report is None else report.joins[0].removeprefix("tcp://").rpartition(":")[0]
+    return "" if report is None or not report.joins else report.joins[0].removeprefix("tcp://").rpartition(":")[0]
 
 
 def _why_it_waits(number: str, state: Mapping[str, Any]) -> tuple[str, str]:

@@ -177,7 +177,7 @@ def _start(name: str, port: int, key: bytes | None) -> _Met:
     until = time.monotonic() + _READY_S
     while (report := read_report(report_file)) is None and process.poll() is None and time.monotonic() < until:
         time.sleep(_LOOK_S)
-    if report is None:
+    if report is None or report.ended:
         process.kill()
         process.wait()
         _workers.remove((process, folder))
