@@ -62,11 +62,10 @@ class Detacher:
         self._notes: dict[str, bytes] = {}
         self._grants: dict[str, tuple[int, int]] = {}  # grant and turn of each attached mesh
         self._unread: dict[str, UnreadCalls] = {}  # by mesh, where answers are stored
-        self._holding: dict[str, set[str]] = {}  # the hosts of each mesh whose agents were asked to hold it
         # Add notes of the notebook to the record of a mesh, given the uids of the mesh and of its actors.
         self.note_sources: list[Callable[[tuple[str, ...]], bytes]] = []
-        # Meshes whose records host agents have, with the last message to each host that stores no full record.
-        self._held: dict[str, dict[str, p.Hold]] = {}
+        # By mesh, the hosts whose agents were asked to hold it, with the last message; None for a full record.
+        self._held: dict[str, dict[str, p.Hold | None]] = {}
         # Incarnations of ranks that were lost with their host, by host and mesh.
         self._lost: dict[tuple[str, str], dict[int, int]] = {}
         self._ways: dict[str, HostRoute] = {}  # to hosts of attached meshes that this process has not reached
@@ -323,7 +322,7 @@ class Detacher:
 
     def _send_holds(self, uid: str, holds: Mapping[str, p.Hold], anew: set[str]) -> None:
         """Sends holds to the hosts that store the full record, and to others only if theirs have changed."""
-        before = self._held.get(uid, {})
+        before = dict(self._held.get(uid, {}))  # a host may be lost meanwhile
         sent = self._held[uid] = {host: hold for host, hold in before.items() if host in holds and host not in anew}
         for host, hold in holds.items():
             if not self._is_attached(host):
@@ -334,9 +333,7 @@ class Detacher:
                 continue
             sent.pop(host, None)
             self._runtime.post(agent_of(host), verbs.HOLD, hold)
-            self._holding.setdefault(uid, set()).add(host)
-            if not hold.parts:
-                sent[host] = plain
+            sent[host] = None if hold.parts else plain
 
     def _store_answers(self, state: ProcState) -> None:
         """Has the ranks of a mesh store answers until they are read, if it is to outlive this process."""
@@ -352,7 +349,6 @@ class Detacher:
 
     def _forget_calls(self, state: ProcState) -> None:
         state.unread = None
-        self._holding.pop(state.uid, None)
         if known := self._unread.pop(state.uid, None):
             known.close()
 
@@ -361,9 +357,11 @@ class Detacher:
             case RanksStarting(
                 state, hosts
             ):  # the agent of a new host, or a new agent, is to hold the mesh before that
-                unheld = hosts - self._holding.get(state.uid, set())
+                unheld = hosts - self._held.get(state.uid, {}).keys()
                 if unheld and self._is_kept(state):
-                    self._hold({state.uid: set(unheld)})
+                    with self._lock:
+                        self._due.setdefault(state.uid, set()).update(unheld)
+                    self._hold_due()
             case MeshHealed(ProcState() as state, back):  # a host may have a new agent, which knows nothing
                 self._on_change(state, {state.layout.host_of(rank) for rank, _ in back})
             case MeshStarting(state) | MeshHealed(state) | MeshResized(state):
@@ -371,8 +369,8 @@ class Detacher:
             case MeshStopped(ActorState() as state):
                 self._on_change(state)
             case HostLost(host):
-                for each in tuple(self._holding.values()):
-                    each.discard(host)
+                for held in tuple(self._held.values()):
+                    held.pop(host, None)
                 for state in self._own_meshes():
                     if ranks := state.layout.ranks_on(host):
                         self._lost[host, state.uid] = {rank: state.incarnation(rank) for rank in ranks}

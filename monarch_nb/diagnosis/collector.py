@@ -214,16 +214,21 @@ def _evidence(
     return Procs(procs.name, states, details, before, after, calls, where)
 
 
+def _local_pid(runtime: Runtime, address: str) -> int:
+    """The number of a process of this machine; 0 for others."""
+    return runtime.part(ProcessWatcher).pids.get(address, 0) if host_of(address) in runtime.local_hosts else 0
+
+
 def _state_letter(runtime: Runtime, address: str) -> str:
     """The state of a process of this machine as /proc has it; "" where that cannot be seen."""
-    pid = runtime.part(ProcessWatcher).pids.get(address, 0)
-    return state_letter(pid) if pid and host_of(address) in runtime.local_hosts else ""
+    pid = _local_pid(runtime, address)
+    return state_letter(pid) if pid else ""
 
 
 def _processor_time(runtime: Runtime, address: str) -> tuple[float, float]:
     """The processor seconds of a process of this machine, NaN where they cannot be seen, and when that was."""
-    pid = runtime.part(ProcessWatcher).pids.get(address, 0)
-    used = processor_time(pid) if pid and host_of(address) in runtime.local_hosts else None
+    pid = _local_pid(runtime, address)
+    used = processor_time(pid) if pid else None
     return math.nan if used is None else used, time.monotonic()
 
 

@@ -7,7 +7,7 @@ waited for longer than they do at other times. Silence is better than a wrong ac
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def _waiting(procs: Procs) -> str:
             first = next(iter(pending.values()))
             place = _where_of(procs, pending)
             return (
-                f"{procs.where(pending)} {'waits' if len(pending) == 1 else 'wait'} in {first.name} no. {first.number}"
+                f"{procs.where(pending)} {_verb(pending, 'waits')} in {first.name} no. {first.number}"
                 f"{place and f' ({place})'}"
             )
     return ""
@@ -281,13 +281,13 @@ def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) ->
     is_long = in_endpoints and waits >= PAUSES * usual
     place = _where_of(procs, waiting)
     title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
-    waited = f"where {procs.where(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {_seconds(waits)}"
+    waited = f"where {procs.where(waiting)} {_verb(waiting, 'has')} waited {_seconds(waits)}"
     alike: dict[tuple[str, str, bool], list[int]] = {}
     for rank in ranks:
         does, source, sure = _does(procs, rank)
         alike.setdefault((does, source, sure and is_long), []).append(rank)
     for (does, source, sure), late in alike.items():
-        has = "has" if len(late) == 1 else "have"
+        has = _verb(late, "has")
         text = f"{procs.where(late)} {has} not begun {title}, {waited}; {_clause(does, late)}"
         yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(late), text, source, sure)
 
@@ -299,7 +299,7 @@ def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> 
         does, source, _ = _does(procs, rank)
         place = _where_of(procs, waiting)
         text = (
-            f"{procs.where(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for a message of {procs.where([rank])}"
+            f"{procs.where(waiting)} {_verb(waiting, 'waits')} for a message of {procs.where([rank])}"
             f"{place and f' ({place})'}; {_clause(does, [rank])}"
         )
         yield Finding("waiting_on", procs.name, (rank,), text, source, sure=False)
@@ -326,7 +326,7 @@ def _mismatch(procs: Procs, group: _Group) -> tuple[Finding, Sequence[int]] | No
     majority = [kind for kind, ranks in kinds.items() if len(ranks) == most]
     blamed = [rank for kind, ranks in kinds.items() if len(majority) > 1 or kind != majority[0] for rank in ranks]
     parts = [
-        f"{procs.where(ranks)} {'calls' if len(ranks) == 1 else 'call'} {histories[ranks[0]][number]}"
+        f"{procs.where(ranks)} {_verb(ranks, 'calls')} {histories[ranks[0]][number]}"
         + (f" at {place}" if (place := _where_of(procs, ranks)) else "")
         for _, ranks in sorted(kinds.items(), key=lambda item: len(item[1]))
     ]
@@ -348,7 +348,7 @@ def _deadlock(procs: Procs, circle: Sequence[int]) -> Finding:
         place = _where_of(procs, [rank])
         what = f"{pending.name} no. {pending.number} of group {pending.group.name}" if pending else "a message"
         alike.setdefault(f"in {what}{place and f' ({place})'}", []).append(rank)
-    parts = [f"{procs.where(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {what}" for what, ranks in alike.items()]
+    parts = [f"{procs.where(ranks)} {_verb(ranks, 'waits')} {what}" for what, ranks in alike.items()]
     text = f"{procs.where(circle)} wait for each other: {'; '.join(parts)}"
     return Finding("deadlock", procs.name, tuple(sorted(circle)), text, _source_of(procs, circle))
 
@@ -369,7 +369,7 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         if seconds < LONG_S:
             continue
         for (does, source, sure), ranks in alike.items():
-            has = "has" if len(ranks) == 1 else "have"
+            has = _verb(ranks, "has")
             late = f"{has} not answered {call.title}() for {_seconds(seconds)}"
             text = f"{procs.where(ranks)} alone {late}; {_clause(does, ranks)}"
             sure = sure and len(rest) * 2 < call.size
@@ -433,7 +433,12 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
 def _clause(does: str, ranks: Sequence[int]) -> str:
     """`it sits in x` for one rank, `they sit in x` for several."""
     verb, _, rest = does.partition(" ")
-    return f"it {does}" if len(ranks) == 1 else f"they {verb.removesuffix('s')} {rest}"
+    return f"it {does}" if len(ranks) == 1 else f"they {_verb(ranks, verb)} {rest}"
+
+
+def _verb(ranks: Sized, singular: str) -> str:
+    """The form of a verb that fits so many ranks."""
+    return singular if len(ranks) == 1 else "have" if singular == "has" else singular.removesuffix("s")
 
 
 def _running(evidence: Evidence) -> EndpointRun | None:

@@ -31,7 +31,7 @@ from monarch_nb.diagnosis.verbs import (
     RankTimes,
     StackLine,
 )
-from monarch_nb.host.linux import processor_time, state_letter
+from monarch_nb.host.linux import child_processes, processor_time, state_letter
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
@@ -104,7 +104,7 @@ class Inspection:
             thread = cell.executor.thread
             native, frame = thread.native_id or 0, frames.get(thread.ident or 0)
             lines = _lines(frame)
-            children = _children() if _is_for_children(lines) else []
+            children = child_processes() if _is_for_children(lines) else []
             helpers = _helpers(thread)
             yield EndpointRun(
                 cell.mesh,
@@ -190,18 +190,6 @@ def _is_for_children(lines: Iterable[StackLine]) -> bool:
         if any(part in line.file for part in _TO_CHILDREN):
             return True
     return False
-
-
-def _children() -> list[int]:
-    """Processes that this one has started, and that live."""
-    mine, found = os.getpid(), []
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdecimal():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[1]) == mine and fields[0] != "Z":
-                    found.append(int(name))
-    return found
 
 
 def _helpers(own: threading.Thread) -> list[int]:

@@ -131,8 +131,25 @@ def process_state(pid: int) -> tuple[str, int]:
 
     Raises FileNotFoundError or ProcessLookupError if there is none, OSError if that cannot be found out.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = _stat(pid)
     return fields[0], int(fields[19])
+
+
+def child_processes() -> list[int]:
+    """Returns the processes that this one has started and that live; none where that is not known."""
+    mine, found = str(os.getpid()), []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdecimal():
+            with contextlib.suppress(OSError, IndexError):
+                letter, parent = _stat(int(name))[:2]
+                if parent == mine and letter != "Z":
+                    found.append(int(name))
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process in /proc from its state on. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def state_letter(pid: int) -> str:

@@ -56,8 +56,7 @@ class Mesh(MeshTrait):
         names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim_{n}" for n in range(len(shape)))
         if len(names) != len(shape) or not shape:
             raise ValueError(f"mesh_dim_names={names!r} for a shape of {len(shape)} dimensions: give one name for each")
-        if spares < 0:
-            raise ValueError(f"spares={spares}: a number of processes, 0 or more")
+        _check_spares(spares)
         procs = this_host().spawn_procs(dict(zip(names, shape, strict=True)), name=name)
         self._begin(procs, device)
         self._processes.keep_spares(spares)
@@ -73,8 +72,7 @@ class Mesh(MeshTrait):
         """
         if mesh_dim_names is not None:
             procs = procs.rename(**dict(zip(procs.extent, mesh_dim_names, strict=True)))
-        if spares < 0:
-            raise ValueError(f"spares={spares}: a number of processes, 0 or more")
+        _check_spares(spares)
         mesh = cls.__new__(cls)
         mesh._begin(procs, device)
         mesh._processes.keep_spares(spares)
@@ -324,6 +322,11 @@ class Mesh(MeshTrait):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
         return f"<Mesh {self._procs.name!r} {{{sizes}}} on {self.device}>"
+
+
+def _check_spares(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"spares={count}: a number of processes, 0 or more")
 
 
 def _as_references(value: Any, found: list[MeshTensor]) -> Any:

@@ -1,10 +1,12 @@
 """What was called and what came of it: written down by controllers, checked when all is over."""
 
+import contextlib
 import json
 import os
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,11 +63,7 @@ def judge(folder: Path, killed: set[str], bound: float, names: tuple[str, ...]) 
     effects = _effects(folder, verdict)
     for path in sorted(folder.glob("ledger-*")):
         open_calls: dict[str, str] = {}
-        for line in path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:  # the last one of a controller that was killed
-                continue
+        for entry in _entries(path):
             token = entry["token"]
             if "reads" in entry:
                 continue
@@ -98,14 +96,16 @@ def judge(folder: Path, killed: set[str], bound: float, names: tuple[str, ...]) 
     return verdict
 
 
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # the last one of a controller that was killed
+            yield json.loads(line)
+
+
 def unread_calls(path: Path) -> set[str]:
     """Returns the calls of a controller whose results it never read, broadcasts and calls of callers aside."""
     unread: set[str] = set()
-    for line in path.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:  # the last one of a controller that was killed
-            continue
+    for entry in _entries(path):
         if entry.get("kind") in ("all", "one", "host", "body"):
             unread.add(entry["token"])
         else:

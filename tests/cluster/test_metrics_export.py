@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import monarch_nb.telemetry
 from monarch_nb.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_nb.telemetry import exports
 from monarch_nb.telemetry.series import MetricPoint
+from tests.cluster.fault_tools import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,13 +54,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
 
     monkeypatch.setitem(exports.TARGETS, "test", make)
     return found
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # another thread writes
 
 
 def test_former_and_later_values_are_written_once_by_rank(own_procs: ProcMesh, made: list[Recorded]) -> None:

@@ -7,39 +7,12 @@ import pytest
 
 from monarch_nb.runtime.stored_answers import MOST, StoredAnswers, UnreadCalls
 from monarch_nb.settings import settings
+from monarch_nb.transport.memory.clock import VirtualClock
 from monarch_nb.wire import Header, Kind, Status, encode_exception
 
 pytestmark = pytest.mark.timeout(10)
 
 CONTROLLER = "h/c1.0.0"
-
-
-class Clock:
-    """Runs what is due when time is said to pass."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, Callable[[], object]]] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def later(self, seconds: float, function: Callable[[], object]) -> None:
-        self.due.append((self.now + seconds, function))
-
-    def every(self, seconds: float, function: Callable[[], bool]) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.due.clear()
-
-    def advance(self, seconds: float) -> None:
-        until = self.now + seconds
-        while ready := [each for each in self.due if each[0] <= until]:
-            self.due.remove(first := min(ready, key=lambda each: each[0]))
-            self.now = first[0]
-            first[1]()
-        self.now = until
 
 
 class Call:
@@ -55,7 +28,7 @@ class Mesh:
     """A controller with one rank."""
 
     def __init__(self) -> None:
-        self.clock, self.rank = Clock(), StoredAnswers()
+        self.clock, self.rank = VirtualClock(), StoredAnswers()
         self.sent: list[tuple[int, ...]] = []
         self.calls = UnreadCalls(self.clock, self.sent.append)
 
@@ -152,7 +125,7 @@ def test_reads_are_announced_after_a_pause_and_then_never_again() -> None:
     calls[-1].on_read()
     mesh.clock.advance(60.0)
     assert mesh.sent == [(4, 3), (4,)]
-    assert mesh.clock.due == []
+    assert mesh.clock.next_due is None
 
 
 def test_while_calls_follow_each_other_nothing_is_announced() -> None:

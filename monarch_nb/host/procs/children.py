@@ -130,19 +130,9 @@ class Children:
         if child.state != "starting":
             self._died(child, status)
             return
-        _, start = self._starts.pop(channel)
-        channel.close()
         child.pid, child.how = 0, ""
-        if child.stop_wanted:
-            self._failed(child, "it was stopped before it started")
-            return
-        try:
-            child.channel = self._channel(child)
-        except OSError as error:
-            self._failed(child, explain(error))
-            return
-        self._starts[child.channel] = (child, start)
-        self.forker.fork([child.channel])
+        if (again := self._new_channel(channel)) is not None:
+            self.forker.fork([again])
 
     def _forker_for(self, count: int, heavy: bool) -> Forker:
         """Returns the template or, while that still imports, the light one for a few processes without heavy modules.
@@ -230,19 +220,26 @@ class Children:
         """Starts by the cold path, with a new channel, what the template refused."""
         if self.spares.refused(channel, why):
             return
+        child, _ = self._starts[channel]
+        if not child.stop_wanted:
+            child.why = why
+        if (again := self._new_channel(channel)) is not None:
+            self._start_cold(again)
+
+    def _new_channel(self, channel: ProcChannel) -> ProcChannel | None:
+        """Replaces the channel of a process that has not started; None if the process fails instead."""
         child, start = self._starts.pop(channel)
         channel.close()
         if child.stop_wanted:
             self._failed(child, "it was stopped before it started")
-            return
-        child.why = why
+            return None
         try:
-            child.channel = self._channel(child)
+            again = child.channel = self._channel(child)
         except OSError as error:
             self._failed(child, explain(error))
-            return
-        self._starts[child.channel] = (child, start)
-        self._start_cold(child.channel)
+            return None
+        self._starts[again] = (child, start)
+        return again
 
     def _start_cold(self, channel: ProcChannel) -> None:
         child, start = self._starts[channel]

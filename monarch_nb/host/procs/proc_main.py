@@ -51,7 +51,7 @@ def run(fd: int, cord: int, *, forked: bool) -> int:
     _settle(spec, forked=forked, keep=keep)
     threading.Thread(target=channel.serve, args=(_end_with_agent,), name="monarch-agent-channel", daemon=True).start()
     try:
-        return _runner(spec.runner)(spec) or 0
+        return _function(spec.runner)(spec) or 0
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
@@ -188,9 +188,9 @@ def _restore_threads() -> None:
         _set_openblas_threads(wanted_threads(os.environ, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
 
 
-def _runner(path: str) -> Callable[[ProcSpec], int | None]:
+def _function(path: str) -> Callable[..., int | None]:
     module, _, name = path.partition(":")
-    found: Callable[[ProcSpec], int | None] = getattr(importlib.import_module(module), name)
+    found: Callable[..., int | None] = getattr(importlib.import_module(module), name)
     return found
 
 
@@ -201,9 +201,8 @@ def _prepare(path: str, keep: set[int]) -> None:
     opened a GPU: which GPUs a process sees is decided when it opens the first, and its rank may have others.
     """
     close_other_fds(keep)
-    module, _, name = path.partition(":")
     try:
-        getattr(importlib.import_module(module), name)()
+        _function(path)()
     except Exception:
         traceback.print_exc()
     keep |= open_fds()
