@@ -150,6 +150,11 @@ class Detacher:
         hosts = [host for host in dict.fromkeys(state.hosts) if self._is_attached(host)]
         if not hosts:
             raise DetachError(f"{state.name} cannot be detached: none of its hosts can be reached")
+        with self._recording:  # a record under way would replace the lease
+            self._leave(state, hosts, seconds, why)
+
+    def _leave(self, state: ProcState, hosts: Sequence[str], seconds: float, why: str) -> None:
+        runtime = self._runtime
         if state.uid in self._held:
             self._held[state.uid] = {}  # if one host refuses, the others have been sent what does not become true
         try:

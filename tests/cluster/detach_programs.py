@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from monarch_nb.connect import (
     local_hosts,
 )
 from monarch_nb.connect.own_hosts import LocalAgents
+from monarch_nb.host import verbs
 from monarch_nb.job import job_load
 from monarch_nb.mesh import state_of
 from monarch_nb.runtime import current_runtime
@@ -112,6 +114,24 @@ def leave(lease: str = "60s") -> None:
             call()
         except RuntimeError as error:
             say("error", str(error).splitlines()[0])
+
+
+def leave_while_recording(_: str = "") -> None:
+    """Leaves an attached mesh while its record is written again, between the two messages to its host."""
+    spawn()[0].detach("60s")
+    procs: Any = monarch.attach("trainers")
+    detacher = current_runtime().part(Detacher)
+    ask = detacher._ask
+
+    def record_first(state: Any, hosts: Any, bodies: Any, verb: Any) -> None:
+        if verb is verbs.DETACH:
+            recording = threading.Thread(target=detacher.refresh)
+            recording.start()
+            recording.join(1.0)
+        ask(state, hosts, bodies, verb)
+
+    detacher._ask = record_first  # type: ignore[method-assign]
+    procs.detach("60s")
 
 
 def leave_hosts(key: str, *endpoints: str) -> None:
@@ -418,8 +438,8 @@ def again(_: str = "") -> None:
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     programs = (
-        leave, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers, leave_job, nap, hold,
-        hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend, fall, fall_on_hosts,
-        pick_up, again,
+        leave, leave_while_recording, leave_hosts, leave_local, look, leave_busy, leave_behind, leave_callers,
+        leave_job, nap, hold, hold_busy, hold_unread, leave_pair, take_pair, rob, take, mend, wait_and_mend,
+        fall, fall_on_hosts, pick_up, again,
     )  # fmt: skip
     {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])

@@ -84,6 +84,12 @@ def test_a_detached_mesh_is_attached_by_another_program_with_its_state(place: Pa
     assert files(place) == []
 
 
+def test_a_record_that_is_written_meanwhile_does_not_shorten_the_lease(place: Path) -> None:
+    first = Controller(place, "leave_while_recording").done()
+    second = Controller(place, "take").done()
+    assert second.said("pids") == first.said("pids"), second.lines
+
+
 def test_only_with_mesh_keep_a_killed_controller_leaves_its_mesh(place: Path) -> None:
     for keep in ("0s", "60s"):
         first = Controller(place, "hold", MONARCH_NB_MESH_KEEP=keep)
