@@ -143,7 +143,7 @@ class HangNotes:
         if self._asked is None and self._waits(now) and now >= self._next and isinstance(procs, ProcState):
             from monarch_nb.diagnosis.collector import diagnosing
 
-            self._asked = diagnosing(self._runtime, procs)
+            self._asked = diagnosing(self._runtime, procs, patience=WITHOUT_PROGRESS_S)
         return self._lines
 
     def _waits(self, now: float) -> bool:

@@ -109,15 +109,23 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     return Diagnosis(by_certainty(findings), inspected or "there are no meshes")
 
 
-def diagnosing(runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S) -> Future[Diagnosis]:
-    """`diagnose` of one mesh of processes, without blocking."""
+def diagnosing(
+    runtime: Runtime, procs: ProcState, timeout: float = DEFAULT_TIMEOUT_S, patience: float = LONG_S
+) -> Future[Diagnosis]:
+    """`diagnose` of one mesh of processes, without blocking.
+
+    For `patience` seconds others have to wait before anything is said of a rank that may well work.
+    """
     diagnosis: Future[Diagnosis] = pending_future(describe=lambda: "looking for ranks that hold others up")
 
     began = {rank: _processor_time(runtime, procs.address(rank)) for rank in procs.region.ndslice}
+    missing = {call.call: frozenset(call.missing_ranks()) for call in _calls_of(runtime, procs)}
 
     def judge_both(before: dict[int, Evidence], after: dict[int, Evidence]) -> None:
         try:
-            findings = judge(_evidence(runtime, procs, before, after, began))
+            evidence = _evidence(runtime, procs, before, after, began)
+            calls = [call for call in evidence.calls if call.missing == missing.get(call.call)]  # others answer yet
+            findings = judge(replace(evidence, calls=calls, patience=patience))
             for call in _calls_of(runtime, procs):
                 call.finding = "; ".join(finding.line for finding in findings[:MOST_NOTED])
             resolve_future(diagnosis, Diagnosis(by_certainty(findings), _inspected(procs, after)))
@@ -211,7 +219,7 @@ def _evidence(
     def where(ranks: Iterable[int]) -> str:
         return places_of(procs.region, ranks) or "it"
 
-    return Procs(procs.name, states, details, before, after, calls, where)
+    return Procs(procs.name, states, details, before, after, calls, where=where)
 
 
 def _local_pid(runtime: Runtime, address: str) -> int:

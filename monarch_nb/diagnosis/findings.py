@@ -25,7 +25,8 @@ class Finding:
     """The reason why ranks of a mesh hold others up.
 
     `ranks` are base ranks of `mesh`, a mesh of processes. `source` is the line of the user's program, as `file:line`,
-    "" where none is known. `sure` is False for a suspicion: the evidence allows another explanation.
+    "" where none is known. `sure` is False for a suspicion: the evidence allows another explanation. `waiting_on` is
+    never sure: that others wait for these ranks is a fact, that something is wrong with them is not known.
     """
 
     kind: Kind
@@ -38,7 +39,12 @@ class Finding:
     @property
     def line(self) -> str:
         """The text, which a suspicion begins with "perhaps"."""
-        return self.text if self.sure else f"perhaps: {self.text}"
+        return f"perhaps: {self.text}" if self.is_suspicion else self.text
+
+    @property
+    def is_suspicion(self) -> bool:
+        """Whether the text may be wrong; that others wait for a rank is a fact, also where it is no fault."""
+        return not self.sure and self.kind != "waiting_on"
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Diagnosis:
         ended = [self.ended] if self.ended else []
         if not self.findings:
             return "\n".join([f"nothing found: {self.inspected}", *ended])
-        lines = [f"{'' if finding.sure else 'perhaps: '}{finding.mesh}: {finding.text}" for finding in self.findings]
+        lines = [f"{'perhaps: ' * each.is_suspicion}{each.mesh}: {each.text}" for each in self.findings]
         return "\n".join([*lines, f"inspected: {self.inspected}", *ended])
 
     __repr__ = __str__

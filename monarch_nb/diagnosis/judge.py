@@ -49,12 +49,13 @@ class Procs:
     before: Mapping[int, Evidence]
     after: Mapping[int, Evidence]
     calls: Sequence[UnansweredCall] = ()
+    patience: float = LONG_S  # that others have waited before anything is said of a rank that may well work
     where: Callable[[Iterable[int]], str] = field(default=lambda ranks: f"ranks {sorted(ranks)}")
 
 
 def judge(procs: Procs) -> tuple[Finding, ...]:
     """Returns the findings about one mesh, the certain ones first; none where nothing waits for anything."""
-    ended = [*_ended(procs)]
+    ended = [*_ended(procs), *_locked(procs)]
     findings = [*ended, *_collectives(procs, {rank for finding in ended for rank in finding.ranks})]
     explained = {rank for finding in findings for rank in finding.ranks}
     findings += _calls(procs, explained | set(_in_collectives(procs)))
@@ -102,6 +103,21 @@ def _ended(procs: Procs) -> Iterator[Finding]:
             words += f"; {waiting}"
         sure = state != "unresponsive" and not (state == "asleep" and len(ranks) * 2 >= len(procs.states))
         yield Finding(kind, procs.name, tuple(ranks), words, sure=sure)
+
+
+def _locked(procs: Procs) -> Iterator[Finding]:
+    """Ranks with threads that wait for each other's locks, and have not run between the two looks."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, evidence in procs.after.items():
+        circle = evidence.circle
+        if not circle or rank not in procs.before or procs.before[rank].circle != circle:
+            continue
+        waits = [f"{each.thread} waits for {each.lock} at {_short(each.line)}" for each in circle]
+        own = f"{waits[0]}, which it holds itself"
+        text = own if len(circle) == 1 else f"threads wait for each other's locks: {', '.join(waits)}"
+        alike.setdefault((text, _source([each.line for each in circle])), []).append(rank)
+    for (text, source), ranks in alike.items():
+        yield Finding("deadlock", procs.name, tuple(ranks), f"{procs.where(ranks)}: {text}", source)
 
 
 def _waiting(procs: Procs) -> str:
@@ -274,28 +290,35 @@ def _late(procs: Procs, groups: Sequence[_Group], culprits: Set[int]) -> Iterato
 def _late_for(procs: Procs, group: _Group, number: int, ranks: Sequence[int]) -> Iterator[Finding]:
     waiting = {rank: each for rank, each in group.waiting.items() if each.number == number}
     waits = max(collective.seconds for collective in waiting.values())
-    if waits < LONG_S:
+    if waits < procs.patience:
         return
     usual = max(each.pause for each in group.begun.values() if each)
     in_endpoints = any(_running(procs.after[rank]) for rank in waiting)  # otherwise in threads of the program's own
     is_long = in_endpoints and waits >= PAUSES * usual
     place = _where_of(procs, waiting)
     title = f"{next(iter(waiting.values())).name} no. {number}{place and f' ({place})'}"
-    waited = f"where {procs.where(waiting)} {_verb(waiting, 'has')} waited {_seconds(waits)}"
+    waited = f"{procs.where(waiting)} {_verb(waiting, 'has')} waited {_seconds(waits)}"
     alike: dict[tuple[str, str, bool], list[int]] = {}
     for rank in ranks:
         does, source, sure = _does(procs, rank)
         alike.setdefault((does, source, sure and is_long), []).append(rank)
     for (does, source, sure), late in alike.items():
-        has = _verb(late, "has")
-        text = f"{procs.where(late)} {has} not begun {title}, {waited}; {_clause(does, late)}"
-        yield Finding("missing_from_collective" if sure else "waiting_on", procs.name, tuple(late), text, source, sure)
+        if sure:
+            begun = f"{procs.where(late)} {_verb(late, 'has')} not begun {title}"
+            text = f"{begun}, where {waited}; {_clause(does, late)}"
+            yield Finding("missing_from_collective", procs.name, tuple(late), text, source)
+        else:
+            text = f"{waited} in {title} for {procs.where(late)}; {_clause(does, late)}"
+            yield Finding("waiting_on", procs.name, tuple(late), text, source, sure=False)
 
 
 def _silent(procs: Procs, awaited: Mapping[int, Set[int]], silent: Set[int]) -> Iterator[Finding]:
-    """Ranks for whose message others wait. How long is not known, so it is a suspicion."""
+    """Ranks for whose message others wait. Since when is not known before several inspections."""
     for rank in sorted(silent):
         waiting = [other for other, others in awaited.items() if rank in others]
+        runs = [run for other in waiting if (run := _running(procs.after[other]))]
+        if not any(run.still and run.still >= procs.patience - LONG_S for run in runs):
+            continue  # their messages come
         does, source, _ = _does(procs, rank)
         place = _where_of(procs, waiting)
         text = (
@@ -366,7 +389,7 @@ def _calls(procs: Procs, explained: set[int]) -> Iterator[Finding]:
         for rank in rest:
             alike.setdefault(_does(procs, rank), []).append(rank)
         seconds = max((running.seconds for rank in rest for running in _of_call(procs, rank, call.call)), default=0.0)
-        if seconds < LONG_S:
+        if seconds < procs.patience:
             continue
         for (does, source, sure), ranks in alike.items():
             has = _verb(ranks, "has")
@@ -389,7 +412,7 @@ def _ends_of_chains(procs: Procs) -> Iterator[tuple[int, str]]:
         for wait in run.waits:
             for rank in wait.ranks:
                 base, other = runs.get((wait.mesh, rank), (-1, None))
-                if other is not None and not other.waits and base not in seen and other.seconds >= LONG_S:
+                if other is not None and not other.waits and base not in seen and other.seconds >= procs.patience:
                     seen.add(base)
                     yield base, wait.title
 
@@ -421,6 +444,9 @@ def _does(procs: Procs, rank: int) -> tuple[str, str, bool]:
         return f"waits for {wait.title}() at {now}", source, False
     if min(running.woken, before.woken) >= 0 and running.woken - before.woken >= WOKEN:
         return f"receives in {now}", source, False
+    if running.lock is not None:
+        owner = f"which {running.lock.owner} holds at {_short(running.lock.owner_line)}"
+        return f"waits for {running.lock.lock}, {owner}, in {now}", source, False
     if running.waits_for_child:
         return f"waits for a child process in {now}", source, False
     if running.woken < 0 and running.helpers - before.helpers > HELPS_S:

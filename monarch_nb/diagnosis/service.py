@@ -16,6 +16,7 @@ from monarch_nb.collectives.groups import PROCESS_GROUPS
 from monarch_nb.collectives.service import answer_aside
 from monarch_nb.collectives.threads import FlightRecord, is_torchs
 from monarch_nb.collectives.verbs import GroupKey
+from monarch_nb.diagnosis.locks import LockWaits
 from monarch_nb.diagnosis.verbs import (
     BEGIN_TIMES,
     END_TIMES,
@@ -31,7 +32,7 @@ from monarch_nb.diagnosis.verbs import (
     RankTimes,
     StackLine,
 )
-from monarch_nb.host.linux import child_processes, processor_time, state_letter
+from monarch_nb.host.linux import child_processes, processor_time, state_letter, times_paused
 from monarch_nb.runtime import ActorCell, Runtime
 from monarch_nb.wire import ENGINE, Asker, is_users_file
 
@@ -56,6 +57,7 @@ class Inspection:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._samplers: dict[tuple[str, int], TimeSampler] = {}
+        self._paused: dict[int, tuple[int, float]] = {}  # how often threads have stopped, since when
         runtime.verbs.handle(INSPECT, self._inspect)
         runtime.verbs.handle(BEGIN_TIMES, self._begin)
         runtime.verbs.handle(END_TIMES, self._end)
@@ -82,7 +84,10 @@ class Inspection:
         now = time.time_ns()
         remembered, recorded = PROCESS_GROUPS.remembered()
         frames = sys._current_frames()
-        running = tuple(self._running(tuple(self._runtime.cells.values()), frames))
+        threads = {thread.native_id for thread in threading.enumerate()}
+        self._paused = {thread: seen for thread, seen in self._paused.items() if thread in threads}
+        locks = LockWaits(frames)
+        running = tuple(self._running(tuple(self._runtime.cells.values()), frames, locks))
         since = now - int(1e9 * max((each.seconds for each in running), default=0.0))
         module = sys.modules.get("torch.distributed")
         joined = module is not None and module.is_available() and module.is_initialized()
@@ -92,9 +97,12 @@ class Inspection:
             tuple(PROCESS_GROUPS.keys().values()),
             module.get_rank() if joined and module is not None else -1,
             recorded,
+            locks.circle(),
         )
 
-    def _running(self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType]) -> Iterator[EndpointRun]:
+    def _running(
+        self, cells: tuple[ActorCell, ...], frames: dict[int, FrameType], locks: LockWaits
+    ) -> Iterator[EndpointRun]:
         slow_rank = import_module("monarch_nb.diagnosis.slow_rank")
         for cell in cells:
             running = cell.running
@@ -106,6 +114,7 @@ class Inspection:
             lines = _lines(frame)
             children = child_processes() if _is_for_children(lines) else []
             helpers = _helpers(thread)
+            still = self._still(native)
             yield EndpointRun(
                 cell.mesh,
                 cell.rank,
@@ -124,8 +133,19 @@ class Inspection:
                 _woken(native),
                 sum(map(_processor_seconds, helpers)) + sum(processor_time(child) or 0.0 for child in children),
                 bool(children),
+                still,
+                locks.of(thread.ident or 0),
                 sum(max(0, _woken(helper)) for helper in helpers),
             )
+
+    def _still(self, thread: int) -> float:
+        """Seconds for which a thread has not run, as far as earlier inspections saw it."""
+        now, paused = time.monotonic(), times_paused(thread)
+        before, since = self._paused.get(thread, (-1, now))
+        if paused < 0 or paused != before:
+            since = now
+        self._paused[thread] = (paused, since)
+        return now - since
 
     def _waits(self, cell: ActorCell) -> Iterator[AwaitedCall]:
         call = self._runtime.calls.get(self._runtime.waits.awaited_by(cell))
@@ -205,9 +225,9 @@ def _woken(thread: int) -> int:
         waits_in = Path(folder, "wchan").read_text()
         if waits_in in ("", "0") or waits_in.startswith(_NO_FILES):
             return -1
-        return int(Path(folder, "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return -1
+    return times_paused(thread)
 
 
 def _lines(frame: FrameType | None) -> tuple[StackLine, ...]:

@@ -23,6 +23,17 @@ class AwaitedCall(msgspec.Struct, array_like=True, frozen=True):
     ranks: tuple[int, ...]
 
 
+class LockWait(msgspec.Struct, array_like=True, frozen=True):
+    """A thread that waits for a lock of another, or of its own."""
+
+    thread: str  # its name
+    lock: str  # as the program names it: "self.lock"
+    line: StackLine
+    owner: str  # name of the thread that holds it
+    owner_line: StackLine  # where that is
+    paused: int  # how often the waiting thread has stopped running; -1 where that is not known
+
+
 class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     """An endpoint under way."""
 
@@ -43,6 +54,8 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     woken: int = -1  # times that its thread was woken, where it waits for a file or a connection; else -1
     helpers: float = 0.0  # processor seconds of other threads and of child processes that it waits for
     waits_for_child: bool = False
+    still: float = 0.0  # seconds for which its thread has not run, as far as several inspections can tell
+    lock: LockWait | None = None  # for which its thread waits
     helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
 
 
@@ -72,6 +85,7 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True):
     groups: tuple[GroupKey, ...] = ()  # of which it is a member
     rank: int = -1  # of torch.distributed
     has_recorder: bool = False  # collectives are recorded
+    circle: tuple[LockWait, ...] = ()  # threads each of which waits for a lock of the next one
 
 
 class BeginTimes(msgspec.Struct, array_like=True, frozen=True):

@@ -91,6 +91,15 @@ def processor_time(pid: int) -> float | None:
         return None
 
 
+def times_paused(thread: int) -> int:
+    """How often a thread of this process has stopped running to wait, by native number; -1 where it is not counted."""
+    try:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
 def memory_used() -> tuple[int, str]:
     """Returns the bytes of memory that this process costs, and the measure. Takes milliseconds.
 

@@ -148,6 +148,13 @@ def _deadlocks() -> Iterable[Case]:
         yield Case("actors in a circle", "nothing", "deadlock", procs=procs, tool="circle", many=0)
     for procs in (2, 4):
         yield Case("two groups", "skip", "deadlock", procs=procs, blamed="all")
+    for fault, program, place, procs, many in (
+        ("locks of two threads", "all_reduce", "data", 3, 1),
+        ("locks of two threads", "DDP", "forward", 4, 2),
+        ("lock of its own", "FSDP", "optimizer", 2, 1),
+        ("locks of two threads", "no collectives", "data", 3, 1),
+    ):
+        yield Case(program, fault, "deadlock", place, procs, many)
 
 
 def _waiting() -> Iterable[Case]:
@@ -221,47 +228,54 @@ FAULTY = (
 def _healthy() -> Iterable[Case]:
     for program, fault, place, procs, every, first, many, steps in (
         ("all_reduce", "uneven", "data", 3, 1, None, 0, 1000),
-        ("DDP", "uneven", "data", 4, 1, None, 0, 300),
-        ("FSDP", "uneven", "forward", 3, 1, None, 0, 200),
-        ("rows and columns", "uneven", "row", 4, 1, None, 0, 500),
-        ("rows and columns", "at times", "column", 8, 1, None, 0, 300),
-        ("mixed collectives", "at times", "barrier", 4, 1, None, 0, 500),
+        ("DDP", "uneven", "data", 4, 1, None, 0, 1000),
+        ("FSDP", "uneven", "forward", 3, 1, None, 0, 1000),
+        ("rows and columns", "uneven", "row", 4, 1, None, 0, 1000),
+        ("rows and columns", "at times", "column", 8, 1, None, 0, 1000),
+        ("mixed collectives", "at times", "barrier", 4, 1, None, 0, 1000),
         ("asynchronous", "uneven", "data", 3, 1, None, 0, 1000),
-        ("pipeline", "uneven", "forward", 4, 1, None, 0, 500),
+        ("pipeline", "uneven", "forward", 4, 1, None, 0, 1000),
         ("half", "uneven", "data", 6, 1, None, 0, 1000),
         ("all_reduce", "saves", "data", 3, 300, 0, 1, 1000),
-        ("DDP", "saves", "optimizer", 4, 100, 0, 1, 400),
-        ("FSDP", "saves", "data", 2, 100, 0, 1, 300),
-        ("DDP", "evaluates", "data", 3, 150, 0, 1, 400),
+        ("DDP", "saves", "optimizer", 4, 100, 0, 1, 1000),
+        ("FSDP", "saves", "data", 2, 100, 0, 1, 1000),
+        ("DDP", "evaluates", "data", 3, 150, 0, 1, 1000),
         ("rows and columns", "evaluates", "data", 4, 300, 0, 1, 1000),
-        ("mixed collectives", "evaluates", "barrier", 8, 150, 0, 1, 300),
-        ("reduced by hand", "evaluates", "optimizer", 3, 150, 2, 1, 400),
-        ("DDP", "compiles", "forward", 3, 0, None, 1, 300),
-        ("FSDP", "compiles", "forward", 2, 0, None, 1, 200),
-        ("all_reduce", "collects", "data", 4, 20, None, 1, 400),
-        ("DDP", "collects", "data", 3, 20, None, 2, 300),
+        ("mixed collectives", "evaluates", "barrier", 8, 150, 0, 1, 1000),
+        ("reduced by hand", "evaluates", "optimizer", 3, 150, 2, 1, 1000),
+        ("DDP", "compiles", "forward", 3, 0, None, 1, 1000),
+        ("FSDP", "compiles", "forward", 2, 0, None, 1, 1000),
+        ("all_reduce", "collects", "data", 4, 20, None, 1, 1000),
+        ("DDP", "collects", "data", 3, 20, None, 2, 1000),
         ("all_reduce", "sleeps", "data", 3, 300, None, 1, 1000),
-        ("DDP", "sleeps", "data", 4, 150, None, 1, 400),
+        ("DDP", "sleeps", "data", 4, 150, None, 1, 1000),
         ("all_reduce", "sleeps for long", "data", 3, 0, None, 0, 1000),
         ("no collectives", "sleeps for long", "data", 3, 0, None, 0, 1000),
         ("no collectives", "evaluates", "data", 4, 0, None, 1, 1000),
-        ("no collectives", "sleeps", "data", 3, 0, None, 1, 300),
-        ("all_reduce", "holds the GIL", "data", 3, 0, None, 0, 500),
-        ("DDP", "in C", "forward", 3, 0, None, 0, 300),
-        ("no collectives", "in C", "data", 4, 0, None, 0, 500),
+        ("no collectives", "sleeps", "data", 3, 0, None, 1, 1000),
+        ("all_reduce", "holds the GIL", "data", 3, 0, None, 0, 1000),
+        ("DDP", "in C", "forward", 3, 0, None, 0, 1000),
+        ("no collectives", "in C", "data", 4, 0, None, 0, 1000),
         ("all_reduce", "downloads", "data", 3, 0, 0, 1, 1000),
-        ("DDP", "fed by a computing thread", "data", 3, 100, None, 1, 250),
+        ("DDP", "fed by a computing thread", "data", 3, 100, None, 1, 1000),
         ("all_reduce", "fed by a downloading thread", "data", 3, 500, None, 1, 1000),
         ("all_reduce", "child that computes", "data", 3, 500, 0, 1, 1000),
-        ("DDP", "child that sleeps", "data", 3, 0, 0, 1, 300),
+        ("DDP", "child that sleeps", "data", 3, 0, 0, 1, 1000),
         ("all_reduce", "loader's worker", "data", 3, 0, None, 1, 1000),
         ("masks", "nothing", "data", 3, 1, None, 0, 1000),
         ("experts", "saves", "data", 4, 300, 0, 1, 1000),
     ):
         yield Case(program, fault, "", place, procs, many, every=every, first=first, steps=steps)
-    yield Case("DDP", "uneven", "", "data", 3, 0, every=1, steps=300, hogs=3)
-    yield Case("all_reduce", "evaluates", "", "data", 8, 1, every=300, steps=900, hogs=4)
-    yield Case("rows and columns", "sleeps", "", "data", 4, 1, every=200, steps=500, hogs=3)
+    for program, fault, place, procs, every, steps in (
+        ("DDP", "lock of another thread", "data", 3, 0, 1000),
+        ("all_reduce", "locks in turn", "data", 3, 0, 1000),
+        ("DDP", "evaluates for long", "data", 3, 0, 1000),
+        ("no collectives", "evaluates for long", "data", 3, 0, 1000),
+    ):
+        yield Case(program, fault, "", place, procs, every=every, steps=steps)
+    yield Case("DDP", "uneven", "", "data", 3, 0, every=1, steps=1000, hogs=3)
+    yield Case("all_reduce", "evaluates", "", "data", 8, 1, every=300, steps=1000, hogs=4)
+    yield Case("rows and columns", "sleeps", "", "data", 4, 1, every=200, steps=1000, hogs=3)
     yield Case("tensor mesh", "nothing", "", procs=4, tool="tensors", many=0, steps=300)
     yield Case("actors in a chain", "sleeps", "", procs=3, tool="graph", first=2, steps=3)
     for program, fault, place, procs, many, every in (

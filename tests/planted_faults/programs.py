@@ -101,6 +101,69 @@ def _lock(_: Run) -> None:
         lock.acquire()
 
 
+def _own_lock(_: Run) -> None:
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+class _Locks:
+    """Two locks, which a thread of its own takes in the order in which it is asked to."""
+
+    def __init__(self) -> None:
+        self.data, self.queue, self.held = threading.Lock(), threading.RLock(), threading.Event()
+
+    def load(self) -> None:
+        with self.queue:
+            self.held.set()
+            time.sleep(0.2)
+            with self.data:
+                pass
+
+    def step(self) -> None:
+        with self.data:
+            threading.Thread(target=self.load, name="loader", daemon=True).start()
+            self.held.wait()
+            with self.queue:
+                pass
+
+
+def _held_lock(seconds: float) -> "Callable[[Run], None]":
+    """Another thread works while it holds the lock."""
+
+    def do(_: Run) -> None:
+        lock, held = threading.Lock(), threading.Event()
+
+        def work() -> None:
+            with lock:
+                held.set()
+                time.sleep(seconds)
+
+        threading.Thread(target=work, daemon=True).start()
+        held.wait()
+        with lock:
+            pass
+
+    return do
+
+
+def _locks_in_turn(_: Run) -> None:
+    """Threads that take two locks in the same order all the time."""
+    first, second = threading.Lock(), threading.Lock()
+
+    def work() -> None:
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            with first, second:
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def _joins(_: Run) -> None:
     thread = threading.Thread(target=threading.Event().wait, daemon=True)
     thread.start()
@@ -282,6 +345,8 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     # never end
     "queue": lambda _: queue.Queue().get(),
     "lock": _lock,
+    "lock of its own": _own_lock,
+    "locks of two threads": lambda _: _Locks().step(),
     "event": lambda _: threading.Event().wait() and None,
     "condition": _condition,
     "semaphore": _semaphore,
@@ -327,6 +392,9 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "sleeps for long": _sleeps(6.0),
     "saves": _saves,
     "evaluates": _burns(2.0),
+    "evaluates for long": _burns(14.0),
+    "lock of another thread": _held_lock(4.0),
+    "locks in turn": _locks_in_turn,
     "compiles": _compiles,
     "collects": _collects,
     "downloads": _downloads,

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import monarch_nb
+from monarch_kernel.diagnosis import HangNotes
 from monarch_nb.actor import ActorError, this_host
 from monarch_nb.config import configured
 from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, compare_replicas
-from monarch_nb.runtime import DeadlockError
+from monarch_nb.mesh import state_of
+from monarch_nb.runtime import DeadlockError, current_runtime
 from tests.planted_faults.cases import Case
 from tests.planted_faults.programs import Node, Plan, Worker
 
@@ -41,6 +43,8 @@ class Outcome:
     asked: float = 0.0  # that the call which gave the verdict took
     looks: int = 0
     unsure: int = 0  # looks that gave suspicions only
+    waiting: int = 0  # looks that only said, and rightly, that others wait for the ranks in which it is planted
+    shown: int = 0  # times that a waiting cell would have shown something
     text: str = ""
 
 
@@ -54,13 +58,20 @@ class Looks:
     grade: Grade = "silent"
     answer: str = ""
     text: str = ""
+    planted: tuple[int, ...] = ()
     count: int = 0
     unsure: int = 0
+    waiting: int = 0
+    shown: int = 0
 
     def add(self, findings: tuple[Finding, ...]) -> None:
         self.count += 1
         sure = [finding for finding in findings if finding.sure]
-        self.unsure += bool(findings) and not sure
+        facts = [each for each in findings if each.kind == "waiting_on" and {*each.ranks} <= {*self.planted}]
+        self.waiting += bool(findings) and len(facts) == len(findings)
+        self.unsure += len(facts) < len(findings) and not sure
+        if not self.case.kind and len(facts) == len(findings):
+            return
         if self.grade == "wrong":
             return
         wrong = [finding for finding in sure if not self._is_right(finding)]
@@ -83,7 +94,20 @@ class Looks:
         if not case.kind and grade == "silent":
             grade = "right"
         kind = case.kind or "healthy"
-        return Outcome(case.name, seed, kind, self.answer, grade, seconds, asked, self.count, self.unsure, self.text)
+        return Outcome(
+            case.name,
+            seed,
+            kind,
+            self.answer,
+            grade,
+            seconds,
+            asked,
+            self.count,
+            self.unsure,
+            self.waiting,
+            self.shown,
+            self.text,
+        )
 
 
 def run(case: Case, seed: int) -> Outcome:
@@ -104,7 +128,7 @@ def run(case: Case, seed: int) -> Outcome:
             folder,
             seed,
         )
-        looks = Looks(case, case.culprits(seed))
+        looks = Looks(case, case.culprits(seed), planted=case.ranks(seed))
         return TOOLS[case.tool](stack, looks, plan, seed)
 
 
@@ -177,8 +201,12 @@ def _diagnose(stack: contextlib.ExitStack, looks: Looks, plan: Plan, seed: int) 
     call = workers.run.call(plan)
     stack.callback(_end, call)
     if not case.kind:
+        state = state_of(workers)
+        cell = HangNotes(current_runtime())
+        pending = next(each for each in current_runtime().calls.values() if each.mesh == state.uid)
         while not call.done():
             looks.add(monarch_nb.diagnose(workers).findings)
+            looks.shown += bool(cell.lines(state, pending.missing_ranks()))
             time.sleep(0.05)
         call.get(1)
         return looks.outcome(seed)

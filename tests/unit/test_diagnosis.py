@@ -112,7 +112,7 @@ def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
     culprit = msgspec.structs.replace(culprit, groups=(WORLD, pair))
     (finding,) = judge(procs({0: waits, 1: late, 2: culprit}))
     assert (finding.kind, finding.ranks) == ("missing_from_collective", (2,))
-    receives = rank(1, running(peers=(2,)), groups=(PAIR,))
+    receives = rank(1, running(peers=(2,), still=0.4), groups=(PAIR,))
     silent = rank(2, running(IN_QUEUE), groups=(PAIR,))
     (finding,) = judge(procs({0: rank(0, groups=(PAIR,)), 1: receives, 2: silent}))
     assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (2,), False)
