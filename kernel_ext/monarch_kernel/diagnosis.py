@@ -16,7 +16,7 @@ from .session import Session
 from .watched_cells import run_within
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis import Diagnosis, StragglerWatch, ValueWatch
+    from monarch_nb.diagnosis import Diagnosis, MemoryWatch, StragglerWatch, ValueWatch
 
 WITHOUT_PROGRESS_S = 10.0  # until a waiting cell looks for the reason
 AGAIN_S = 5.0  # between two looks of a waiting cell
@@ -29,13 +29,14 @@ class _WhyArguments(NamedTuple):
     slow: bool = False
     seconds: tuple[float, ...] = ()  # in which ranks are compared, if they are given
     replicas: bool = False
+    memory: bool = False
 
 
 def _read_why(line: str, cell: str | None) -> _WhyArguments:
     """Reads the line of %why. Raises UsageError."""
     words, magic = line.split(), "%why" if cell is None else "%%why"
     options = {word for word in words if word.startswith("-")}
-    check_options(magic, options, {"--abort", "--slow", "--replicas"})
+    check_options(magic, options, {"--abort", "--slow", "--replicas", "--memory"})
     slow, seconds = "--slow" in options, tuple[float, ...]()
     if slow:
         after = words[words.index("--slow") + 1 :][:1]
@@ -45,13 +46,15 @@ def _read_why(line: str, cell: str | None) -> _WhyArguments:
     names = [word for word in words if word not in options]
     if len(names) > 1 or len(options) > 1:
         raise UsageError(
-            "%why takes the name of one mesh, or none, and --abort, --replicas, or --slow and a number of seconds"
+            "%why takes the name of one mesh, or none, and --abort, --memory, --replicas, or --slow and a number of "
+            "seconds"
         )
-    if cell is not None and not slow:
-        raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow")
+    memory = "--memory" in options
+    if cell is not None and not slow and not (memory and names):
+        raise UsageError(f"{magic} compares ranks while a cell runs: write %%why NAME --slow, or %%why NAME --memory")
     if "--replicas" in options and not names:
         raise UsageError("%why --replicas compares the ranks of one mesh: write %why NAME --replicas")
-    return _WhyArguments("".join(names), "--abort" in options, slow, seconds, "--replicas" in options)
+    return _WhyArguments("".join(names), "--abort" in options, slow, seconds, "--replicas" in options, memory)
 
 
 @magics_class
@@ -64,20 +67,25 @@ class DiagnosisMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def why(self, line: str, cell: str | None = None) -> "Diagnosis | StragglerWatch":
+    def why(self, line: str, cell: str | None = None) -> "Diagnosis | StragglerWatch | MemoryWatch":
         """Say which ranks hold the others up, and why.
 
-        %why [NAME] [--abort | --slow [SECONDS]]
+        %why [NAME] [--abort | --slow [SECONDS] | --memory]
         %why NAME --replicas
         %%why [NAME] --slow
+        %%why NAME --memory
 
             %why                      # of all meshes with calls under way
             %why trainers
             %why trainers --abort     # ends the calls that the findings explain; the processes live on
             %why trainers --slow      # which ranks are slow, and in what: compares them for 3 seconds
             %why trainers --replicas  # which ranks have other parameters than the rest
+            %why trainers --memory    # which ranks use more memory than others
 
             %%why trainers --slow     # while this cell runs
+            trainers.step.call().get()
+
+            %%why trainers --memory   # at which lines memory grows while this cell runs
             trainers.step.call().get()
 
         Every process says which endpoint it runs, where, and which collective of torch.distributed it has begun. A rank
@@ -87,15 +95,21 @@ class DiagnosisMagics(Magics):
         With --slow, ranks that make progress are compared: who begins collectives last or takes longer for calls, in
         which phase of a step (forward, backward, optimizer, data iterator, garbage collection) and at which line. With
         --replicas, the checksums of parameters and optimizer states. From Python: monarch.diagnose(trainers), and
-        abort(trainers), stragglers(trainers) and compare_replicas(trainers) of monarch_nb.diagnosis.
+        abort(trainers), stragglers(trainers), compare_replicas(trainers), compare_memory(trainers) and
+        MemoryWatch(trainers) of monarch_nb.diagnosis.
         """
         given = _read_why(line, cell)
         mesh = self._session.find(given.name) if given.name else None
         if cell is not None:
+            if given.memory and mesh is not None:
+                growth = diagnosis.MemoryWatch(mesh)
+                return run_within(self.shell, cell, growth, "with MemoryWatch(NAME) as found: …, then found")
             context = diagnosis.StragglerWatch(mesh)
             return run_within(self.shell, cell, context, "with StragglerWatch(NAME) as found: …, then found")
         if given.slow:
             return diagnosis.stragglers(mesh, *given.seconds)
+        if given.memory:
+            return diagnosis.compare_memory(mesh)
         if given.replicas and mesh is not None:
             return diagnosis.compare_replicas(mesh)
         return (diagnosis.abort if given.abort else diagnosis.diagnose)(mesh)

@@ -11,7 +11,7 @@ from monarch_nb.mesh.verbs import RESULT, RESULTS, StoredResult, WantedResult, W
 from monarch_nb.runtime import ActorState, MeshState, ProcState, Runtime, current_runtime
 from monarch_nb.runtime.actors.raised import RankError, RankNames, actor_error, in_order
 from monarch_nb.shape import Extent, places_of
-from monarch_nb.wire import counted, decode
+from monarch_nb.wire import counted, decode, size_text
 
 _ANSWER_S = 10.0
 _BODY_S = 600.0  # for one rank's answer, however large
@@ -198,12 +198,3 @@ def _named(runtime: Runtime, name: str) -> MeshState:
         if state.name == name and state.stopped is None and state.owner_process == runtime.address:
             return state
     raise LookupError(f"there is no mesh {name!r} here: attach it first, monarch.attach({name!r})")
-
-
-def size_text(size: int) -> str:
-    """Formats a number of bytes for people."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
-        size = size / 1000  # type: ignore[assignment]
-    return f"{size:.3g} GB"

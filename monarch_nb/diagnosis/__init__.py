@@ -4,6 +4,7 @@ monarch.diagnose()                      # of all calls under way
 monarch.diagnose(trainers).findings[0]  # kind, ranks, the line of your program, and a sentence
 abort(trainers)                         # ends the calls that the findings explain; the processes live on
 stragglers(trainers)                    # which ranks are slow, and in what
+compare_memory(trainers)                # which ranks use more memory than others
 compare_replicas(trainers)              # which ranks have other parameters than the rest
 with monarch.watch(trainers) as found:  # where the first NaN comes from
     ...
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from monarch_nb.diagnosis.collector import abort, diagnose
     from monarch_nb.diagnosis.diverged import compare_replicas
     from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, Finding, Kind
+    from monarch_nb.diagnosis.memory import MemoryWatch, compare_memory
     from monarch_nb.diagnosis.nonfinite import ValueWatch, watch
     from monarch_nb.diagnosis.slow import StragglerWatch, stragglers
 
@@ -25,9 +27,11 @@ __all__ = [
     "Diagnosis",
     "Finding",
     "Kind",
+    "MemoryWatch",
     "StragglerWatch",
     "ValueWatch",
     "abort",
+    "compare_memory",
     "compare_replicas",
     "diagnose",
     "stragglers",
@@ -41,6 +45,7 @@ __getattr__ = lazy_names(
         "collector": ("abort", "diagnose"),
         "diverged": ("compare_replicas",),
         "findings": _FINDINGS,
+        "memory": ("MemoryWatch", "compare_memory"),
         "nonfinite": ("ValueWatch", "watch"),
         "slow": ("StragglerWatch", "stragglers"),
     },

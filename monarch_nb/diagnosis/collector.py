@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from monarch_nb.diagnosis.findings import CallAbortedError, Diagnosis, by_certainty
 from monarch_nb.diagnosis.judge import LONG_S, Procs, UnansweredCall, judge
@@ -31,7 +33,10 @@ from monarch_nb.runtime import (
 )
 from monarch_nb.shape import MeshTrait, places_of
 from monarch_nb.store import describe
-from monarch_nb.wire import counted, host_of, kind_of
+from monarch_nb.wire import Verb, counted, host_of, kind_of
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 SECOND_LOOK_S = 1.5  # who has answered the first look answers within that, or is too busy to be blamed
 LOOKS_APART_S = 0.4  # a rank that works has moved by then
@@ -160,6 +165,28 @@ def meshes_of(runtime: Runtime, mesh: object) -> list[ProcState]:
     return busy or procs
 
 
+def answers_of(
+    runtime: Runtime, meshes: Iterable[ProcState], verb: Verb[Q, R], body: Q, within: float
+) -> list[tuple[ProcState, dict[int, R]]]:
+    """Asks all processes of meshes at once. Blocks until they have answered, or for so many seconds."""
+    asked = []
+    for procs in meshes:
+        answers: Future[dict[int, R]] = pending_future(describe=lambda: f"ranks have not answered {verb.name}")
+        ranks = list(procs.region.ndslice)
+        ask_ranks(runtime, procs, ranks, verb, body, partial(_answered, answers), within=within)
+        asked.append((procs, answers))
+    return [(procs, answers.get()) for procs, answers in asked]
+
+
+def _answered(answers: Future[dict[int, R]], found: dict[int, R], _: object) -> None:
+    resolve_future(answers, dict(found))
+
+
+def names_of(procs: ProcState, ranks: Iterable[int]) -> str:
+    """Base ranks as people call them: "gpus=0-2"."""
+    return places_of(procs.region, ranks) or "the only rank"
+
+
 def _actors_on(runtime: Runtime, procs: ProcState) -> list[ActorState]:
     return [state for state in tuple(runtime.meshes.values()) if isinstance(state, ActorState) and state.procs is procs]
 
@@ -204,7 +231,7 @@ def _evidence(
         for call in _calls_of(runtime, procs)
     ]
     for rank in states.keys() - after.keys():
-        if states[rank] == "failed" and details.get(rank, "").endswith("out of memory"):
+        if states[rank] == "failed" and ", out of memory" in details.get(rank, ""):
             states[rank] = "out of memory"
         if states[rank] in ("failed", "out of memory", "paused"):
             continue

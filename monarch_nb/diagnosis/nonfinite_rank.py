@@ -114,7 +114,7 @@ class _FirstNan(TorchDispatchMode):
         number = torch._C._autograd._get_sequence_nr() - 1  # that of the node that autograd has just made
         if len(self._forward) >= _FORWARD:
             self._forward.pop(next(iter(self._forward)))
-        self._forward[number] = (self._modules[-1] if self._modules else "", _line(sys._getframe(2)))
+        self._forward[number] = (self._modules[-1] if self._modules else "", users_line(sys._getframe(2)))
 
     def _found(self, func: Any, name: str, tensor: torch.Tensor, args: object, kwargs: object, backward: bool) -> None:
         nans = int(tensor.isnan().sum())
@@ -131,7 +131,7 @@ class _FirstNan(TorchDispatchMode):
         frame = sys._getframe(2)
         found = NonFinite(
             str(func), nans, infinities, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), given, backward,
-            module, source or _line(frame), _endpoint(self._call), self._number, time.time(),
+            module, source or users_line(frame), _endpoint(self._call), self._number, time.time(),
         )  # fmt: skip
         if not nans:
             self.inf = found
@@ -202,7 +202,8 @@ def _users(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _line(frame: FrameType | None) -> str:
+def users_line(frame: FrameType | None) -> str:
+    """The innermost line of the user's own code, as `file:line`; "" without one."""
     users = _users(frame)
     return f"{users.f_code.co_filename}:{users.f_lineno}" if users is not None else ""
 

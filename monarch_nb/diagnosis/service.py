@@ -21,6 +21,8 @@ from monarch_nb.diagnosis.verbs import (
     BEGIN_TIMES,
     END_TIMES,
     INSPECT,
+    MEMORY,
+    AskMemory,
     AwaitedCall,
     BeginTimes,
     BegunTimes,
@@ -28,6 +30,7 @@ from monarch_nb.diagnosis.verbs import (
     EndTimes,
     Evidence,
     Inspect,
+    MemoryUse,
     NewestCollective,
     RankTimes,
     StackLine,
@@ -61,9 +64,13 @@ class Inspection:
         runtime.verbs.handle(INSPECT, self._inspect)
         runtime.verbs.handle(BEGIN_TIMES, self._begin)
         runtime.verbs.handle(END_TIMES, self._end)
+        runtime.verbs.handle(MEMORY, self._memory)
 
     def _inspect(self, _: Inspect, asker: Asker[Evidence]) -> None:
         answer_aside(self.evidence, asker, "diagnosis")  # the recorder of thousands takes a tenth of a second to read
+
+    def _memory(self, _: AskMemory, asker: Asker[MemoryUse]) -> None:
+        answer_aside(import_module("monarch_nb.diagnosis.memory_rank").memory_use, asker, "diagnosis")
 
     def _begin(self, wanted: BeginTimes, asker: Asker[BegunTimes]) -> BegunTimes:
         key = (asker.src, wanted.number)
@@ -136,6 +143,7 @@ class Inspection:
                 still,
                 locks.of(thread.ident or 0),
                 sum(max(0, _woken(helper)) for helper in helpers),
+                max(map(times_paused, helpers), default=0),
             )
 
     def _still(self, thread: int) -> float:

@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median, median_low, stdev
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import Any, NamedTuple
 
 from monarch_nb.code.file_names import line_name
 from monarch_nb.collectives.verbs import GroupKey
-from monarch_nb.diagnosis.collector import merged, meshes_of
+from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of, names_of
 from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
 from monarch_nb.diagnosis.slow_rank import MOST_SECONDS, WAITING
 from monarch_nb.diagnosis.verbs import BEGIN_TIMES, END_TIMES, BeginTimes, BegunTimes, EndTimes, RankTimes, TimeSpent
 from monarch_nb.mesh import ActorMesh, ProcMesh
-from monarch_nb.mesh.requests import ask_ranks
-from monarch_nb.runtime import Future, ProcState, Runtime, current_runtime, pending_future, resolve_future
-from monarch_nb.shape import MeshTrait, Region, places_of
-from monarch_nb.wire import Verb, counted, host_of
+from monarch_nb.runtime import ProcState, Runtime, current_runtime
+from monarch_nb.shape import MeshTrait
+from monarch_nb.wire import counted, host_of
 
 DEFAULT_SECONDS = 3.0
 ANSWER_S = 5.0  # for a rank to say what it has sampled
@@ -37,10 +34,8 @@ OFTEN = 0.2  # of the collectives: a rank that is slow for sure is clearly later
 PARTS = 4  # of the time: it is later in each of them
 CLEAR = 2.5  # standard errors by which a sampled share is larger, before it is said
 UNCLEAR = "more seconds of samples would show what takes longer"
+CROWDED = 0.1  # of the time, in which ranks wait for a processor: then the machine has too few
 MOSTLY = 0.5  # of what a rank takes longer than others
-
-Q = TypeVar("Q", bound=msgspec.Struct)
-R = TypeVar("R", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -139,13 +134,22 @@ def judge_times(procs: MeasuredProcs) -> tuple[Finding, ...]:
     longer = {rank: _longer(ranks, rank, others) for rank in slow if own[rank] - typical >= most * MOSTLY}
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for rank, difference in longer.items():
-        groups.setdefault((difference.phase, difference.source, lateness[rank].is_sure), []).append(rank)
+        sure = lateness[rank].is_sure and not _is_short_of_processors(ranks, rank, others, own[rank] - typical)
+        groups.setdefault((difference.phase, difference.source, sure), []).append(rank)
     findings = []
     for (_, source, sure), group in groups.items():
         latest = max((lateness[rank] for rank in group), key=lambda late: late.mean)
         text = f"{procs.where(group)} {_text(ranks, own, latest, group, others, longer[group[0]])}"
         findings.append(Finding("slow", procs.name, tuple(group), text, source, sure))
     return by_certainty(findings)
+
+
+def _is_short_of_processors(ranks: Mapping[int, RankTimes], rank: int, others: Sequence[int], more: float) -> bool:
+    """Whether all ranks wait for processors, and that one merely for longer: the system's choice, which may change."""
+    if not others:
+        return False
+    mine, theirs = _queued(ranks[rank]), median(_queued(ranks[other]) for other in others)
+    return theirs >= CROWDED and mine - theirs >= MOSTLY * more
 
 
 def _text(
@@ -172,10 +176,14 @@ def _text(
     return "; ".join(texts)
 
 
+def _queued(times: RankTimes) -> float:
+    return times.queued / times.seconds
+
+
 # Reasons outside of the program, and the share of the time that they take.
 _REASONS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
     ("the limit of its container takes", lambda times: times.throttled / times.seconds),
-    ("waiting for a free processor takes", lambda times: times.queued / times.seconds),
+    ("waiting for a free processor takes", _queued),
 )
 
 
@@ -322,7 +330,7 @@ class StragglerWatch:
     def __enter__(self) -> "StragglerWatch":
         """Begins on all ranks. Blocks until then; ranks that do not answer in time are not compared."""
         sent = time.time_ns()
-        begun = self._ask(BEGIN_TIMES, BeginTimes(self._number))
+        begun = answers_of(self._runtime, self._meshes, BEGIN_TIMES, BeginTimes(self._number), ANSWER_S)
         answered = time.time_ns()
         for procs, ranks in begun:
             self._clocks[procs.uid] = _clocks(self._runtime, procs, ranks, sent, answered)
@@ -332,10 +340,10 @@ class StragglerWatch:
     def __exit__(self, *_: object) -> None:
         """Ends on all ranks, and compares them."""
         seconds = time.monotonic() - self._began
-        diagnoses = []
-        for procs, ranks in self._ask(END_TIMES, EndTimes(self._number)):
-            where = partial(_where, procs.region)
-            measured = MeasuredProcs(procs.name, ranks, self._clocks.get(procs.uid, {}), where)
+        diagnoses, end = [], EndTimes(self._number)
+        for procs, ranks in answers_of(self._runtime, self._meshes, END_TIMES, end, ANSWER_S):
+            clocks = self._clocks.get(procs.uid, {})
+            measured = MeasuredProcs(procs.name, ranks, clocks, partial(names_of, procs))
             diagnoses.append(Diagnosis(judge_times(measured), _inspected(procs, measured, seconds)))
         self.diagnosis = merged(diagnoses)
 
@@ -343,16 +351,6 @@ class StragglerWatch:
         return str(self.diagnosis)
 
     __repr__ = __str__
-
-    def _ask(self, verb: Verb[Q, R], body: Q) -> list[tuple[ProcState, dict[int, R]]]:
-        """Asks all processes, and waits for their answers."""
-        asked = []
-        for procs in self._meshes:
-            answers: Future[dict[int, R]] = pending_future(describe=lambda: "ranks sample where their time goes")
-            ranks = list(procs.region.ndslice)
-            ask_ranks(self._runtime, procs, ranks, verb, body, partial(_resolve, answers), within=ANSWER_S)
-            asked.append((procs, answers))
-        return [(procs, answers.get()) for procs, answers in asked]
 
 
 def stragglers(
@@ -374,14 +372,6 @@ def stragglers(
     with StragglerWatch(mesh) as found:
         time.sleep(seconds)
     return found.diagnosis
-
-
-def _resolve(answers: "Future[dict[int, R]]", found: dict[int, R], _: object) -> None:
-    resolve_future(answers, dict(found))
-
-
-def _where(region: Region, ranks: Iterable[int]) -> str:
-    return places_of(region, ranks) or "the only rank"
 
 
 def _clocks(

@@ -57,6 +57,7 @@ class EndpointRun(msgspec.Struct, array_like=True, frozen=True):
     still: float = 0.0  # seconds for which its thread has not run, as far as several inspections can tell
     lock: LockWait | None = None  # for which its thread waits
     helpers_woken: int = 0  # times that other threads were woken which wait for a file or a connection
+    helpers_paused: int = 0  # times that other threads have stopped running, of the one that did so most often
 
 
 class NewestCollective(msgspec.Struct, array_like=True, frozen=True):
@@ -142,6 +143,34 @@ class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
 
 
+class AskMemory(msgspec.Struct, array_like=True, frozen=True):
+    """Asks a process what memory it uses."""
+
+
+class TensorsAlike(msgspec.Struct, array_like=True, frozen=True):
+    """Tensors of one type and shape that live in a process."""
+
+    what: str  # "float32 [64, 1024]"
+    device: str
+    count: int
+    size: int  # bytes of all of them
+
+
+class MemoryUse(msgspec.Struct, array_like=True, frozen=True):
+    """The memory of a process, in bytes."""
+
+    used: int
+    measure: str  # of `used`, see `host.linux.memory_used`
+    resident: int
+    peak: int  # of what was resident
+    limit: int  # of the machine, or of the container, for all its processes; 0 where not known
+    free: int  # of that
+    cuda: int  # in tensors on the GPU that the process computes on
+    reserved: int  # there
+    tensors: tuple[TensorsAlike, ...] = ()
+
+
 BEGIN_TIMES = Verb("diagnosis.times", BeginTimes, BegunTimes, doc="samples where the time of a process goes")
 END_TIMES = Verb("diagnosis.times.end", EndTimes, RankTimes, doc="where the time has gone")
+MEMORY = Verb("diagnosis.memory", AskMemory, MemoryUse, doc="what memory a process uses, and for which tensors")
 INSPECT = Verb("diagnosis.inspect", Inspect, Evidence, doc="what a process runs, and which collectives it has begun")

@@ -3,6 +3,7 @@
 from monarch_nb.doctor.facts import Facts
 from monarch_nb.doctor.finding import Check
 from monarch_nb.host.packages import how_to_install
+from monarch_nb.wire import size_text
 
 _LEAST_FILES, _GOOD_FILES = 512, 4096
 _FEW_PROCESSES = 256
@@ -157,14 +158,14 @@ def _shared(facts: Facts) -> Check:
     )
     if facts.shared_memory is None:
         return Check("shared memory", "warning", "there is no /dev/shm", advice)
-    fact = f"/dev/shm has {_size(facts.shared_memory)}"
+    fact = f"/dev/shm has {size_text(facts.shared_memory)}"
     if facts.shared_memory < _SMALL_SHARED:
         return Check("shared memory", "warning", fact, advice)
     return Check("shared memory", "ok", fact)
 
 
 def _folder(facts: Facts) -> Check:
-    fact = f"{facts.run_folder}, {_size(facts.free_disk)} free"
+    fact = f"{facts.run_folder}, {size_text(facts.free_disk)} free"
     if facts.run_folder_problem:
         return Check(
             "run folder", "error", f"no socket can be made in {facts.run_folder}: {facts.run_folder_problem}",
@@ -223,7 +224,7 @@ def _rdma(facts: Facts) -> Check:
         )  # fmt: skip
     if facts.locked_memory < _LITTLE_LOCKED:
         return Check(
-            "RDMA", "warning", f"{devices}, but a process may lock {_size(facts.locked_memory)} of memory",
+            "RDMA", "warning", f"{devices}, but a process may lock {size_text(facts.locked_memory)} of memory",
             "A device needs memory that stays where it is: raise memlock in /etc/security/limits.conf, or start the\n"
             "container with --ulimit memlock=-1. What cannot be locked goes by TCP.",
         )  # fmt: skip
@@ -232,7 +233,3 @@ def _rdma(facts: Facts) -> Check:
 
 def _number(value: int) -> str:
     return "any number" if value > 1 << 40 else f"{value:,}"
-
-
-def _size(value: int) -> str:
-    return f"{value / (1 << 30):.1f} GB" if value >= 1 << 30 else f"{value / (1 << 20):.0f} MB"

@@ -121,6 +121,31 @@ def memory_resident() -> tuple[int, int]:
     return peak, peak
 
 
+def memory_limit() -> tuple[int, int]:
+    """Returns the bytes that this machine, or container, has for all processes, and how many are free; 0 if unknown."""
+    total = free = 0
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        total, free = _kilobytes("/proc/meminfo", "MemTotal"), _kilobytes("/proc/meminfo", "MemAvailable")
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        (group / "memory.max", group / "memory.current"),
+        (group / "memory" / "memory.limit_in_bytes", group / "memory" / "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max", for none
+            most = int(limit.read_text())
+            if most < total or not total:
+                total, free = most, max(0, most - int(used.read_text()))
+    return total, free
+
+
+def process_memory(pid: int) -> int:
+    """Returns the bytes that a process has in memory, 0 where that is not known. Does not wake it."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 

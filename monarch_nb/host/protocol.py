@@ -114,6 +114,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
     dump: tuple[str, ...] = ()  # faulthandler's, of the thread that crashed
     oom: bool = False
+    memory: str = ""  # what it used before memory ran out
     expected: bool = False  # whether its end was requested
     evicted: bool = False  # whether its agent has ended it without its owner's request
     host_ends: bool = False  # whether its agent ends as well, and with it the host

@@ -234,6 +234,7 @@ def _cause(gone: p.Exited) -> Cause:
         exitcode=gone.exitcode,
         signal=gone.signal,
         oom=gone.oom,
+        memory=gone.memory,
         last_lines=gone.last_lines[-lines:] if lines else (),
         dump=gone.dump,
         at=gone.at,

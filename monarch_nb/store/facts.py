@@ -75,7 +75,8 @@ def how_it_ended(cause: Cause) -> str:
     origin = cause.origin
     ended = dict(report_facts(origin)).get("ended", "")
     if ended:
-        return f"it ended {ended}" + (", out of memory" if origin.oom else "")
+        used = f"; it used {origin.memory}" if origin.memory else ""
+        return f"it ended {ended}" + (f", out of memory{used}" if origin.oom else "")
     lines = (origin.text or cause.text or cause.kind).strip().splitlines()
     return lines[0] if lines else cause.kind
 

@@ -98,6 +98,7 @@ def record(failure: MeshFailure, now: float, readable: Callable[[str], str] = st
         "exitcode": origin.exitcode,
         "signal": origin.signal,
         "oom": origin.oom or None,
+        "memory": dict(facts(origin)).get("memory"),
         "at": failure.at or now,
         "detected": now,
         "traceback": readable(details(failure)) or None,
@@ -123,7 +124,7 @@ def rows(failure: Record) -> list[tuple[str, str]]:
     """The facts of a failure as (label, value) pairs."""
     lines = [("mesh", f"{failure['name']}, {failure['where']}"), ("host", hosts(failure))]
     lines.append(("ended", failure.get("ended_by") or ""))
-    lines.append(("memory", "the host killed it because it ran out of memory" if failure.get("oom") else ""))
+    lines.append(("memory", failure.get("memory") or ""))
     lines.append(("at", clock(failure["at"])))
     lines.append(("affects", ", ".join(failure.get("also") or ())))
     lines += [(where, text) for where, text in failure.get("texts") or ()]

@@ -42,6 +42,7 @@ class Cause(Harmless, frozen=True, kw_only=True, omit_defaults=True):
     signal: int | None = None
     evicted: bool = False  # its host agent has ended it, for what `text` says
     oom: bool = False
+    memory: str = ""  # what it used before memory ran out: "9.81 GB 1 s before, 4.10 GB 8 s before"
     last_lines: tuple[str, ...] = ()
     dump: tuple[str, ...] = ()  # where the thread was that crashed, as faulthandler reports it
     traceback: str = ""

@@ -99,7 +99,8 @@ def facts(cause: Cause) -> list[tuple[str, str]]:
     if cause.signal is not None:
         lines.append(("ended", f"by signal {cause.signal}{_signal_name(cause.signal)}"))
         if cause.oom:
-            lines.append(("memory", "the host killed it because it ran out of memory"))
+            used = f"; it used {cause.memory}" if cause.memory else ""
+            lines.append(("memory", f"the host killed it because it ran out of memory{used}"))
     elif cause.exitcode is not None:
         lines.append(("ended", f"with exit status {cause.exitcode}"))
     if cause.at:

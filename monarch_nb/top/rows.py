@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from monarch_nb.store import WORST_FIRST
 from monarch_nb.store.finding import Fits, fitting
-from monarch_nb.wire import counted
+from monarch_nb.wire import counted, size_text
 
 Document = Mapping[str, Any]
 BY_HOST_FROM = 200  # ranks: more are shown by their hosts, until one is opened
@@ -181,7 +181,7 @@ def _memory(row: Row) -> str:
     """Said to be anything else than Pss where it is."""
     if row.memory is None:
         return ""
-    return _bytes(row.memory) + ("" if row.memory_kind == "Pss" else f" {row.memory_kind}")
+    return size_text(row.memory) + ("" if row.memory_kind == "Pss" else f" {row.memory_kind}")
 
 
 def _harmless(text: str) -> str:
@@ -196,7 +196,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _bytes(size: float) -> str:
-    return f"{size / (1 << 30):.1f} GB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MB"

@@ -44,6 +44,7 @@ from monarch_nb.wire.texts import (
     harmless,
     number_of,
     repr_of,
+    size_text,
     text_of,
     type_name,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "register_pickle_by_value",
     "register_sources",
     "repr_of",
+    "size_text",
     "text_of",
     "travels_by_value",
     "type_name",

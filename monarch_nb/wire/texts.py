@@ -21,6 +21,19 @@ _SUSPECT = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[
 _TYPE: Any = vars(type)  # a metaclass may have names of its own
 
 
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size_text(count: float) -> str:
+    """Bytes in three digits, with powers of 1000: 512 B, 4.19 MB, 16.0 GB."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value /= 1000
+        unit += 1
+    digits = 0 if value >= 99.95 or unit == 0 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
 def harmless(text: str) -> str:
     """A text without commands to a terminal but colours, tabs, ends of lines, carriage returns and backspaces."""
     if _CONTROL.search(text) is None or _SUSPECT.search(text) is None:

@@ -22,12 +22,15 @@ made for the fault, was asked which rank is to blame, and its answer was compare
 
 An answer is *right* if it names the kind and exactly the ranks, for sure; where the evidence always allows another
 explanation (`waiting_on`, replicas without DDP), as a suspicion. It is *wrong* if anything else is said for sure, in
-any of the looks. Healthy programs are asked about all the time while they run (a cell asks once it has waited for ten
-seconds without progress); a suspicion counts as *unsure*, also where the others do wait for that rank, because it saves
-or evaluates.
+any of the looks. Healthy programs run for a thousand steps and more, and are asked about all the time. Their ranks do make
+each other wait, where one saves or evaluates alone: that a look says no more than that, about the rank which does so
+(`waiting_on`), is counted by itself; every other finding that is not sure is a suspicion. Beside that, each was watched
+as a cell that runs it watches it: which shows something after ten seconds without progress.
 
 **{right} of {planted} answers about planted faults are right ({percent:.1f} %), {wrong} wrong. {accused} of {runs} runs
-of healthy programs has a finding that is sure**; {suspected} of their {looks:,} looks have a suspicion.
+of healthy programs has a finding that is sure. {suspected} of their {looks:,} looks have a suspicion ({unsure:.2f} %)**;
+{waiting} say that the others wait for a rank, which they did. Cells would have shown something in {shown} of the runs:
+{shown_cases}.
 
 Measured on {date}: {machine}, PyTorch {torch}, {load}.
 """
@@ -85,6 +88,10 @@ def page(outcomes: Sequence[Outcome], load: str) -> str:
         runs=len(healthy),
         suspected=f"{sum(each.unsure for each in healthy):,}",
         looks=sum(each.looks for each in healthy),
+        unsure=100 * sum(each.unsure for each in healthy) / max(1, sum(each.looks for each in healthy)),
+        waiting=f"{sum(each.waiting for each in healthy):,}",
+        shown=sum(each.shown > 0 for each in healthy) or "none",
+        shown_cases=", ".join(sorted({each.name for each in healthy if each.shown})) or "none waits for so long",
         date=time.strftime("%-d %B %Y"),
         machine=f"{os.cpu_count()} cores, Linux on {platform.machine()}, Python {platform.python_version()}",
         torch=torch.__version__.partition("+")[0],

@@ -9,7 +9,7 @@ import pytest
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.findings import Diagnosis, Finding
 from monarch_nb.diagnosis.judge import Procs, UnansweredCall, judge
-from monarch_nb.diagnosis.verbs import AwaitedCall, EndpointRun, Evidence, NewestCollective, StackLine
+from monarch_nb.diagnosis.verbs import AwaitedCall, EndpointRun, Evidence, LockWait, NewestCollective, StackLine
 
 WORLD = GroupKey("0", (0, 1, 2), "node1:29500")
 PAIR = GroupKey("1", (0, 1), "node1:29500")
@@ -51,6 +51,10 @@ WAITS = {number: rank(number, running(), in_=collective(118)) for number in (0, 
 CALL = (UnansweredCall("c1", "trainers.step", frozenset({0, 1, 2}), 3),)
 
 
+LINES = StackLine("/home/data.py", 5, "load"), StackLine("/home/data.py", 9, "next")
+LOCKED = LockWait("driver", "self.lock", LINES[0], "loader", LINES[1], 4)
+
+
 def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
     late = rank(1, running(IN_QUEUE), in_=collective(117, pending=False))
     (finding,) = judge(procs({**WAITS, 1: late}, calls=CALL))
@@ -82,6 +86,8 @@ def test_a_rank_that_sits_elsewhere_is_missing_from_the_collective() -> None:
         ),
         (running(IN_QUEUE, woken=10), running(IN_QUEUE, woken=20), "it receives in"),
         (running(IN_QUEUE), running(IN_QUEUE, waits_for_child=True), "it waits for a child process in"),
+        (running(IN_QUEUE), running(IN_QUEUE, lock=LOCKED), "it waits for self.lock, which loader holds at"),
+        (running(IN_QUEUE), running(IN_QUEUE, helpers_paused=90), "while other threads of its process run"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers=0.3), "while other threads of its process compute"),
         (running(IN_QUEUE), running(IN_QUEUE, helpers_woken=9), "while other threads of its process receive data"),
     ],
@@ -93,6 +99,8 @@ def test_a_late_rank_that_may_come_is_only_a_suspicion(
     (finding,) = judge(procs(looks[1], looks[0]))
     assert (finding.kind, finding.ranks, finding.sure) == ("waiting_on", (1,), False)
     assert does in finding.text
+    assert finding.text.startswith("ranks [0, 2] have waited 34 s in all_reduce no. 118 (train.py:44) for ranks [1]; ")
+    assert not finding.is_suspicion  # it is a fact
 
 
 @pytest.mark.parametrize(("seconds", "pause", "found"), [(2.0, 0.0, None), (34.0, 20.0, False)])
@@ -248,3 +256,29 @@ def test_a_diagnosis_shows_suspicions_as_such() -> None:
         "workers: it sits\nperhaps: workers: it sits\ninspected: 3 processes"
     )
     assert not Diagnosis((), "there are no meshes")
+
+
+def test_threads_that_wait_for_each_others_locks_are_a_deadlock() -> None:
+    circle = (LOCKED, LockWait("loader", "self.queue", LINES[1], "driver", LINES[0], 7))
+    locked = msgspec.structs.replace(rank(1, running(IN_QUEUE)), circle=circle)
+    (finding,) = judge(procs({**WAITS, 1: locked}, calls=CALL))
+    assert (finding.kind, finding.ranks, finding.source, finding.sure) == ("deadlock", (1,), "/home/data.py:5", True)
+    assert finding.text == (
+        "ranks [1]: threads wait for each other's locks: driver waits for self.lock at data.py:5, loader waits for "
+        "self.queue at data.py:9"
+    )
+    moved = (msgspec.structs.replace(LOCKED, paused=5), circle[1])
+    ran = msgspec.structs.replace(locked, circle=moved)
+    assert [each.kind for each in judge(procs({**WAITS, 1: ran}, {**WAITS, 1: locked}))] != ["deadlock"]
+
+
+def test_a_patient_question_is_silent_where_others_have_waited_for_less() -> None:
+    late = {**WAITS, 1: rank(1, running(IN_QUEUE, processor=2.0))}
+    before = {**WAITS, 1: rank(1, running(IN_QUEUE))}
+    assert judge(procs(late, before, patience=60.0)) == ()
+    assert [finding.kind for finding in judge(procs(late, before, patience=30.0))] == ["waiting_on"]
+
+
+def test_messages_that_come_are_not_waited_for() -> None:
+    receives, sends = rank(1, running(peers=(2,)), groups=(PAIR,)), rank(2, running(IN_QUEUE), groups=(PAIR,))
+    assert judge(procs({0: rank(0, groups=(PAIR,)), 1: receives, 2: sends})) == ()

@@ -18,7 +18,7 @@ from .bundle import bundled
 from .live import LiveView, Shown
 
 if TYPE_CHECKING:
-    from monarch_nb.diagnosis import Diagnosis, Finding, StragglerWatch, ValueWatch
+    from monarch_nb.diagnosis import Diagnosis, Finding, MemoryWatch, StragglerWatch, ValueWatch
 
 LINES = 200  # of the static form
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
@@ -77,8 +77,8 @@ def diagnosis_html(diagnosis: "Diagnosis") -> str:
     return _findings_html(diagnosis.findings, "nothing found", [f"inspected: {diagnosis.inspected}", *ended])
 
 
-def slow_html(watch: "StragglerWatch") -> str:
-    """The static form of what `StragglerWatch` has found."""
+def watch_html(watch: "StragglerWatch | MemoryWatch") -> str:
+    """The static form of what a watch has found."""
     return diagnosis_html(watch.diagnosis)
 
 
@@ -92,7 +92,7 @@ def _findings_html(findings: "Sequence[Finding]", nothing: str, notes: Sequence[
     rows = [
         f'<tr><td style="text-align:left;white-space:nowrap">'
         f"{swatch('failed' if finding.sure else 'unresponsive')}{finding.kind.replace('_', ' ')}"
-        f"{'' if finding.sure else ', perhaps'}</td><td{LEFT}>{escape(finding.mesh)}</td>"
+        f"{', perhaps' if finding.is_suspicion else ''}</td><td{LEFT}>{escape(finding.mesh)}</td>"
         f"<td{LEFT}>{escape(finding.text)}</td></tr>"
         for finding in findings
     ]

@@ -74,6 +74,7 @@ export interface Failure {
   pid?: number;
   processes?: [host: string, pids: number[]][];
   oom?: boolean;
+  memory?: string;
   at: number;
   detected?: number;
   traceback?: string;

@@ -115,7 +115,7 @@ function reportOf({ title, report = "" }: Failure): string {
 export function factsOfFailure(cluster: { state: Pick<ClusterState, "hosts"> }, failure: Failure): Fact[] {
   const late = (failure.detected ?? failure.at) - failure.at;
   const facts: Fact[] = [
-    ["what", failure.oom ? "the host killed it because it ran out of memory" : ""],
+    ["what", failure.memory ?? ""],
     ["where", placeOf(cluster.state.hosts, failure)],
     ["since", `${clock(failure.at)}${late >= 1 ? `, noticed ${duration(late)} later` : ""}`],
     ...(failure.texts ?? []),

@@ -7,6 +7,33 @@ from msgspec.structs import replace
 
 from monarch_nb.host.procs.channel import ProcChannel
 from monarch_nb.host.protocol import Exited, ProcSpec, ProcStatus
+from monarch_nb.wire import size_text
+
+
+class MemoryReadings:
+    """The memory of a process in the last minutes: few readings, the older the farther apart."""
+
+    MOST = 12
+    APART = 3.0  # times as old as the one before is a reading that is shown
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[float, int]] = []  # wall clock, and bytes
+
+    def add(self, at: float, size: int) -> None:
+        """Adds the newest one; 0 bytes are none."""
+        if size:
+            self._readings.append((at, size))
+        if len(self._readings) > self.MOST:
+            del self._readings[1 : self.MOST // 2 : 2]
+
+    def text(self, now: float) -> str:
+        """What it was, the newest first: "9.81 GB 1 s before, 4.10 GB 8 s before"; "" without readings."""
+        parts, shown = list[str](), 0.0
+        for at, size in reversed(self._readings):
+            if (age := now - at) >= self.APART * shown:
+                parts.append(f"{size_text(size)} {age:.0f} s before")
+                shown = max(age, 1.0)
+        return ", ".join(parts)
 
 
 class Child(Struct, eq=False):
@@ -24,6 +51,7 @@ class Child(Struct, eq=False):
     started_at: float = 0.0  # wall clock
     asked_at: float | None = None  # monotonic, while a ping is unanswered
     ran: float | None = None  # processor seconds at its last answer
+    memory: MemoryReadings = field(default_factory=MemoryReadings)
     ask_by: float = 0.0  # monotonic: the next ping at the latest
     unresponsive_since: float | None = None  # wall clock
     stop_wanted: bool = False

@@ -271,6 +271,7 @@ class Children:
         lines, dump = exits.last_words(child.spec.log)
         self._end(child, Exited(address=child.address, host=child.spec.host, reason=why, pid=child.pid, exitcode=code,
                                 signal=signum, last_lines=lines, dump=dump, oom=oom,
+                                memory=child.memory.text(time.time()) if oom else "",
                                 expected=child.stop_wanted and not child.evicted, evicted=child.evicted, at=time.time(),
                                 log_bytes=spool_size(child.spec.log)))  # fmt: skip
 

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from monarch_nb.host.linux import processor_time
+from monarch_nb.host.linux import process_memory, processor_time
 from monarch_nb.host.loop import Loop, Timer
 from monarch_nb.host.procs.child import Child
 from monarch_nb.host.procs.children import Children
@@ -90,6 +90,8 @@ class LivenessMonitor:
                 ran = processor_time(child.pid)
                 idle = ran is not None and child.ran is not None and ran - child.ran < IDLE_S
                 calm = calm and idle
+                if not idle:
+                    child.memory.add(time.time(), process_memory(child.pid))
                 if idle and now < child.ask_by:
                     continue
                 child.asked_at = now

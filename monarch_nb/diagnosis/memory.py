@@ -1,0 +1,214 @@
+"""`compare_memory(mesh)` and `MemoryWatch`: which ranks use more memory than others, and at which lines it grows."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+from monarch_nb.code.file_names import line_name
+from monarch_nb.diagnosis.collector import answers_of, merged, meshes_of, names_of
+from monarch_nb.diagnosis.findings import Diagnosis, Finding, by_certainty
+from monarch_nb.diagnosis.verbs import MEMORY, AskMemory, MemoryUse
+from monarch_nb.mesh import ActorMesh, ProcMesh, ValueMesh, run_on_each, state_of, values_or_errors
+from monarch_nb.runtime import ActorState, Future, ProcState, current_runtime
+from monarch_nb.shape import MeshTrait
+from monarch_nb.wire import counted, host_of, kind_of, size_text, text_of
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis.memory_rank import Growth, MemoryGrowth
+
+Watchable: TypeAlias = "ActorMesh[object] | ProcMesh"
+Names: TypeAlias = Callable[[Iterable[int]], str]
+
+ANSWER_S = 30.0  # for a rank to count its tensors, or to end a watch
+MUCH, MORE = 64 << 20, 1.5  # bytes, and times the median of the others: a rank that uses so much more is named
+SCARCE = 0.05  # of a host's memory, that is left
+GROWN = 1 << 20  # bytes by which a line's allocations grow, before it is named
+RESIDENT_GROWN = 32 << 20  # the same of a whole process
+CLEAR = 0.5  # of the growth, that one line accounts for
+MANY = 8  # allocations, before a line is named for sure
+_CALL = "__import__('monarch_nb.diagnosis.memory_rank', fromlist=['begin']).{call}"
+
+
+# -- now ---------------------------------------------------------------------------------------------------------------
+
+
+def compare_memory(
+    mesh: "ActorMesh[object] | ProcMesh | MeshTrait | None" = None, timeout: float = ANSWER_S
+) -> Diagnosis:
+    """Finds out which ranks use more memory than others, and which hosts have next to none left.
+
+    Each process of a mesh, or without one of all meshes with calls under way, reads its memory and counts the tensors
+    that live there, also while calls run; that holds its program up for up to a tenth of a second. That a rank uses
+    more is a suspicion. What grows is found by `MemoryWatch`. Blocks for up to `timeout` seconds. Raises TypeError for
+    a value that is not a mesh, ValueError for a `timeout` that is not positive.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout} is not a positive number of seconds")
+    runtime = current_runtime()
+    diagnoses = []
+    for procs, found in answers_of(runtime, meshes_of(runtime, mesh), MEMORY, AskMemory(), timeout):
+        hosts = {rank: host_of(procs.address(rank)) for rank in found}
+        findings = judge_memory(procs.name, found, hosts, partial(names_of, procs))
+        diagnoses.append(Diagnosis(findings, _inspected(procs, found)))
+    return merged(diagnoses)
+
+
+def judge_memory(
+    mesh: str, found: Mapping[int, MemoryUse], hosts: Mapping[int, str], names: Names
+) -> tuple[Finding, ...]:
+    """The ranks that use much more than the others, and those on hosts that have next to no memory left. Pure."""
+    findings = []
+    for host in dict.fromkeys(hosts.values()):
+        ranks = [rank for rank in found if hosts[rank] == host]
+        use = found[ranks[0]]
+        if use.limit and use.free < SCARCE * use.limit:
+            left = f"host {host} has {size_text(use.free)} of {size_text(use.limit)} left"
+            used = size_text(sum(found[rank].used for rank in ranks))
+            text = f"{names(ranks)} {'uses' if len(ranks) == 1 else 'use'} {used}; {left}"
+            findings.append(Finding("memory", mesh, tuple(ranks), text))
+    for rank, use in found.items():
+        others = [other for other in found if other != rank]
+        if not others:
+            break
+        usual = median(found[other].used for other in others)
+        if use.used >= max(MORE * usual, usual + MUCH):
+            text = f"{names([rank])} uses {size_text(use.used)}, the others {size_text(usual)}"
+            if more := _more_tensors(use, [found[other] for other in others], use.used - usual):
+                text += f"; {more}"
+            findings.append(Finding("memory", mesh, (rank,), text, sure=False))
+    return by_certainty(findings)
+
+
+def _more_tensors(use: MemoryUse, others: Sequence[MemoryUse], more: float) -> str:
+    """The tensors of which a rank has more than the others, where these are most of the difference."""
+    for each in use.tensors:
+        theirs = median(
+            sum(other.size for other in those.tensors if (other.what, other.device) == (each.what, each.device))
+            for those in others
+        )
+        if each.device == "cpu" and each.size - theirs >= CLEAR * more:
+            tensors = f"{counted(each.count, 'tensor')} {each.what}"
+            return f"{tensors} take {size_text(each.size)}, elsewhere {size_text(theirs)}"
+    return ""
+
+
+def _inspected(procs: ProcState, found: Mapping[int, MemoryUse]) -> str:
+    text = f"{counted(len(found), 'process')} of {procs.name}"
+    if found:
+        used = [use.used for use in found.values()]
+        least, most = size_text(min(used)), size_text(max(used))
+        peak = size_text(max(use.peak for use in found.values()))
+        text += f", each with {least if least == most else f'{least} to {most}'} (at most {peak} so far)"
+        cuda = [use.cuda for use in found.values() if use.reserved]
+        if cuda:
+            text += f", on GPUs {size_text(min(cuda))} to {size_text(max(cuda))} in tensors"
+    silent = [rank for rank in procs.region.ndslice if rank not in found]
+    return f"{text}; {names_of(procs, silent)} did not answer" if silent else text
+
+
+# -- while it is watched -----------------------------------------------------------------------------------------------
+
+
+class MemoryWatch:
+    """Watches what the ranks of a mesh allocate while it is entered; `diagnosis` is there once it is left.
+
+    On each rank of an actor mesh, or for cells on processes, allocations of Python (by tracemalloc) and of PyTorch are
+    recorded with their lines: programs that make many objects take up to four times as long. A finding is about memory
+    that has grown throughout and is still held.
+    """
+
+    def __init__(self, mesh: Watchable) -> None:
+        if not isinstance(mesh, ActorMesh | ProcMesh):
+            raise TypeError(f"MemoryWatch() takes a mesh of actors or of processes, not {kind_of(mesh)}")
+        self._mesh, self._number = mesh, time.time_ns()
+        self.diagnosis = Diagnosis((), "nothing yet")
+
+    def __enter__(self) -> "MemoryWatch":
+        """Begins on all ranks, after what they run now. Blocks until then."""
+        for answer in values_or_errors(self._run("begin"), None).values():
+            if isinstance(answer, Exception):
+                self._run("end")
+                raise answer
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends on all ranks, and compares what has grown."""
+        state = state_of(self._mesh)
+        procs = state.procs if isinstance(state, ActorState) else state
+        assert isinstance(procs, ProcState)
+        found: dict[int, MemoryGrowth] = {}
+        notes = []
+        for rank, answer in values_or_errors(self._run("end"), ANSWER_S).items():
+            if isinstance(answer, Exception):
+                notes.append(
+                    f"{names_of(procs, [rank])} did not say what grows: {text_of(answer).partition(chr(10))[0]}"
+                )
+            elif answer is not None:
+                found[rank] = answer
+        seconds = max((growth.seconds for growth in found.values()), default=0.0)
+        text = f"{counted(len(found), 'rank')} of {state.name} for {seconds:.0f} s"
+        grown = [growth.resident.size for growth in found.values()]
+        if grown:
+            text += f"; the largest growth of a process is {size_text(max(0, *grown))}"
+        findings = judge_growth(procs.name, found, partial(names_of, procs))
+        self.diagnosis = Diagnosis(findings, "; ".join([text, *notes]))
+
+    def __str__(self) -> str:
+        return str(self.diagnosis)
+
+    __repr__ = __str__
+
+    def _run(self, function: str) -> "dict[int, Future[ValueMesh[MemoryGrowth | None]]]":
+        return run_on_each(self._mesh, _CALL.format(call=f"{function}({self._number})"), filename="<memory>")
+
+
+def judge_growth(mesh: str, found: "Mapping[int, MemoryGrowth]", names: Names) -> tuple[Finding, ...]:
+    """The lines whose allocations grow throughout, by the ranks on which they do. Pure."""
+    alike: dict[str, list[tuple[int, MemoryGrowth, Growth, int]]] = {}
+    for rank, growth in found.items():
+        growing = [line for line in growth.lines if line.size >= GROWN and is_steady(line.sizes)]
+        by_source: dict[str, int] = {}
+        for line in growing:
+            by_source[line.source] = by_source.get(line.source, 0) + line.size
+        source = max(by_source, key=by_source.__getitem__, default=None)
+        if source is not None:
+            most = max((line for line in growing if line.source == source), key=lambda line: line.size)
+            alike.setdefault(source, []).append((rank, growth, most, by_source[source]))
+        elif growth.resident.size >= RESIDENT_GROWN and is_steady(growth.resident.sizes):
+            alike.setdefault("", []).append((rank, growth, growth.resident, growth.resident.size))
+    findings = []
+    for source, group in alike.items():
+        ranks = [rank for rank, *_ in group]
+        _, growth, most, size = max(group, key=lambda each: each[3])
+        sure = bool(source) and all(line.count >= MANY for _, _, line, _ in group)
+        text = _growth_text(names(ranks), len(ranks) == 1, growth, most, size)
+        findings.append(Finding("memory", mesh, tuple(ranks), text, source, sure))
+    return by_certainty(findings)
+
+
+def is_steady(sizes: Sequence[int]) -> bool:
+    """Whether memory grows throughout, rather than once: in the first and in the last part of the time."""
+    first, half, late, last = sizes[0], sizes[len(sizes) // 2], sizes[-2], sizes[-1]
+    whole = last - first
+    return whole > 0 and half - first >= 0.15 * whole and last - half >= 0.25 * whole and last - late >= 0.1 * whole
+
+
+def _growth_text(who: str, is_one: bool, growth: "MemoryGrowth", most: "Growth", size: int) -> str:
+    by = f"by {size_text(size)}{'' if is_one else ' and less'} in {growth.seconds:.0f} s"
+    grows = f"{who} {'grows' if is_one else 'grow'} {by}"
+    if most is growth.resident:
+        return f"{grows}, in memory that neither objects of Python nor tensors of PyTorch explain"
+    is_tensor = most.what != "Python objects"
+    held = f"{counted(most.count, 'tensor')} {most.what}" if is_tensor else f"{most.count} {most.what}"
+    device = "" if most.device == "cpu" else f" on {most.device}"
+    line = f"at {line_name(most.source)}" if most.source else "in code of installed packages"
+    text = f"{grows} {line}: what is allocated there stays, such as {held}{device}"
+    if growth.containers:
+        name, more = growth.containers[0]
+        text += f"; {name} has {more} more entries than before"
+    return text

@@ -1,0 +1,219 @@
+"""The memory of one process: what it uses now, and what grows while it is watched."""
+
+import gc
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from monarch_nb.diagnosis.verbs import MemoryUse, TensorsAlike
+from monarch_nb.host.linux import memory_limit, memory_resident, memory_used
+from monarch_nb.runtime import current_runtime
+from monarch_nb.wire import ENGINE, is_users_file
+
+if TYPE_CHECKING:
+    from monarch_nb.diagnosis.tensor_allocations import AllocatedAt
+
+PERIOD_S = 0.1  # between two readings, at first
+MOST_READINGS = 64  # then every other one is dropped, and they are taken half as often
+PARTS = 4  # of the time, at whose ends memory is compared
+MOST_LINES = 8
+FRAMES = 12  # of the stack of an allocation
+MOST_CONTAINERS = 20_000
+DEEP = 4  # containers in containers that are counted
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Memory that was allocated at one line in the watched time and still lives; or all of a process.
+
+    `sizes` are the bytes at the beginning and at the ends of four equal parts of the time.
+    """
+
+    source: str
+    what: str  # "float32 [64, 1024]", "Python objects", "resident"
+    device: str
+    count: int  # allocations that live
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes by which it has grown."""
+        return self.sizes[-1] - self.sizes[0]
+
+
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """What a process has allocated while it was watched."""
+
+    seconds: float
+    resident: Growth
+    lines: tuple[Growth, ...]
+    containers: tuple[tuple[str, int], ...]  # lists and dicts that have grown, and by how many entries
+
+
+# -- now ---------------------------------------------------------------------------------------------------------------
+
+
+def memory_use() -> MemoryUse:
+    """What this process uses. Holds the GIL while it counts the tensors."""
+    used, measure = memory_used()
+    resident, peak = memory_resident()
+    torch = sys.modules.get("torch")
+    cuda = reserved = 0
+    with suppress(Exception):  # a device that has failed
+        if torch is not None and torch.cuda.is_initialized():
+            cuda, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    limit, free = memory_limit()
+    return MemoryUse(used, measure, resident, peak, limit, free, cuda, reserved, tuple(_tensors()))
+
+
+def _tensors() -> Iterator[TensorsAlike]:
+    """The tensors that live, by kind, those that take the most memory first."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return
+    seen = set()
+    sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for value in gc.get_objects():  # noqa: TID251 - the program has made them
+        if not issubclass(type(value), torch.Tensor):  # without asking the object, which may be anything
+            continue
+        with suppress(Exception):  # tensors without a storage
+            storage = value.untyped_storage()
+            if storage._cdata not in seen and value.device.type != "meta":
+                seen.add(storage._cdata)
+                kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}", str(value.device)
+                sizes[kind] += storage.nbytes()
+                counts[kind] += 1
+    for (what, device), size in sizes.most_common(MOST_LINES):
+        yield TensorsAlike(what, device, counts[what, device], size)
+
+
+# -- while it is watched -----------------------------------------------------------------------------------------------
+
+
+class _Reading:
+    __slots__ = ("objects", "resident", "seconds", "tensors")
+
+    def __init__(self, seconds: float, tensors: "dict[AllocatedAt, tuple[int, int]]") -> None:
+        self.seconds, self.tensors = seconds, tensors
+        self.resident, self.objects = memory_resident()[0], tracemalloc.get_traced_memory()[0]
+
+
+class _GrowthWatch:
+    """Records allocations of Python and, on this thread, of PyTorch."""
+
+    def __init__(self) -> None:
+        self._entered = ExitStack()
+        self._alive: Callable[[], dict[AllocatedAt, tuple[int, int]]] = dict
+        if "torch" in sys.modules:
+            from monarch_nb.diagnosis.tensor_allocations import TensorAllocations
+
+            self._alive = self._entered.enter_context(TensorAllocations()).alive
+        self._own_trace = not tracemalloc.is_tracing()
+        if self._own_trace:
+            tracemalloc.start(FRAMES)
+        self._containers = dict(_containers())
+        self._over, self._began = threading.Event(), time.monotonic()
+        self._readings = [_Reading(0.0, {})]
+        self._thread = threading.Thread(target=self._run, name="monarch-memory", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = PERIOD_S
+        while not self._over.wait(pause):
+            self._readings.append(_Reading(time.monotonic() - self._began, self._alive()))
+            if len(self._readings) > MOST_READINGS:
+                del self._readings[1::2]
+                pause *= 2
+
+    def end(self) -> MemoryGrowth:
+        self._over.set()
+        self._thread.join()
+        self._entered.close()
+        gc.collect()
+        seconds = time.monotonic() - self._began
+        self._readings.append(_Reading(seconds, self._alive()))
+        snapshot = tracemalloc.take_snapshot()
+        if self._own_trace:
+            tracemalloc.stop()
+        ends = [self._at(seconds * part / PARTS) for part in range(PARTS)] + [self._readings[-1]]
+        resident = Growth("", "resident", "cpu", 1, tuple(each.resident for each in ends))
+        lines = [*self._tensor_lines(ends), *_object_lines(snapshot, [each.objects for each in ends])]
+        lines.sort(key=lambda line: -line.size)
+        grown = Counter(dict(_containers()))
+        grown.subtract(self._containers)
+        containers = tuple((name, more) for name, more in grown.most_common(MOST_LINES) if more > 0)
+        return MemoryGrowth(seconds, resident, tuple(lines[:MOST_LINES]), containers)
+
+    def _at(self, seconds: float) -> _Reading:
+        return min(self._readings, key=lambda reading: abs(reading.seconds - seconds))
+
+    def _tensor_lines(self, ends: "list[_Reading]") -> Iterator[Growth]:
+        for at, (_, count) in ends[-1].tensors.items():
+            sizes = tuple(each.tensors.get(at, (0, 0))[0] for each in ends)
+            yield Growth(at.source, at.what, at.device, count, sizes)
+
+
+def _object_lines(snapshot: tracemalloc.Snapshot, totals: list[int]) -> Iterator[Growth]:
+    """The lines that have allocated Python objects; how these grew over time is known of all together."""
+    sizes, counts = Counter[str](), Counter[str]()
+    for trace in snapshot.traces:
+        users = (frame for frame in reversed(trace.traceback) if is_users_file(frame.filename))
+        source = next((f"{frame.filename}:{frame.lineno}" for frame in users), "")
+        if source or not any(frame.filename.startswith(ENGINE) for frame in trace.traceback):
+            sizes[source] += trace.size
+            counts[source] += 1
+    whole = max(1, totals[-1])
+    for source, size in sizes.most_common(MOST_LINES):
+        yield Growth(source, "Python objects", "cpu", counts[source], tuple(size * total // whole for total in totals))
+
+
+def _containers() -> Iterator[tuple[str, int]]:
+    """The lists, dicts and sets of actors and of the program's modules, and how many entries they have."""
+    roots: list[tuple[str, object]] = [
+        (cell.spec.class_name.rpartition(".")[2], vars(cell.obj))
+        for cell in tuple(current_runtime().cells.values())
+        if hasattr(cell.obj, "__dict__")
+    ]
+    roots += [
+        (name, vars(module))
+        for name, module in tuple(sys.modules.items())
+        if type(module) is ModuleType and is_users_file(getattr(module, "__file__", None) or os.devnull)
+    ]
+    seen: set[int] = set()
+    yield from islice(_below(roots, seen, DEEP), MOST_CONTAINERS)
+
+
+def _below(named: Iterable[tuple[str, object]], seen: set[int], deep: int) -> Iterator[tuple[str, int]]:
+    for name, value in named:
+        if id(value) in seen or type(value) not in (list, dict, set):
+            continue
+        seen.add(id(value))
+        assert isinstance(value, list | dict | set)
+        yield name, len(value)
+        if deep and isinstance(value, dict):
+            yield from _below([(f"{name}.{key}", each) for key, each in tuple(value.items())], seen, deep - 1)
+
+
+_watches: dict[int, _GrowthWatch] = {}
+
+
+def begin(number: int) -> None:
+    """Begins to watch what this process, and PyTorch on this thread, allocates."""
+    _watches[number] = _GrowthWatch()
+
+
+def end(number: int) -> MemoryGrowth:
+    """Ends it. Raises RuntimeError if none runs."""
+    if number not in _watches:
+        raise RuntimeError("its process is a new one, which was not watched")
+    return _watches.pop(number).end()
