@@ -98,6 +98,10 @@ class _Difference(NamedTuple):
     text: str
 
 
+# In the order of a step, those in which a rank waits last.
+PHASES = (
+    "data iterator", "forward", "backward", "optimizer", "other", "garbage collection", "replies", "collective", "idle",
+)  # fmt: skip
 _PHASE_TEXTS = {
     "": "",
     "replies": "waiting for replies of other actors",
@@ -240,6 +244,17 @@ def _error(one: float, other: float, samples: int) -> float:
     return math.sqrt((one * (1 - one) + other * (1 - other)) / samples)
 
 
+def phase_shares(procs: MeasuredProcs) -> dict[int, dict[str, float]]:
+    """The share of the time that each rank has spent in each phase; "other" in none of them."""
+    shares: dict[int, dict[str, float]] = {}
+    for rank, times in procs.ranks.items():
+        if times.seconds:
+            shares[rank] = dict.fromkeys(PHASES, 0.0)
+            for spent in times.spent:
+                shares[rank][spent.phase or "other"] += spent.seconds / times.seconds
+    return shares
+
+
 # -- who was last ------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +331,7 @@ def _percent(share: float) -> str:
 class StragglerWatch:
     """Compares the ranks of a mesh while it is entered: which are slow, in which phase of their steps, at which line.
 
-    `diagnosis` is there once it is left.
+    `diagnosis` is there once it is left, and in `measured` where the time of each rank went.
     """
 
     def __init__(self, mesh: "ActorMesh[Any] | ProcMesh | MeshTrait | None" = None) -> None:
@@ -326,6 +341,7 @@ class StragglerWatch:
         self._clocks: dict[str, dict[int, tuple[float, float]]] = {}
         self._began = 0.0
         self.diagnosis = Diagnosis((), "nothing yet")
+        self.measured: tuple[MeasuredProcs, ...] = ()
 
     def __enter__(self) -> "StragglerWatch":
         """Begins on all ranks. Blocks until then; ranks that do not answer in time are not compared."""
@@ -340,12 +356,13 @@ class StragglerWatch:
     def __exit__(self, *_: object) -> None:
         """Ends on all ranks, and compares them."""
         seconds = time.monotonic() - self._began
-        diagnoses, end = [], EndTimes(self._number)
+        diagnoses, end, all_measured = [], EndTimes(self._number), []
         for procs, ranks in answers_of(self._runtime, self._meshes, END_TIMES, end, ANSWER_S):
             clocks = self._clocks.get(procs.uid, {})
             measured = MeasuredProcs(procs.name, ranks, clocks, partial(names_of, procs))
+            all_measured.append(measured)
             diagnoses.append(Diagnosis(judge_times(measured), _inspected(procs, measured, seconds)))
-        self.diagnosis = merged(diagnoses)
+        self.diagnosis, self.measured = merged(diagnoses), tuple(all_measured)
 
     def __str__(self) -> str:
         return str(self.diagnosis)

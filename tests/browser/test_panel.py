@@ -20,7 +20,7 @@ pytestmark = [
 
 ACTORS = """
 import os, time
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, current_rank, endpoint
 
 class Trainer(Actor):
     @endpoint
@@ -29,6 +29,11 @@ class Trainer(Actor):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(0.02)
+
+    @endpoint
+    def wait(self, late):
+        context = current_rank().rank
+        time.sleep(3600 if context == late else 0)
 
     @endpoint
     def pid(self):
@@ -239,6 +244,22 @@ def feed(watch):
     return lambda: None
 register(LiveView(name="ticks", title="Ticks", script=lambda: SCRIPT, feed=feed))
 """
+
+
+def test_why_names_the_rank_that_holds_a_call_up_and_ends_it(panel: Panel) -> None:
+    cell = panel.lab.start("trainers.wait.call(2).get()")
+    panel.row("gpus=2", "busy")
+    panel.command("monarch-nb:why", palette=True)
+    found = panel.node.locator(".mnb-finding", has_text="gpus=2 alone has not answered trainers.wait()")
+    while not found.count():  # others have to wait for three seconds before anything is said
+        panel.node.locator("#mnb-section-findings").get_by_role("button", name="Why?", exact=True).click()
+        panel.node.locator("#mnb-section-findings", has_text="inspected: ").wait_for(timeout=20_000)
+        time.sleep(0.5)
+    panel.button("End these calls").click()
+    panel.lab.said(cell, "CallAbortedError")
+    panel.row("gpus=2", "idle")
+    panel.button("Slow ranks?").click()
+    panel.node.locator(".mnb-strip .mnb-phases").nth(3).wait_for(timeout=20_000)
 
 
 @pytest.mark.slow

@@ -22,15 +22,15 @@ made for the fault, was asked which rank is to blame, and its answer was compare
 
 An answer is *right* if it names the kind and exactly the ranks, for sure; where the evidence always allows another
 explanation (`waiting_on`, replicas without DDP), as a suspicion. It is *wrong* if anything else is said for sure, in
-any of the looks. Healthy programs run for a thousand steps and more, and are asked about all the time. Their ranks do make
-each other wait, where one saves or evaluates alone: that a look says no more than that, about the rank which does so
-(`waiting_on`), is counted by itself; every other finding that is not sure is a suspicion. Beside that, each was watched
-as a cell that runs it watches it: which shows something after ten seconds without progress.
+any of the looks. Healthy programs run for a thousand steps and more, and are asked about all the time. Their ranks do
+make each other wait, where one saves or evaluates alone: looks that say no more than that, about the rank which does so
+(`waiting_on`), are counted by themselves; every other finding that is not sure is a suspicion. Beside that, each was
+watched as the cell that runs it watches it: which shows something after ten seconds without progress.
 
 **{right} of {planted} answers about planted faults are right ({percent:.1f} %), {wrong} wrong. {accused} of {runs} runs
-of healthy programs has a finding that is sure. {suspected} of their {looks:,} looks have a suspicion ({unsure:.2f} %)**;
-{waiting} say that the others wait for a rank, which they did. Cells would have shown something in {shown} of the runs:
-{shown_cases}.
+of healthy programs has a finding that is sure; {suspected} of their {looks:,} looks have a suspicion
+({unsure:.2f} %)**. {waiting} say that the others wait for a rank, which they did. Cells would have shown something in
+{shown} of the runs: {shown_cases}.
 
 Measured on {date}: {machine}, PyTorch {torch}, {load}.
 """

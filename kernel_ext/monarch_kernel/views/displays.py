@@ -19,7 +19,9 @@ from .live import LiveView, Shown
 
 if TYPE_CHECKING:
     from monarch_nb.diagnosis import Diagnosis, Finding, MemoryWatch, StragglerWatch, ValueWatch
+    from monarch_nb.diagnosis.slow import MeasuredProcs
 
+MOST_BARS = 64  # ranks of a mesh whose phases are drawn
 LINES = 200  # of the static form
 Line = tuple[int, float, str, str]  # index of the rank, when, level, text
 
@@ -78,8 +80,52 @@ def diagnosis_html(diagnosis: "Diagnosis") -> str:
 
 
 def watch_html(watch: "StragglerWatch | MemoryWatch") -> str:
-    """The static form of what a watch has found."""
-    return diagnosis_html(watch.diagnosis)
+    """The static form of what a watch has found; of ranks that were compared also where their time went."""
+    return diagnosis_html(watch.diagnosis) + _phases_html(getattr(watch, "measured", ()))
+
+
+_PHASE_COLOURS = {
+    "data iterator": "#e69f00",
+    "forward": "#0072b2",
+    "backward": "#56b4e9",
+    "optimizer": "#009e73",
+    "other": "#cc79a7",
+    "garbage collection": "#d55e00",
+    "replies": "#f0e442",
+    "collective": "repeating-linear-gradient(45deg,#8a8f94 0 3px,transparent 3px 6px)",
+    "idle": "color-mix(in srgb,currentColor 12%,transparent)",
+}
+
+
+def _phases_html(meshes: "Sequence[MeasuredProcs]") -> str:
+    """A bar for each rank: its time by phases."""
+    from monarch_nb.diagnosis.slow import phase_shares
+
+    rows, used = list[str](), dict.fromkeys(_PHASE_COLOURS, 0.0)
+    for procs in meshes:
+        for rank, shares in list(phase_shares(procs).items())[:MOST_BARS]:
+            parts = [(phase, share) for phase, share in shares.items() if share >= 0.005]
+            used.update({phase: max(used[phase], share) for phase, share in parts})
+            label = ", ".join(f"{phase} {100 * share:.0f} %" for phase, share in parts)
+            bar = "".join(
+                f'<i style="width:{100 * share:.2f}%;background:{_PHASE_COLOURS[phase]}"></i>' for phase, share in parts
+            )
+            name = f"{procs.name} {procs.where([rank])}" if len(meshes) > 1 else procs.where([rank])
+            style = "display:flex;height:14px;border-radius:3px;overflow:hidden"
+            rows.append(
+                f'<tr><td{LEFT}>{escape(name)}</td><td title="{label}" style="width:100%">'
+                f'<div role="img" aria-label="{label}" style="{style}">{bar}</div></td></tr>'
+            )
+    if not rows:
+        return ""
+    legend = "".join(
+        f'<span style="margin-right:12px"><i style="display:inline-block;width:9px;height:9px;margin-right:5px;'
+        f'border-radius:2px;background:{_PHASE_COLOURS[phase]}"></i>{phase}</span>'
+        for phase, share in used.items()
+        if share
+    )
+    table = f'<table class="mnb-t" style="width:min(100%,720px)"><tbody>{"".join(rows)}</tbody></table>'
+    return framed(table, f'<div class="mnb-s">{legend}</div>')
 
 
 def values_html(watch: "ValueWatch") -> str:

@@ -1,11 +1,14 @@
 """Requests of views: each verb is a thin skin over a Python call."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_nb import diagnosis
 from monarch_nb.debug.control import look
 from monarch_nb.debug.render import FileName, short
 from monarch_nb.debug.service import controller_of
+from monarch_nb.diagnosis.slow import phase_shares
 from monarch_nb.lifecycle import heal_mesh, interrupt
 from monarch_nb.logs import MeshLogs
 from monarch_nb.mesh import ActorMesh, ProcMesh, state_of
@@ -26,6 +29,8 @@ from .tensors import placement, values
 STACKS = 16  # of one request
 STACK_S = 1.5  # a process that has not answered within this time is inspected from outside
 MOST_LINES = 2000
+COMPARED_S = 3.0  # in which ranks are compared
+MOST_PHASES = 256  # ranks of which the phases are drawn
 
 
 class Requests:
@@ -142,6 +147,29 @@ class Requests:
             kept[str(index)] = [line for block in written for line in block.lines][-most:]
         return {"lines": kept}
 
+    def _do_why(self, runtime: Runtime, message: Message) -> Message:
+        return _found(diagnosis.diagnose(self._diagnosed(runtime, message)))
+
+    def _do_slow(self, runtime: Runtime, message: Message) -> Message:
+        with diagnosis.StragglerWatch(self._diagnosed(runtime, message)) as watch:
+            time.sleep(COMPARED_S)
+        phases = [
+            {"mesh": procs.name, "where": procs.where([rank]), "shares": shares}
+            for procs in watch.measured
+            for rank, shares in phase_shares(procs).items()
+        ]
+        return {**_found(watch.diagnosis), "phases": phases[:MOST_PHASES]}
+
+    def _do_abort(self, runtime: Runtime, message: Message) -> Message:
+        return _found(diagnosis.abort(self._diagnosed(runtime, message)))
+
+    def _diagnosed(self, runtime: Runtime, message: Message) -> ActorMesh[Any] | ProcMesh | None:
+        """The mesh that is meant; None for all with calls under way."""
+        if not message.get("mesh"):
+            return None
+        state = self._state(runtime, message)
+        return (ActorMesh if isinstance(state, ActorState) else ProcMesh)(state, state.region)  # type: ignore[arg-type]
+
     def _do_spawn(self, runtime: Runtime, message: Message) -> Message:
         name, dims = str(message.get("name") or ""), message.get("dims")
         if not name.isidentifier():
@@ -179,6 +207,15 @@ class Requests:
 
     def _do_debug(self, runtime: Runtime, message: Message) -> Message:
         return self._debugger.answer(runtime, message)
+
+
+def _found(found: diagnosis.Diagnosis) -> Message:
+    findings = [
+        {"kind": each.kind, "mesh": each.mesh, "text": each.text, "perhaps": each.is_suspicion, "sure": each.sure}
+        for each in found.findings
+    ]
+    text = found.ended or ("" if findings else "Nothing was found.")
+    return {"findings": findings, "inspected": found.inspected, "text": text}
 
 
 def _actors(state: ProcState | MeshState) -> list[str]:

@@ -172,6 +172,9 @@ export interface Requests {
   heal: { takes: Ranks; gives: Said };
   stop: { takes: Ranks; gives: Said };
   interrupt: { takes: Ranks; gives: Said };
+  why: { takes: Partial<Ranks>; gives: Diagnosis };
+  slow: { takes: Partial<Ranks>; gives: Diagnosis & { phases: RankPhases[] } };
+  abort: { takes: Partial<Ranks>; gives: Diagnosis };
   stack: { takes: Ranks; gives: { stacks: Record<string, string> } };
   spawn: { takes: { name: string; dims: Record<string, number> }; gives: Said };
   post_mortem: { takes: Ranks & { call?: string | undefined }; gives: { sessions: string[] } };
@@ -191,6 +194,27 @@ interface Ranks {
 
 export interface Said {
   text?: string;
+}
+
+/** Why ranks hold others up. `perhaps`: the text may be wrong. */
+export interface Finding {
+  kind: string;
+  mesh: string;
+  text: string;
+  perhaps: boolean;
+  sure: boolean;
+}
+
+export interface Diagnosis extends Said {
+  findings: Finding[];
+  inspected: string;
+}
+
+/** The share of its time that a rank has spent in each phase of a step. */
+export interface RankPhases {
+  mesh: string;
+  where: string;
+  shares: Record<string, number>;
 }
 
 export interface DebugCommand {

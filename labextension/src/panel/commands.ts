@@ -20,6 +20,7 @@ export const IDS = {
   interrupt: "monarch-nb:interrupt",
   stop: "monarch-nb:stop",
   failures: "monarch-nb:failures",
+  why: "monarch-nb:why",
   logs: "monarch-nb:logs",
   insert: "monarch-nb:insert-code",
 } as const;
@@ -27,6 +28,7 @@ export const IDS = {
 export interface Views {
   open(): void;
   failures(): void;
+  ask(uid: string | undefined): void;
   logs(uid: string, ranks: number[] | null): void;
   selected(): Row | null;
 }
@@ -97,6 +99,14 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
       views.failures();
     },
   });
+  commands.addCommand(IDS.why, {
+    label: (args) => (args.palette ? "Why Does Nothing Move?" : `Why?${what(args)}`),
+    isEnabled: live,
+    execute: (args) => {
+      views.open();
+      views.ask(args.palette ? undefined : targetFrom(args)?.uid);
+    },
+  });
   commands.addCommand(IDS.logs, {
     label: (args) => (args.palette ? "Show Logs of the Selection" : "Show Logs"),
     isEnabled: live,
@@ -112,7 +122,7 @@ export function addCommands(app: JupyterFrontEnd, front: Front, actions: Actions
     execute: () => front.insert(actions.outcome.code),
   });
   if (!palette) return;
-  for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.heal, IDS.interrupt, IDS.stop, IDS.failures, IDS.logs, IDS.insert])
+  for (const command of [IDS.open, IDS.load, IDS.spawn, IDS.heal, IDS.interrupt, IDS.stop, IDS.failures, IDS.why, IDS.logs, IDS.insert])
     palette.addItem({ command, category: "Monarch", args: { palette: true } });
   palette.addItem({ command: IDS.heal, category: "Monarch", args: { all: true } });
 }
@@ -122,7 +132,7 @@ export function openMenu(app: JupyterFrontEnd, row: Row, event: MouseEvent): voi
   const menu = new Menu({ commands: app.commands });
   const { uid, ranks } = targetOf(row);
   const args = ranks === null ? { mesh: uid } : { mesh: uid, ranks };
-  for (const command of [IDS.heal, IDS.interrupt, IDS.logs]) menu.addItem({ command, args });
+  for (const command of [IDS.heal, IDS.interrupt, IDS.why, IDS.logs]) menu.addItem({ command, args });
   menu.addItem({ type: "separator" });
   menu.addItem({ command: IDS.stop, args });
   menu.aboutToClose.connect(() => setTimeout(() => menu.dispose(), 0));

@@ -65,7 +65,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       app,
       front,
       actions,
-      { open, failures: () => panel.showFailures(), logs: (uid, ranks) => panel.showLogs(uid, ranks), selected: () => panel.meshes.view.row },
+      { open, failures: () => panel.showFailures(), ask: (uid) => panel.ask(uid), logs: (uid, ranks) => panel.showLogs(uid, ranks), selected: () => panel.meshes.view.row },
       palette,
     );
     const ranks = new RanksSection(front);

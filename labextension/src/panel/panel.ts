@@ -9,7 +9,7 @@ import { h, setText } from "../page/dom";
 import type { Front } from "./front";
 import { icon } from "./icon";
 import { NOTHING, phaseOf, wordsFor } from "./link";
-import { DebugSection, FailureSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
+import { DebugSection, FailureSection, FindingSection, KernelSection, LogSection, MeshSection, Section, SelectedSection, TensorSection, TransferSection } from "./sections";
 import { summaryOf } from "./summary";
 import { Row } from "./tree";
 
@@ -23,6 +23,7 @@ export class MonarchPanel extends SidePanel {
   readonly meshes: MeshSection;
   readonly logs = new LogSection();
   readonly failures = new FailureSection();
+  readonly findings = new FindingSection();
 
   constructor(
     private _front: Front,
@@ -42,13 +43,13 @@ export class MonarchPanel extends SidePanel {
     this._insertTyped.addEventListener("click", () => _front.insert(this._typed.textContent ?? ""));
     this._insert.addEventListener("click", () => _front.insert(_actions.outcome.code));
 
-    const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks));
+    const selected = new SelectedSection(_actions, (uid, ranks) => this.showLogs(uid, ranks), (uid) => this.ask(uid));
     this.meshes = new MeshSection((row) => (selected.row = row), (row, event) => hooks.menu(row, event));
     this._sessions = new DebugSection(() => _front.notebook?.node ?? null);
-    this._sections = [this.meshes, selected, this.failures, this._sessions, this.logs, new TensorSection(), new TransferSection()];
+    this._sections = [this.meshes, selected, this.failures, this.findings, this._sessions, this.logs, new TensorSection(), new TransferSection()];
     for (const section of this._sections) this.addWidget(section);
-    for (const closed of [2, 3, 4, 5, 6]) this._accordion.collapse(closed);
-    this._accordion.setRelativeSizes([4, 3, 4, 4, 4, 4, 4]);
+    for (const closed of [2, 3, 4, 5, 6, 7]) this._accordion.collapse(closed);
+    this._accordion.setRelativeSizes([4, 3, 4, 4, 4, 4, 4, 4]);
     this._accordion.expansionToggled.connect((_, index) => this._opened(index));
 
     const head = new Widget({ node: h("div", { class: "mnb-v mnb-panel-head" }, h("div", { class: "mnb-top" }, this._name, this._spawn), this._summary) });
@@ -71,6 +72,12 @@ export class MonarchPanel extends SidePanel {
   showLogs(uid: string, ranks: number[] | null): void {
     this._accordion.expand(this._sections.indexOf(this.logs));
     this.logs.follow(uid, ranks);
+  }
+
+  /** Opens the section of findings, and looks for the reason why a mesh makes no progress. */
+  ask(uid: string | undefined): void {
+    this._accordion.expand(this._sections.indexOf(this.findings));
+    this.findings.ask(uid);
   }
 
   showFailures(): void {

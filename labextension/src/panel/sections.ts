@@ -12,6 +12,7 @@ import { FIND_FROM, queryLine } from "../page/query";
 import { placeOf } from "../page/words";
 import { debugView } from "../views/debugger";
 import { failureView } from "../views/failures";
+import { findingsView } from "../views/findings";
 import { logView } from "../views/logs";
 import { tensorView } from "../views/tensors";
 import { transferView } from "../views/transfers";
@@ -160,6 +161,7 @@ export class SelectedSection extends Section {
   constructor(
     private _actions: Actions,
     private _logs: (uid: string, ranks: number[] | null) => void,
+    private _ask: (uid: string) => void,
   ) {
     super("selected", "Selected");
     const button = (label: string, act: () => void): HTMLButtonElement => h("button", { class: "mnb-b", type: "button", text: label, onclick: act });
@@ -171,11 +173,16 @@ export class SelectedSection extends Section {
     this._interrupt = button("Interrupt", verb("interrupt"));
     this._stack = button("Stack", () => void this._showStack());
     this._stop_ = button("Stop", verb("stop"));
+    const why = button("Why?", () => {
+      const target = this._row && targetOf(this._row);
+      if (target) this._ask(target.uid);
+    });
+    why.title = "which ranks of this mesh hold others up";
     const logs = button("Logs", () => {
       const target = this._row && targetOf(this._row);
       if (target) this._logs(target.uid, target.ranks);
     });
-    this.body.append(h("div", { class: "mnb-buttons" }, this._heal, this._interrupt, this._stack, logs, this._stop_), this._facts, this._lines);
+    this.body.append(h("div", { class: "mnb-buttons" }, this._heal, this._interrupt, this._stack, why, logs, this._stop_), this._facts, this._lines);
   }
 
   set row(row: Row | null) {
@@ -282,6 +289,32 @@ export class FailureSection extends Section {
     const open = Object.values(state.failures).filter((failure) => failure.state === "open").length;
     this.title.label = open ? `Failures · ${open} not healed` : "Failures";
   }
+}
+
+/** Why nothing moves, and which rank is slow. */
+export class FindingSection extends Section {
+  constructor() {
+    super("findings", "Findings");
+  }
+
+  /** Looks for the reason now: of one mesh, or of all that do something. */
+  ask(mesh: string | undefined): void {
+    this._asked = { mesh, ask: true };
+    this.again();
+  }
+
+  protected mount(cluster: Cluster): () => void {
+    const root = h("div");
+    this.body.append(root);
+    const end = findingsView(cluster, root, this._asked);
+    this._asked = { mesh: this._asked.mesh, ask: false };
+    return () => {
+      end();
+      root.remove();
+    };
+  }
+
+  private _asked: { mesh: string | undefined; ask: boolean } = { mesh: undefined, ask: false };
 }
 
 export class LogSection extends Section {
