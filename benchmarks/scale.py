@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import monarch_nb.actor
-from benchmarks.virtual_hosts import Member, VirtualCluster, VirtualHost
+from benchmarks.virtual_hosts import STUCK, Member, VirtualCluster, VirtualHost
 from monarch_nb.actor import SupervisionError, heal_mesh
 from monarch_nb.connect import mesh_attach, mesh_detach
 from monarch_nb.connect.joining import accept_hosts
 from monarch_nb.connect.mesh_detach import Detacher
+from monarch_nb.diagnosis.collector import diagnosing
 from monarch_nb.logs import MeshLogs
 from monarch_nb.logs.written import Written
 from monarch_nb.store.hub import store_of
@@ -128,6 +129,7 @@ def measure(hosts: int) -> Run:
             actors.nothing.call().get(SOON)
         with run.cost(of, "call, other answers"):
             assert actors.rank.call().get(SOON).get(hosts * PER_HOST - 1) == hosts * PER_HOST - 1
+        _diagnose(run, of, procs)
         with run.cost(of, "broadcast"):
             actors.nothing.broadcast()
             of.settle()
@@ -157,6 +159,16 @@ def measure(hosts: int) -> Run:
         with run.cost(of, "stop"):
             procs.stop("the benchmark is over").get(SOON)
     return run
+
+
+def _diagnose(run: Run, of: VirtualCluster, procs: Any) -> None:
+    """All ranks but one wait in a collective."""
+    with run.cost(of, "diagnosed"):
+        asked = beside(lambda: diagnosing(of.runtime, procs._state).get(SOON))
+        of.advance(1.0)
+        diagnosis = asked()
+    (finding,) = diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("missing_from_collective", (STUCK,)), diagnosis
 
 
 def _log(run: Run, of: VirtualCluster) -> None:

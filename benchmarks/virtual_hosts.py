@@ -17,6 +17,7 @@ from monarch_nb._about import __version__
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.collectives.verbs import BROKEN, END_WAITS, RENEW, WAITS, Broken, GroupKey, Renewed, ThreadWaits
 from monarch_nb.connect.routes import HostRoutes
+from monarch_nb.diagnosis.verbs import INSPECT, EndpointRun, Evidence, NewestCollective, StackLine
 from monarch_nb.engine.cluster import Cluster
 from monarch_nb.engine.memory_host import MemoryHost
 from monarch_nb.host import protocol as p
@@ -79,8 +80,31 @@ ENGINES: dict[str, Callable[["VirtualProc"], Any]] = {
     BROKEN.name: lambda proc: Broken((WORLD,), port=15001),
     RENEW.name: lambda proc: Renewed(),
     INTERRUPT.name: lambda proc: RunningEndpoint(call="c", endpoint="train", ended=True),
+    INSPECT.name: lambda proc: evidence(proc),
     DOING.name: lambda proc: RunningEndpoint(call="c", endpoint="train", seconds=float(proc.spec.rank)),
 }
+STUCK = 3  # the rank for which the others wait in a collective
+IN_REDUCE = (
+    StackLine("/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 2822, "all_reduce", users=False),
+    StackLine("/home/train.py", 44, "Member.never"),
+)
+IN_QUEUE = (
+    StackLine("/usr/lib/python3/queue.py", 171, "Queue.get", users=False),
+    StackLine("/home/data.py", 19, "next"),
+)
+
+
+def evidence(proc: "VirtualProc") -> Evidence:
+    """What a process says that waits for rank `STUCK`, or is that one."""
+    rank, everybody = proc.spec.rank, GroupKey("0", tuple(range(VirtualProc.count)), "m1:15000")
+    lines = IN_QUEUE if rank == STUCK else IN_REDUCE
+    run = EndpointRun("m", rank, "members", "never", "c", 30.0, 1, lines, "S", 1.0, 0)
+    number = 117 if rank == STUCK else 118
+    last = tuple((each, "all_reduce of Float [4096]") for each in range(number - 15, number + 1))
+    newest = NewestCollective(everybody, number, "all_reduce", "Float [4096]", rank != STUCK, 30.0, 1, last)
+    return Evidence((run,), (newest,), (everybody,), rank, True)
+
+
 ANSWERS: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
 _NOTHING = encode(None)
 
@@ -89,10 +113,12 @@ class VirtualProc:
     """A process that answers."""
 
     runtime: Any = SimpleNamespace(cells={}, meshes={})
+    count = 0  # of all hosts
 
     def __init__(self, spec: p.ProcSpec) -> None:
         self.spec = spec
         self.actors: set[str] = set()  # the meshes of those that were spawned on it
+        VirtualProc.count = max(VirtualProc.count, spec.rank + 1)
         self.waits: Header | None = None  # the call in which it waits for another rank
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from monarch_nb.collectives.groups import PROCESS_GROUPS
+from monarch_nb.diagnosis import gradients
 from monarch_nb.engine.compose import ProcessRole, compose
 from monarch_nb.host.gpus import TOO_FEW
 from monarch_nb.host.protocol import ProcSpec, ProcStop
@@ -77,6 +78,7 @@ def run_proc(spec: ProcSpec) -> int:
         levels_are_known()
         display_hooks.install()
         trainers.install()
+        gradients.install()
     PROCESS_GROUPS.watch(_constructed)
     runtime.begin_setup()
     console = host_console(runtime, spec, Console(spec.rank), runs_on=RunsOn.MAIN_THREAD)
