@@ -202,3 +202,36 @@ def test_async_actors_and_cells_on_processes_are_watched() -> None:
         with monarch_nb.watch(procs) as found:
             run_on(procs, "import torch\nif rank == 1: torch.log(torch.tensor(-1.0))").get()
         assert [finding.ranks for finding in found.findings] == [(1,)]
+
+
+class Descent(Actor):
+    """Trains without being watched."""
+
+    @endpoint
+    def steps(self, bad: int, scaled: bool = False) -> None:
+        torch.set_num_threads(1)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = torch.optim.AdamW(net.parameters(), fused=scaled)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        for step in range(5):
+            loss = net(torch.ones(2, 4)).sum() * (float("nan") if step == bad else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)  # skips what is not finite
+            scaler.update()
+
+
+def test_gradients_that_are_not_finite_are_said_without_being_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    spawning = spawned(2, "workers")
+    actors: Any = next(spawning).spawn("descents", Descent)
+    actors.steps.call(-1).get(60)
+    actors.steps.call(2, scaled=True).get(60)
+    actors.slice(gpus=1).steps.call(2).get(60)
+    actors.slice(gpus=1).steps.call(1).get(60)
+    said = ""
+    while "%%watch" not in said:
+        said += "".join(capfd.readouterr())
+    assert said.count("gradients are not finite") == 1
+    assert "before step 3 of AdamW (test_nonfinite.py:" in said
+    assert "4 of 4 gradients are not finite, first that of group 0, parameter 0. Run the steps before it" in said
+    next(spawning, None)
