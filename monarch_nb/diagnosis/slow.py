@@ -172,6 +172,9 @@ def _text(
         f"the time, that of the others {_percent(rest)}",
         longer.text,
     ]
+    gpus = {gpu for rank in group if (gpu := ranks[rank].gpu)} - {ranks[rank].gpu for rank in others}
+    whose = "its GPU" if len(group) == 1 else "the GPU of one of them"
+    texts += [f"{whose} runs slower than it could: {gpu}" for gpu in sorted(gpus)[:1]]
     for reason, of in _REASONS:
         mine, theirs = median(of(ranks[rank]) for rank in group), median(of(ranks[rank]) for rank in others)
         if mine - theirs >= max(NOTABLE, MOSTLY * (share - rest)):

@@ -141,6 +141,9 @@ class RankTimes(msgspec.Struct, array_like=True, frozen=True):
     collectives: tuple[BegunCollectives, ...] = ()
     queued: float = 0.0  # seconds in which its threads were ready to run, and waited for a processor
     throttled: float = 0.0  # seconds in which a limit of its container kept it from its processors
+    gpu: str = (
+        ""  # why its GPU runs slower than it could: "it is too hot (91 °C)"; "" where it does not, or is not known
+    )
 
 
 class AskMemory(msgspec.Struct, array_like=True, frozen=True):

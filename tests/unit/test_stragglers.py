@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from monarch_nb.collectives.verbs import GroupKey
 from monarch_nb.diagnosis.slow import MeasuredProcs, judge_times
-from monarch_nb.diagnosis.slow_rank import callee_of
+from monarch_nb.diagnosis.slow_rank import callee_of, gpu_slowdown
 from monarch_nb.diagnosis.verbs import BegunCollectives, CallTime, RankTimes, TimeSpent
 
 WORLD = GroupKey("0", (0, 1, 2, 3), "node1:29500")
@@ -192,3 +194,22 @@ def test_the_function_that_an_instruction_calls_is_named() -> None:
 
 def test_a_time_without_samples_has_no_finding() -> None:
     assert judge_times(MeasuredProcs("trainers", {}, {})) == ()
+
+
+def test_a_gpu_that_is_slowed_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x40,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 91,
+    )
+    cuda = SimpleNamespace(is_initialized=lambda: True, get_device_properties=lambda: SimpleNamespace(uuid="1-2"))
+    assert gpu_slowdown() == ""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    slow = msgspec.structs.replace(rank(SLOW, late=[6.0]), gpu=gpu_slowdown())
+    (finding,) = judge_times(procs(rank(), slow, rank()))
+    assert finding.text.endswith("; its GPU runs slower than it could: it is too hot (91 °C)")
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.setattr(nvml, "nvmlInit", None)
+    assert gpu_slowdown() == ""
